@@ -1,0 +1,42 @@
+# make demo [DATA=path] [PORT=8000]   the whole service on embedded defaults
+# make test | lint | bench            what they say
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8000
+DATA   ?=
+
+.PHONY: demo test lint format bench setup setup-dev clean
+
+demo: setup
+	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
+
+test: setup-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup-dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+
+$(VENV)/.installed: pyproject.toml requirements.lock scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)" .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml requirements.lock scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)" ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV)

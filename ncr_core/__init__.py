@@ -1,0 +1,1 @@
+"""Neural collaborative ranking: data, models, training, ranking and evaluation. No web, no SQL."""
