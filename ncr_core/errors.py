@@ -1,4 +1,4 @@
-"""The errors that ncr_core raises on what a caller gives it. Each message is one line for a user."""
+"""The errors of ncr_core on what a caller gives it. Each message is one line for a user."""
 
 from __future__ import annotations
 

@@ -1,0 +1,17 @@
+"""Reading, filtering, splitting and sampling interactions."""
+
+from ncr_core.data.filters import compact, min_interactions
+from ncr_core.data.interactions import IdIndex, Interactions, build_interactions
+from ncr_core.data.samplers import NegativeSampler
+from ncr_core.data.splits import Split, leave_latest_out
+
+__all__ = [
+    "IdIndex",
+    "Interactions",
+    "NegativeSampler",
+    "Split",
+    "build_interactions",
+    "compact",
+    "leave_latest_out",
+    "min_interactions",
+]

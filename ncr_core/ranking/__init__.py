@@ -1,0 +1,17 @@
+"""From pairwise preferences to ranked lists."""
+
+from ncr_core.ranking.algorithm1 import algorithm1
+from ncr_core.ranking.candidates import CandidateGenerator, spread_over_popularity
+from ncr_core.ranking.exact import PAD, ExactRanker
+from ncr_core.ranking.margins import Margins
+from ncr_core.ranking.scan import resumable_scan
+
+__all__ = [
+    "PAD",
+    "CandidateGenerator",
+    "ExactRanker",
+    "Margins",
+    "algorithm1",
+    "resumable_scan",
+    "spread_over_popularity",
+]

@@ -1,0 +1,211 @@
+"""Checkpoints: an immutable folder of safetensors, ids and a manifest with SHA-256 sums.
+
+The manifest is written last and the folder appears under its name at once, so a folder with a
+manifest is whole. Nothing here unpickles: a checkpoint can hold no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from ncr_core.data.interactions import IntArray
+from ncr_core.errors import CheckpointError, ConfigError
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.ranking.candidates import ANCHORS, spread_over_popularity
+
+FORMAT = "ncr-checkpoint/1"
+MANIFEST, WEIGHTS, IDS = "manifest.json", "model.safetensors", "ids.json"
+COUNTS = "item_counts"  # a tensor beside the model's own
+MAX_MANIFEST = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained model with the ids of its rows.
+
+    ``item_counts`` is (n_items,) interactions in training; ``reference_items`` are the item rows
+    that scores are measured against, spread over popularity.
+    """
+
+    model: PairwiseRanker
+    user_ids: Sequence[str]
+    item_ids: Sequence[str]
+    item_counts: IntArray
+    reference_items: Sequence[int]
+    manifest: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PairwiseRanker,
+    *,
+    user_ids: Sequence[str],
+    item_ids: Sequence[str],
+    item_counts: IntArray,
+    metrics: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes a checkpoint and returns its manifest; makes the folder's parents.
+
+    ``metrics``, ``training`` and ``data`` go into the manifest as they are. Raises CheckpointError
+    when ``folder`` exists already: a version never changes.
+    """
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists already; a checkpoint is never overwritten")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    tensors[COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
+    contents = {
+        WEIGHTS: save(tensors),
+        IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
+    }
+    references = spread_over_popularity(tensors[COUNTS], ANCHORS)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model.config.as_dict(),
+        "n_users": model.n_users,
+        "n_items": model.n_items,
+        "reference_items": references.tolist(),
+        "metrics": metrics or {},
+        "training": training or {},
+        "data": data or {},
+        "software": software_versions(),
+        "files": {
+            name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+            for name, content in contents.items()
+        },
+    }
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, content in contents.items():
+            _write_durably(staging / name, content)
+        _write_durably(staging / MANIFEST, json.dumps(manifest, indent=1).encode())
+        staging.chmod(0o755)
+        staging.rename(folder)
+        _sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder. Raises CheckpointError."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_MANIFEST:
+            raise CheckpointError(f"{path} is too large for a manifest")
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise CheckpointError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
+    return manifest
+
+
+def manifest_checksum(folder: Path) -> str:
+    """SHA-256 of the manifest, which itself holds those of the other files."""
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+
+
+def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """Reads a checkpoint and verifies every sum, shape and value.
+
+    The model is frozen and in evaluation mode. Raises CheckpointError when anything is missing,
+    damaged, of other sizes than the manifest says, or not finite.
+    """
+    manifest = read_manifest(folder)
+    try:
+        config = ModelConfig.from_dict(manifest["model"])
+        n_users, n_items = int(manifest["n_users"]), int(manifest["n_items"])
+        references = [int(i) for i in manifest["reference_items"]]
+        sums = {name: str(manifest["files"][name]["sha256"]) for name in (WEIGHTS, IDS)}
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None
+    ids = json.loads(_read_verified(folder / IDS, sums[IDS]))
+    try:
+        tensors = load(_read_verified(folder / WEIGHTS, sums[WEIGHTS]))
+    except SafetensorError as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}") from None
+    if len(ids["users"]) != n_users or len(ids["items"]) != n_items:
+        raise CheckpointError(f"{folder} has other numbers of ids than its manifest says")
+    if references and not 0 <= min(references) <= max(references) < n_items:
+        raise CheckpointError(f"{folder} names reference items that it does not have")
+    counts = tensors.pop(COUNTS, None)
+    if counts is None or counts.shape != (n_items,):
+        raise CheckpointError(f"{folder} has no item counts for its {n_items} items")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{folder} holds values in {name!r} that are not finite")
+    model = build_model(config, n_users, n_items)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{folder} does not fit its own configuration: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    model.requires_grad_(False).eval().to(device)
+    return Checkpoint(model, ids["users"], ids["items"], counts.numpy(), references, manifest)
+
+
+def software_versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    try:
+        own = version("neural-collaborative-ranking")
+    except PackageNotFoundError:  # used from a source tree by its path alone
+        own = "source"
+    return {
+        "ncr": own,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _read_verified(path: Path, sha256: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    # The bytes that were summed are the bytes that are parsed.
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's")
+    return content
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the rename itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

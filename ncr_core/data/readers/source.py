@@ -1,0 +1,260 @@
+"""Opening a path: finding the files of interactions and of items, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ncr_core.data.readers.delimited import open_csv
+from ncr_core.data.readers.formats import (
+    ITEMS_STEMS,
+    PROTOCOL_STEMS,
+    RATINGS_STEMS,
+    Format,
+    Kind,
+    fits,
+    kind_by_name,
+    kind_of,
+    stem,
+)
+from ncr_core.data.readers.items import open_items
+from ncr_core.data.readers.jsonlines import open_jsonl
+from ncr_core.data.readers.lines import cannot_read
+from ncr_core.data.readers.movielens import (
+    RATINGS_DAT,
+    U_DATA,
+    MoviesDat,
+    open_ratings,
+    open_u_item,
+)
+from ncr_core.data.readers.parquet import open_parquet
+from ncr_core.data.readers.rows import (
+    BadRow,
+    Columns,
+    InteractionRow,
+    ItemRow,
+    OnBad,
+    OnBytes,
+)
+from ncr_core.errors import DataError
+
+_ORIGINALS: tuple[tuple[Kind, Kind], ...] = (("ratings.dat", "movies.dat"), ("u.data", "u.item"))
+_SOUGHT = "ratings.dat, u.data, ratings.csv, or CSV, JSON Lines or Parquet files with columns"
+
+
+class InteractionFile(Protocol):
+    """One file of interactions, its columns found."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def blocks(self, on_bad: OnBad, on_bytes: OnBytes | None) -> Iterator[list[InteractionRow]]:
+        """Yield the rows in lists of whatever length."""
+        ...
+
+
+class ItemFile(Protocol):
+    """One file of items, its columns found."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
+        """Yield the items."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a path has to read. Nothing but the beginnings of its files has been read yet."""
+
+    format: str
+    """`movielens`, `csv`, `jsonl`, `parquet`, or several joined by `+`."""
+    name: str
+    """The name of the file or folder."""
+    _interactions: Sequence[InteractionFile]
+    _items: Sequence[ItemFile]
+
+    @property
+    def interaction_files(self) -> list[Path]:
+        """The files of interactions, in the order in which they are read."""
+        return [file.path for file in self._interactions]
+
+    @property
+    def item_files(self) -> list[Path]:
+        """The files of items."""
+        return [file.path for file in self._items]
+
+    @property
+    def total_bytes(self) -> int:
+        """The size on disk of the files of interactions: what `on_bytes` adds up to."""
+        return sum(path.stat().st_size for path in self.interaction_files)
+
+    def interactions(
+        self,
+        *,
+        on_bad: Callable[[BadRow], None],
+        on_bytes: Callable[[int], None] | None = None,
+        chunk_size: int = 10_000,
+    ) -> Iterator[list[InteractionRow]]:
+        """Yield the interactions in lists of at most `chunk_size`, never empty.
+
+        Args:
+            on_bad: told of every row that is left out.
+            on_bytes: told how many more bytes on disk have been read.
+            chunk_size: the most rows in a list.
+
+        Raises:
+            DataError: a file can no longer be read.
+        """
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
+        waiting: list[InteractionRow] = []
+        for file in self._interactions:
+            for block in file.blocks(on_bad, on_bytes):
+                waiting += block
+                whole = len(waiting) - len(waiting) % chunk_size
+                for start in range(0, whole, chunk_size):
+                    yield waiting[start : start + chunk_size]
+                if whole:
+                    waiting = waiting[whole:]
+        if waiting:
+            yield waiting
+
+    def items(self, *, on_bad: Callable[[BadRow], None]) -> Iterator[ItemRow]:
+        """Yield what is known of the items; nothing if there is no such file."""
+        for file in self._items:
+            yield from file.rows(on_bad)
+
+
+def open_source(path: Path, format: Format = "auto", columns: Columns = Columns()) -> Source:  # noqa: A002, B008
+    """Find out what a file or folder has to read.
+
+    In a folder, MovieLens's own files come first, then one file named train, ratings, interactions
+    or events, then every file that has a user and an item column, by name. Items come from a file
+    named items or movies.
+
+    Args:
+        path: the file or folder.
+        format: what to take it for; `auto` goes by names and first bytes.
+        columns: the names of the columns, where they are not the usual ones.
+
+    Raises:
+        DataError: there is nothing to read, or what there is lacks a column or is damaged.
+    """
+    try:
+        if path.is_dir():
+            files = sorted(entry for entry in path.iterdir() if entry.is_file())
+            return _open_folder(path, files, format, columns)
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        if not path.is_file():  # a pipe or a device may never end
+            raise DataError(f"{path} is neither a file nor a folder")
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    return _open_file(path, format, columns)
+
+
+def _open_file(path: Path, wanted: Format, columns: Columns) -> Source:
+    kind = kind_of(path, wanted)
+    if kind in ("movies.dat", "u.item") or (_is_table(kind) and stem(path) in ITEMS_STEMS):
+        return _source(path, [], [(path, kind)], columns)
+    beside: list[tuple[Path, Kind]] = []
+    if kind in ("ratings.dat", "u.data") or stem(path) in RATINGS_STEMS:
+        beside = _item_files(_siblings(path), kind, wanted)
+    return _source(path, [(path, kind)], beside, columns)
+
+
+def _open_folder(folder: Path, files: list[Path], wanted: Format, columns: Columns) -> Source:
+    kinds = {file: kind for file in files if (kind := kind_by_name(file)) and fits(kind, wanted)}
+    for ratings, _ in _ORIGINALS:
+        named = [(file, kind) for file, kind in kinds.items() if kind == ratings]
+        if named:
+            return _source(folder, named[:1], _item_files(files, ratings, wanted), columns)
+    tables = {file: kind for file, kind in kinds.items() if _is_table(kind)}
+    items = _item_files(files, "csv", wanted)
+    for wanted_stem in RATINGS_STEMS:
+        named = [(file, kind) for file, kind in tables.items() if stem(file) == wanted_stem]
+        if named:
+            return _source(folder, named[:1], items, columns)
+    found: list[tuple[Path, Kind]] = []
+    reasons: list[DataError] = []
+    for file, kind in tables.items():
+        if stem(file) not in ITEMS_STEMS and not stem(file).startswith(PROTOCOL_STEMS):
+            try:
+                _open_interactions(file, kind, columns)
+            except DataError as reason:
+                reasons.append(reason)
+            else:
+                found.append((file, kind))
+    if found or items:
+        return _source(folder, found, items, columns)
+    if len(reasons) == 1:  # one file, and the reason is better than any list of what was sought
+        raise reasons[0]
+    raise DataError(
+        f'{folder} has nothing to read: looked for {_SOUGHT} "{columns.user}" and "{columns.item}"'
+        " (files named test or negatives are read only when named themselves)"
+    )
+
+
+def _item_files(files: Sequence[Path], ratings: Kind, wanted: Format) -> list[tuple[Path, Kind]]:
+    """The one file of items that goes with a kind of ratings."""
+    kinds = [(file, kind) for file in files if (kind := kind_by_name(file))]
+    original = dict(_ORIGINALS).get(ratings)
+    if original is not None:
+        return [(file, kind) for file, kind in kinds if kind == original][:1]
+    for name in ITEMS_STEMS:
+        tables = [one for one in kinds if _is_table(one[1]) and stem(one[0]) == name]
+        if fitting := [one for one in tables if fits(one[1], wanted)]:
+            return fitting[:1]
+    return []
+
+
+def _source(
+    path: Path,
+    interactions: list[tuple[Path, Kind]],
+    items: list[tuple[Path, Kind]],
+    columns: Columns,
+) -> Source:
+    kinds = {_format(kind): None for _, kind in interactions or items}
+    return Source(
+        format="+".join(kinds),
+        name=path.resolve().name,
+        _interactions=[_open_interactions(file, kind, columns) for file, kind in interactions],
+        _items=[_open_items(file, kind, columns) for file, kind in items],
+    )
+
+
+def _open_interactions(path: Path, kind: Kind, columns: Columns) -> InteractionFile:
+    if kind == "ratings.dat":
+        return open_ratings(path, RATINGS_DAT)
+    if kind == "u.data":
+        return open_ratings(path, U_DATA)
+    if kind == "jsonl":
+        return open_jsonl(path, columns)
+    return open_parquet(path, columns) if kind == "parquet" else open_csv(path, columns)
+
+
+def _open_items(path: Path, kind: Kind, columns: Columns) -> ItemFile:
+    if kind == "movies.dat":
+        return MoviesDat(path)
+    if kind == "u.item":
+        return open_u_item(path)
+    return open_items(path, kind, columns)
+
+
+def _is_table(kind: Kind) -> bool:
+    return kind in ("csv", "jsonl", "parquet")
+
+
+def _format(kind: Kind) -> str:
+    return kind if _is_table(kind) else "movielens"
+
+
+def _siblings(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.parent.iterdir() if entry.is_file())
+    except OSError:  # the file itself may be readable where its folder cannot be listed
+        return []

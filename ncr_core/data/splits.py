@@ -1,0 +1,61 @@
+"""Splits into training, validation and test items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.errors import DataError
+
+MIN_ITEMS = 3  # one to test on, one to validate on, and at least one to learn from
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training interactions and, for each user, the held-out items.
+
+    ``validation`` and ``test`` are (n_users,) item indices, −1 for users with too few items, whose
+    interactions are all in ``train``.
+    """
+
+    train: Interactions
+    validation: IntArray
+    test: IntArray
+
+    @property
+    def all_seen(self) -> Interactions:
+        """Everything that was interacted with, held-out items included."""
+        users = np.arange(self.train.n_users)
+        held = [(users[x >= 0], x[x >= 0]) for x in (self.validation, self.test)]
+        return Interactions.from_arrays(
+            np.concatenate([self.train.users, *(u for u, _ in held)]),
+            np.concatenate([self.train.items, *(i for _, i in held)]),
+            user_ids=self.train.user_ids,
+            item_ids=self.train.item_ids,
+        )
+
+
+def leave_latest_out(interactions: Interactions) -> Split:
+    """The latest item of each user is for test, the second latest for validation (§5.1).
+
+    Raises DataError when no user has three items.
+    """
+    lengths = np.diff(interactions.indptr)
+    enough = lengths >= MIN_ITEMS
+    if not enough.any():
+        raise DataError(
+            f"no user has {MIN_ITEMS} items: one to learn from, one to validate on and one to "
+            f"test on are needed (there are {interactions.n_users:,} users with "
+            f"{interactions.nnz:,} interactions)"
+        )
+    last = interactions.indptr[1:][enough] - 1
+    mask = np.ones(interactions.nnz, dtype=np.bool_)
+    mask[last] = False
+    mask[last - 1] = False
+    test = np.full(interactions.n_users, -1, dtype=np.int64)
+    validation = test.copy()
+    test[enough] = interactions.items[last]
+    validation[enough] = interactions.items[last - 1]
+    return Split(interactions.select(mask), validation, test)

@@ -1,0 +1,168 @@
+"""Evaluation protocols: which users are asked for which candidates, in which order.
+
+Sampled metrics mislead when models are compared (Krichene & Rendle, KDD'20), so ``full`` stands
+beside ``sampled`` wherever figures are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ncr_core.data.interactions import IntArray
+from ncr_core.data.splits import Split
+from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
+from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.ranking.exact import PAD, ExactRanker
+
+NEGATIVES = 100
+K = 10
+
+
+class Ranks(Protocol):
+    """Anything that can be evaluated: (B,) users, (B, M) candidates padded −1 → (B, ≤ k)."""
+
+    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray: ...
+
+
+class ModelRanks:
+    """A trained model as a protocol sees it."""
+
+    def __init__(self, model: PairwiseRanker) -> None:
+        self._model = model
+        self._ranker = ExactRanker(model)
+
+    @torch.inference_mode()
+    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
+        rows = torch.from_numpy(users).to(self._model.device)
+        vectors = self._model.user_vectors(rows)
+        ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
+        result: IntArray = ranked.cpu().numpy()
+        return result
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """HR@10 and NDCG@10 over ``users`` users with ``items`` candidates each (at most)."""
+
+    hr: float
+    ndcg: float
+    users: int
+    items: int
+
+    def line(self, name: str) -> str:
+        return (
+            f"{name} HR@{K} {self.hr:.4f} NDCG@{K} {self.ndcg:.4f} "
+            f"({self.users:,} users, {self.items:,} items)"
+        )
+
+    def as_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class CandidateSet:
+    """(n,) users, their held-out items, and (n, M) candidates with the held-out one inside."""
+
+    users: IntArray
+    held_out: IntArray
+    candidates: IntArray
+
+
+def sampled_candidates(
+    split: Split, held_out: IntArray, seed: int, negatives: int = NEGATIVES
+) -> CandidateSet:
+    """P1: the held-out item among ``negatives`` sampled items that were not interacted with.
+
+    The held-out item's place is random: in a fixed place it would gain or lose by every tie. Users
+    with fewer unseen items than that get all of them.
+    """
+    rng = np.random.default_rng(seed)
+    seen = split.all_seen
+    users = np.flatnonzero(held_out >= 0)
+    rows = np.full((len(users), negatives + 1), PAD, dtype=np.int64)
+    for row, user in enumerate(users):
+        drawn = _unseen_sample(rng, seen.items_of(user), seen.n_items, negatives)
+        mixed = np.append(drawn, held_out[user])
+        rng.shuffle(mixed)
+        rows[row, : len(mixed)] = mixed
+    return CandidateSet(users, held_out[users], rows)
+
+
+def full_candidates(
+    split: Split, held_out: IntArray, seed: int, *, block: int = 512
+) -> Iterator[CandidateSet]:
+    """The held-out item among every item that was not interacted with, by blocks of users.
+
+    The order is one random permutation of the catalogue for all users.
+    """
+    seen = split.all_seen
+    order = np.random.default_rng(seed).permutation(seen.n_items)
+    users = np.flatnonzero(held_out >= 0)
+    for start in range(0, len(users), block):
+        part = users[start : start + block]
+        allowed = np.ones((len(part), seen.n_items), dtype=np.bool_)
+        for row, user in enumerate(part):
+            allowed[row, seen.items_of(user)] = False
+        allowed[np.arange(len(part)), held_out[part]] = True
+        allowed = allowed[:, order]
+        rows = np.full(allowed.shape, PAD, dtype=np.int64)
+        filled = np.arange(seen.n_items) < allowed.sum(axis=1)[:, None]
+        rows[filled] = np.broadcast_to(order, allowed.shape)[allowed]
+        rows = rows[:, : filled.any(axis=0).sum()]
+        yield CandidateSet(part, held_out[part], rows)
+
+
+def evaluate_sampled(model: Ranks, candidates: CandidateSet, k: int = K) -> Metrics:
+    """HR and NDCG of one candidate set."""
+    ranks = ranks_of(model, candidates, k)
+    items = int((candidates.candidates != PAD).sum(axis=1).max())
+    return Metrics(hit_ratio(ranks, k), ndcg(ranks, k), len(ranks), items)
+
+
+def evaluate_full(
+    model: Ranks,
+    split: Split,
+    held_out: IntArray,
+    seed: int,
+    *,
+    on_users: Callable[[int], None] | None = None,
+    k: int = K,
+) -> Metrics:
+    """HR and NDCG over all unseen items; ``on_users`` is told of each block that is done."""
+    ranks, items = [], 0
+    for block in full_candidates(split, held_out, seed):
+        ranks.append(ranks_of(model, block, k))
+        items = max(items, block.candidates.shape[1])
+        if on_users is not None:
+            on_users(len(block.users))
+    every = np.concatenate(ranks)
+    return Metrics(hit_ratio(every, k), ndcg(every, k), len(every), items)
+
+
+def ranks_of(model: Ranks, candidates: CandidateSet, k: int, *, block: int = 1024) -> IntArray:
+    """(n,) ranks of the held-out items from 0, −1 outside the first k."""
+    parts = []
+    for start in range(0, len(candidates.users), block):
+        part = slice(start, start + block)
+        ranked = model.rank(candidates.users[part], candidates.candidates[part], k)
+        parts.append(held_out_ranks(ranked, candidates.held_out[part]))
+    return np.concatenate(parts)
+
+
+def _unseen_sample(rng: np.random.Generator, seen: IntArray, n_items: int, n: int) -> IntArray:
+    """``n`` different items outside ``seen`` (all of them where there are fewer)."""
+    if n_items - len(seen) <= 2 * n:
+        unseen = np.setdiff1d(np.arange(n_items), seen)
+        return rng.permutation(unseen)[:n]
+    known, picked = set(seen.tolist()), list[int]()
+    while len(picked) < n:
+        for item in rng.integers(n_items, size=2 * n).tolist():
+            if item not in known:
+                known.add(item)
+                picked.append(item)
+    return np.array(picked[:n], dtype=np.int64)

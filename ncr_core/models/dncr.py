@@ -1,0 +1,40 @@
+"""DNCR, deep neural collaborative ranking (eq. 23)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ncr_core.models.config import ModelConfig
+from ncr_core.models.ranker import PairwiseRanker, edge_weight, embedding
+from ncr_core.models.tables import PairTables
+from ncr_core.models.tower import Tower
+
+
+class DNCR(PairwiseRanker):
+    """z_uij = w·tower([U_u; V_i; −V_j])."""
+
+    def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
+        super().__init__(config, n_users, n_items)
+        e = config.tower_embedding
+        self.users = embedding(n_users, e)
+        self.items = embedding(n_items, e)
+        self.tower = Tower(config)
+        self.weight = edge_weight(config.factors, config)
+
+    def user_vectors(self, users: Tensor) -> Tensor:
+        return nn.functional.embedding(users, self.users.weight)
+
+    def item_vectors(self, items: Tensor) -> Tensor:
+        return nn.functional.embedding(items, self.items.weight)
+
+    def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        hidden: Tensor = self.tower(users, self.item_vectors(i), self.item_vectors(j))
+        return hidden @ self.weight
+
+    def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.tower.both_orders(users, i, j, self.items.weight) @ self.weight
+        return z[0], z[1]
+
+    def tables(self) -> PairTables:
+        columns = slice(0, self.config.tower_embedding)
+        return PairTables(None, self.tower.table(columns, self.items.weight, self.weight))

@@ -1,0 +1,98 @@
+"""The tower of hidden layers over [U_u; V_i; −V_j] (eq. 23)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ncr_core.models.config import ModelConfig
+from ncr_core.models.ranker import EMBEDDING_STD
+from ncr_core.models.tables import TowerTable
+
+
+class Tower(nn.Module):
+    """Dense layers 3e → e → e/2 → … → d, each followed by the activation."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        e = config.tower_embedding
+        self.embedding_size = e
+        self.activation_name = config.activation
+        widths = [3 * e] + [e // 2**depth for depth in range(config.layers - 1)]
+        linear = [nn.Linear(below, above) for below, above in pairwise(widths)]
+        self.layers = nn.ModuleList(linear)
+        for layer in linear:
+            if config.init == "paper":
+                nn.init.normal_(layer.weight, std=EMBEDDING_STD)
+                nn.init.normal_(layer.bias, std=EMBEDDING_STD)
+            else:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, user: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Embeddings (…, e) each → (…, d), as eq. 23 writes it."""
+        x = torch.cat([user, i, -j], dim=-1)
+        for layer in self._linear():
+            x = self._act(layer(x))
+        return x
+
+    def both_orders(self, user: Tensor, i: Tensor, j: Tensor, all_items: Tensor) -> Tensor:
+        """(B, e) users, (B,) items i, (B, n) items j → (2, B, n, d): towers of (i, j) and (j, i).
+
+        The first layer is linear in its three parts, so each user and item is projected once for
+        all its pairs; the whole item table at once when the batch holds more items than that.
+        """
+        c = nn.functional.linear(user, *self._user_part())
+        rows = torch.cat([i, j.flatten()])
+        if len(rows) >= len(all_items):
+            projected = nn.functional.embedding(rows, all_items @ self._item_parts())
+        else:
+            projected = nn.functional.embedding(rows, all_items) @ self._item_parts()
+        h = c.shape[1]
+        of_i = projected[: len(i)]
+        of_j = projected[len(i) :].view(*j.shape, 2 * h)
+        ij = (c + of_i[:, :h]).unsqueeze(1) + of_j[..., h:]
+        ji = (c.unsqueeze(1) + of_j[..., :h]) + of_i[:, h:].unsqueeze(1)
+        x = self._act(torch.stack([ij, ji]))
+        for layer in self._linear()[1:]:
+            x = self._act(layer(x))
+        return x
+
+    def table(self, columns: slice, items: Tensor, weight: Tensor) -> TowerTable:
+        """The tower for ranking, in float64: items (n_items, e), w (d,)."""
+
+        def double(x: Tensor) -> Tensor:
+            return x.detach().double()
+
+        user_weight, user_bias = self._user_part()
+        projected = double(items) @ double(self._item_parts())
+        h = len(user_bias)
+        return TowerTable(
+            columns,
+            double(user_weight),
+            double(user_bias),
+            projected[:, :h].contiguous(),
+            projected[:, h:].contiguous(),
+            tuple((double(m.weight), double(m.bias)) for m in self._linear()[1:]),
+            double(weight),
+            self.activation_name,
+        )
+
+    def _act(self, x: Tensor) -> Tensor:
+        return torch.tanh(x) if self.activation_name == "tanh" else torch.relu(x)
+
+    def _linear(self) -> list[nn.Linear]:
+        return [cast(nn.Linear, layer) for layer in self.layers]
+
+    def _user_part(self) -> tuple[Tensor, Tensor]:
+        layer = self._linear()[0]
+        return layer.weight[:, : self.embedding_size], layer.bias
+
+    def _item_parts(self) -> Tensor:
+        """(e, 2h): projections of an item as the preferred and, with its minus, the other one."""
+        layer = self._linear()[0]
+        e = self.embedding_size
+        return torch.cat([layer.weight[:, e : 2 * e].T, -layer.weight[:, 2 * e :].T], dim=1)

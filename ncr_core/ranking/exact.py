@@ -1,0 +1,75 @@
+"""The exact ranker: Algorithm 1's answer for many users at once, over any PairwiseRanker."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.ranking.margins import TIE, BoundMargins, Margins
+from ncr_core.ranking.scan import resumable_scan
+
+PAD = -1
+
+
+class ExactRanker:
+    """Ranks candidates by pairwise comparison, equal to the literal Algorithm 1 on its margins.
+
+    Additive models are sorted by s_ui, which is what Algorithm 1 gives for them; for the others the
+    resumable scan asks for the margins it needs, for all users of the batch at once. Built once a
+    model; ``rank`` does not change it and may be called from several threads.
+    """
+
+    def __init__(self, model: PairwiseRanker) -> None:
+        self.margins = Margins(model.tables())
+        self.n_items = model.n_items
+        self.device = model.device
+
+    @torch.inference_mode()
+    def rank(self, users: Tensor, candidates: Tensor, k: int) -> Tensor:
+        """Top ``k`` of each user's candidates.
+
+        ``users`` is (B, E) user vectors; ``candidates`` (B, M) item rows in the order that decides
+        ties, each row filled from the left and padded with −1. Returns (B, min(k, M)) item rows,
+        best first, padded with −1.
+        """
+        users, candidates = users.to(self.device), candidates.to(self.device)
+        k = min(k, candidates.shape[1])
+        lengths = (candidates != PAD).sum(dim=1)
+        items = candidates.clamp(min=0)
+        bound = self.margins.bind(users)
+        if self.margins.additive:
+            order = self._sorted_positions(bound, items, lengths, k)
+        else:
+            order = resumable_scan(
+                lambda rows, i, j: bound(
+                    rows, _items_at(items, rows, i), _items_at(items, rows, j)
+                ),
+                lengths,
+                k,
+            )
+        ranked = items.gather(1, order.clamp(min=0))
+        return torch.where(order == PAD, PAD, ranked)
+
+    @torch.inference_mode()
+    def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Margins z_uij − z_uji of (B, E) users and (B, L) items i and j → (B, L) float64."""
+        rows = torch.arange(len(users), device=self.device)
+        return self.margins.bind(users.to(self.device))(rows, i.to(self.device), j.to(self.device))
+
+    def _sorted_positions(
+        self, bound: BoundMargins, items: Tensor, lengths: Tensor, k: int
+    ) -> Tensor:
+        rows = torch.arange(len(items), device=self.device)
+        inside = torch.arange(items.shape[1], device=self.device) < lengths.unsqueeze(1)
+        # Summed element by element in float64, a score does not depend on the rest of the batch;
+        # rounding to TIE keeps what differs only by rounding a tie.
+        scores = (bound.linear_scores(rows, items, double=True) / TIE).round()
+        scores = scores.masked_fill(~inside, -torch.inf)
+        order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :k]
+        ranks = torch.arange(k, device=self.device)
+        return torch.where(ranks < lengths.unsqueeze(1), order, PAD)
+
+
+def _items_at(items: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+    return items[rows.unsqueeze(1), positions]

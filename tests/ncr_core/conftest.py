@@ -1,0 +1,61 @@
+"""Small models and data that the tests of ncr_core share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ncr_core.data import Interactions, Split, build_interactions, leave_latest_out
+from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+
+torch.set_num_threads(1)  # small models: threads only get in each other's way
+
+CONFIGS = [
+    ModelConfig(kind="nbpr", factors=4),
+    ModelConfig(kind="nbpr", factors=3, learn_weights=False),
+    ModelConfig(kind="dncr", factors=2, layers=2),
+    ModelConfig(kind="dncr", factors=4, layers=4, activation="relu"),
+    ModelConfig(kind="neupr", factors=4, layers=3),
+    ModelConfig(kind="neupr", factors=8, init="paper"),
+]
+
+
+def wild_model(config: ModelConfig, n_users: int, n_items: int, seed: int = 0) -> PairwiseRanker:
+    """A model with weights so large that its preferences are often intransitive."""
+    torch.manual_seed(seed)
+    model = build_model(config, n_users, n_items)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.7)
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda c: f"{c.kind}-{c.factors}-{c.layers}-{c.activation}")
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    chosen: ModelConfig = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> Interactions:
+    return build_interactions(synthetic_catalogue(300, 120, 20).interactions)
+
+
+@pytest.fixture(scope="session")
+def split(synthetic: Interactions) -> Split:
+    return leave_latest_out(synthetic)
+
+
+@pytest.fixture(scope="session")
+def ml_1m() -> Path:
+    """The folder of MovieLens 1M, by NCR_TEST_DATA or beside the checkout."""
+    beside = Path(__file__).parents[2].parent / "shared" / "data"
+    path = Path(os.environ.get("NCR_TEST_DATA", beside)) / "ml-1m"
+    if not path.is_dir():
+        pytest.skip("MovieLens 1M is not here: set NCR_TEST_DATA to the folder that holds ml-1m/")
+    return path

@@ -1,0 +1,167 @@
+"""The exact ranker equals the literal Algorithm 1: on random, intransitive and tied cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.ranking import (
+    PAD,
+    CandidateGenerator,
+    ExactRanker,
+    algorithm1,
+    resumable_scan,
+    spread_over_popularity,
+)
+from tests.ncr_core.conftest import wild_model
+
+
+def test_algorithm1_by_hand() -> None:
+    # a > b > c > a, and d loses to all: the champion depends on the order.
+    wins = {("a", "b"), ("b", "c"), ("c", "a"), ("a", "d"), ("b", "d"), ("c", "d")}
+    beats = lambda x, y: (x, y) in wins  # noqa: E731
+    assert algorithm1("abcd", beats, 4) == ["c", "a", "b", "d"]
+    assert algorithm1("cbad", beats, 2) == ["a", "b"]
+    assert algorithm1("dab", lambda x, y: False, 5) == ["d", "a", "b"]  # ties keep the champion
+    assert algorithm1("", beats, 3) == []
+
+
+def tournaments(rng: np.random.Generator, batch: int, width: int, ties: float) -> torch.Tensor:
+    """(B, M, M) antisymmetric margins, a share of them zero."""
+    upper = np.sign(rng.standard_normal((batch, width, width)))
+    upper[rng.random(upper.shape) < ties] = 0
+    upper = np.triu(upper, 1)
+    return torch.from_numpy(upper - upper.transpose(0, 2, 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.integers(1, 12),
+    width=st.integers(1, 40),
+    k=st.integers(1, 45),
+    ties=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+    transitive=st.booleans(),
+)
+def test_the_scan_equals_algorithm1(
+    seed: int, batch: int, width: int, k: int, ties: float, transitive: bool
+) -> None:
+    """About a thousand tournaments a run, mostly intransitive ones, with ragged lengths."""
+    rng = np.random.default_rng(seed)
+    margins = tournaments(rng, batch, width, ties)
+    if transitive:
+        scores = torch.from_numpy(rng.integers(0, 9, (batch, width)).astype(float))
+        margins = scores.unsqueeze(2) - scores.unsqueeze(1)
+    lengths = torch.from_numpy(rng.integers(0, width + 1, batch))
+
+    ranked = resumable_scan(
+        lambda rows, i, j: margins[rows.unsqueeze(1), i, j], lengths, min(k, width)
+    )
+    for row in range(batch):
+        expected = algorithm1(
+            range(int(lengths[row])),
+            lambda i, j, row=row: bool(margins[row, i, j] > 0),  # type: ignore[misc]
+            k,
+        )
+        assert [p for p in ranked[row].tolist() if p != PAD] == expected
+
+
+def test_the_scan_sorts_transitive_margins_with_fewer_comparisons_than_algorithm1() -> None:
+    asked = 0
+    scores = torch.stack([torch.randperm(300) for _ in range(1024)])
+
+    def margins(rows: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        nonlocal asked
+        asked += i.numel()
+        own = scores[rows]
+        return (own.gather(1, i) - own.gather(1, j)).double()
+
+    ranked = resumable_scan(margins, torch.full((1024,), 300), 10)
+    assert ranked.equal(scores.argsort(dim=1, descending=True)[:, :10])
+    literally = 1024 * sum(300 - p - 1 for p in range(10))
+    assert asked < 0.75 * literally
+
+
+def literal(
+    model: PairwiseRanker, ranker: ExactRanker, user: int, candidates: list[int], k: int
+) -> list[int]:
+    """Algorithm 1 with one network call a comparison."""
+    vector = model.user_vectors(torch.tensor([user]))
+
+    def beats(i: int, j: int) -> bool:
+        return bool(ranker.compare(vector, torch.tensor([[i]]), torch.tensor([[j]])) > 0)
+
+    return algorithm1(candidates, beats, k)
+
+
+def test_the_ranker_equals_algorithm1_on_its_own_margins(config: ModelConfig) -> None:
+    model = wild_model(config, 30, 25)
+    with torch.no_grad():  # twins, which must tie exactly and fall in the candidates' order
+        for name, table in model.named_parameters():
+            if name.startswith("items"):
+                table[20:] = table[:5]
+    ranker = ExactRanker(model)
+    rng = np.random.default_rng(1)
+    rows = np.full((30, 18), PAD)
+    for row in rows:
+        length = rng.integers(0, 19)
+        row[:length] = rng.permutation(25)[:length]
+    users = model.user_vectors(torch.arange(30))
+    ranked = ranker.rank(users, torch.from_numpy(rows), 12)
+    assert ranked.shape == (30, 12)
+    for user, row in enumerate(rows):
+        expected = literal(model, ranker, user, [i for i in row.tolist() if i != PAD], 12)
+        assert [i for i in ranked[user].tolist() if i != PAD] == expected
+
+
+def test_an_order_does_not_depend_on_the_batch(config: ModelConfig) -> None:
+    model = wild_model(config, 40, 60)
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(40))
+    candidates = torch.stack([torch.randperm(60)[:50] for _ in range(40)])
+    together = ranker.rank(users, candidates, 10)
+    for user in range(40):
+        one = slice(user, user + 1)
+        assert ranker.rank(users[one], candidates[one], 10).equal(together[one])
+
+
+def test_degenerate_shapes(config: ModelConfig) -> None:
+    model = wild_model(config, 2, 5)
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(2))
+    assert ranker.rank(users, torch.tensor([[3], [4]]), 10).tolist() == [[3], [4]]
+    assert ranker.rank(users, torch.full((2, 3), PAD), 2).eq(PAD).all()
+    assert ranker.rank(users[:0], torch.empty((0, 4), dtype=torch.long), 2).shape == (0, 2)
+
+
+def test_candidates_of_an_additive_model_are_its_own_best() -> None:
+    model = wild_model(ModelConfig(kind="nbpr", factors=4), 6, 50)
+    ranker = ExactRanker(model)
+    generator = CandidateGenerator(ranker, [3, 17, 40], seed=5)
+    users = model.user_vectors(torch.arange(6))
+    allowed = torch.rand(6, 50) < 0.5
+    allowed[5] = False
+    picked = generator.pick(generator.scores(users), allowed, 8)
+    everything = torch.arange(50).masked_fill(~allowed, PAD)
+    for user in range(6):
+        mine = [i for i in picked[user].tolist() if i != PAD]
+        own = everything[user][everything[user] != PAD].unsqueeze(0)
+        if own.shape[1] == 0:
+            assert mine == []
+            continue
+        best = ranker.rank(users[user : user + 1], own, 8)[0].tolist()
+        assert sorted(mine) == sorted(best)
+        order = generator.order[torch.tensor(mine)]
+        assert order.tolist() == sorted(order.tolist())  # the fixed order, not the best first
+
+
+@pytest.mark.parametrize("n", [1, 3, 16])
+def test_reference_items_spread_over_popularity(n: int) -> None:
+    counts = torch.randperm(100)
+    picked = spread_over_popularity(counts, n)
+    assert len(picked) == len(set(picked.tolist())) == n
+    assert counts[picked].tolist() == sorted(counts[picked].tolist(), reverse=True)
