@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.data.interactions import BoolArray, IntArray, Interactions
 from ncr_core.errors import DataError
 
 MIN_ITEMS = 3  # one to test on, one to validate on, and at least one to learn from
@@ -37,9 +37,10 @@ class Split:
         )
 
 
-def leave_latest_out(interactions: Interactions) -> Split:
+def leave_latest_out(interactions: Interactions, users: BoolArray | None = None) -> Split:
     """The latest item of each user is for test, the second latest for validation (§5.1).
 
+    ``users`` (n_users,) limits that to some users; all interactions of the others are for training.
     Raises DataError when no user has three items.
     """
     lengths = np.diff(interactions.indptr)
@@ -50,6 +51,8 @@ def leave_latest_out(interactions: Interactions) -> Split:
             f"test on are needed (there are {interactions.n_users:,} users with "
             f"{interactions.nnz:,} interactions)"
         )
+    if users is not None:
+        enough &= users
     last = interactions.indptr[1:][enough] - 1
     mask = np.ones(interactions.nnz, dtype=np.bool_)
     mask[last] = False
@@ -59,3 +62,16 @@ def leave_latest_out(interactions: Interactions) -> Split:
     test[enough] = interactions.items[last]
     validation[enough] = interactions.items[last - 1]
     return Split(interactions.select(mask), validation, test)
+
+
+def some_users(interactions: Interactions, share: float, at_least: int, seed: int) -> BoolArray:
+    """(n_users,) a random share of the users that have enough items to be held out from.
+
+    ``at_least`` so many where there are as many. What a service holds out it does not learn from,
+    so it measures on a sample of its users only.
+    """
+    eligible = np.flatnonzero(np.diff(interactions.indptr) >= MIN_ITEMS)
+    n = min(len(eligible), max(at_least, round(share * len(eligible))))
+    mask = np.zeros(interactions.n_users, dtype=np.bool_)
+    mask[np.random.default_rng(seed).permutation(eligible)[:n]] = True
+    return mask

@@ -71,10 +71,11 @@ def train_loop(
     config: TrainConfig,
     schedule: Schedule,
     on_progress: OnProgress | None = None,
-    eta_of_later_phases: float = 0.0,
+    later_phases: float = 0.0,
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
+    ``later_phases`` is the work that follows this phase, in epochs of this one: for the time left.
     Raises TrainingError when the loss is not finite; the model is then at its last good epoch.
     """
     device = config.torch_device()
@@ -125,7 +126,7 @@ def train_loop(
             kept = copy.deepcopy(model.state_dict())
         if on_progress is not None:
             left = schedule.epochs - epoch
-            eta = left * sum(history.seconds) / epoch + eta_of_later_phases
+            eta = (left + later_phases) * sum(history.seconds) / epoch
             on_progress(
                 Progress(schedule.phase, epoch, schedule.epochs, mean_loss, metrics.ndcg, eta)
             )

@@ -1,0 +1,172 @@
+"""What an item looks like, and the checks on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import BaseModel, Field
+
+from app.core.http import text_problem
+
+MAX_TITLE = 1024
+MAX_CATEGORIES = 64
+MAX_CATEGORY_BYTES = 128
+MAX_ATTRIBUTES_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item as the catalogue holds it."""
+
+    id: str
+    title: str | None
+    categories: list[str]
+    hidden: bool
+    attributes: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The item as clients see it."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "categories": self.categories,
+            "hidden": self.hidden,
+            "attributes": self.attributes,
+        }
+
+
+class ItemProblem(NamedTuple):
+    """Why an item was not taken."""
+
+    code: str
+    detail: str
+
+
+class ItemIn(BaseModel):
+    """An item's description. Documentation only: see `parse_item`."""
+
+    model_config = {"extra": "forbid"}
+
+    id: str | None = Field(default=None, min_length=1, max_length=256)
+    title: str | None = Field(default=None, max_length=MAX_TITLE)
+    categories: list[str] | None = Field(default=None, max_length=MAX_CATEGORIES)
+    hidden: bool | None = Field(default=None, description="Hidden items are never recommended.")
+    attributes: dict[str, Any] | None = Field(
+        default=None, description="Anything of your own, at most 16 KiB of JSON."
+    )
+
+
+class ItemOut(BaseModel):
+    """An item."""
+
+    id: str
+    title: str | None
+    categories: list[str]
+    hidden: bool
+    attributes: dict[str, Any]
+
+
+class ItemPage(BaseModel):
+    """A page of the catalogue."""
+
+    items: list[ItemOut]
+    next_cursor: str | None
+
+
+class RejectedItem(BaseModel):
+    """An item that was not taken, by its place in the list."""
+
+    index: int
+    code: str
+    detail: str
+
+
+class ItemsAnswer(BaseModel):
+    """The verdict on the rows of `POST /items`."""
+
+    accepted: int
+    rejected: list[RejectedItem]
+
+
+def parse_item(
+    row: Any, *, item_id: str | None = None, base: Item | None = None
+) -> Item | ItemProblem:
+    """Check an item as a client sent it.
+
+    `item_id` is the id in the path, which one in the body must equal. With `base` it is a merge
+    patch: fields that are not named stay, and a null in `attributes` removes that attribute.
+    """
+    if not isinstance(row, dict):
+        return ItemProblem("invalid_item", "an item must be a JSON object")
+    for key in row:
+        if key not in ItemIn.model_fields:
+            return ItemProblem("unknown_field", f"there is no field {str(key)[:64]!r}")
+    given_id = row.get("id")
+    if given_id is None:
+        given_id = item_id
+    if given_id is None:
+        return ItemProblem("missing_id", "id is missing")
+    if (bad := text_problem(given_id)) is not None:
+        return ItemProblem("invalid_id", f"id {bad}")
+    if item_id is not None and given_id != item_id:
+        return ItemProblem("invalid_id", "id differs from the one in the path")
+
+    title = row.get("title", base.title if base else None)
+    if title is not None and (bad := _title_problem(title)) is not None:
+        return ItemProblem("invalid_title", f"title {bad}")
+    categories = row.get("categories", base.categories if base else None)
+    categories = [] if categories is None else categories
+    if (bad := _categories_problem(categories)) is not None:
+        return ItemProblem("invalid_categories", bad)
+    hidden = row.get("hidden", base.hidden if base else None)
+    if hidden not in (None, True, False) or isinstance(hidden, int) is not isinstance(hidden, bool):
+        return ItemProblem("invalid_hidden", "hidden must be true or false")
+    attributes = row.get("attributes", base.attributes if base else None)
+    attributes = {} if attributes is None else attributes
+    if isinstance(attributes, dict) and base is not None and "attributes" in row:
+        merged = {**base.attributes, **attributes} if row["attributes"] is not None else {}
+        attributes = {key: value for key, value in merged.items() if value is not None}
+    if (bad := _attributes_problem(attributes)) is not None:
+        return ItemProblem("invalid_attributes", f"attributes {bad}")
+    return Item(given_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes)
+
+
+def _title_problem(title: Any) -> str | None:
+    if isinstance(title, str) and len(title) > MAX_TITLE:
+        return f"is longer than {MAX_TITLE} characters"
+    return text_problem(title, 4 * MAX_TITLE) if title != "" else None
+
+
+def _categories_problem(categories: Any) -> str | None:
+    if not isinstance(categories, list):
+        return "categories must be a list of strings"
+    if len(categories) > MAX_CATEGORIES:
+        return f"there are more than {MAX_CATEGORIES} categories"
+    for category in categories:
+        if (bad := text_problem(category, MAX_CATEGORY_BYTES)) is not None:
+            return f"a category {bad}"
+    return None
+
+
+def _attributes_problem(attributes: Any) -> str | None:
+    if not isinstance(attributes, dict):
+        return "must be an object"
+    try:
+        packed = orjson.dumps(attributes)
+    except TypeError:
+        return "cannot be kept as JSON: nested too deeply or a number too large"
+    if len(packed) > MAX_ATTRIBUTES_BYTES:
+        return f"are larger than {MAX_ATTRIBUTES_BYTES} bytes of JSON"
+    if b"\\u0000" in packed and _has_nul(attributes):
+        return "must not contain NUL"
+    return None
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any("\0" in key or _has_nul(item) for key, item in value.items())
+    return isinstance(value, list) and any(_has_nul(item) for item in value)

@@ -1,0 +1,28 @@
+"""What can be recommended."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.core.metadata import Json, RowId, metadata
+
+items = sa.Table(
+    "items",
+    metadata,
+    sa.Column("id", RowId, primary_key=True),
+    sa.Column("external_id", sa.Text, nullable=False, unique=True),
+    sa.Column("title", sa.Text, nullable=True),
+    sa.Column("categories", Json, nullable=False, server_default="[]"),
+    sa.Column("hidden", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("attributes", Json, nullable=False, server_default="{}"),
+    # False while the item is known from events only.
+    sa.Column("described", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Deleted items keep their row: events and models refer to it, and readers see the change.
+    sa.Column("deleted", sa.Boolean, nullable=False, server_default=sa.false()),
+    # The catalogue's number at the item's last change: what is newer than a number is the change.
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("updated_at", sa.BigInteger, nullable=False),
+    sa.Index("ix_items_seq", "seq"),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,111 @@
+"""What several commands need: services, progress, questions of style."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from app.core.settings import Settings
+    from app.services import Services
+
+T = TypeVar("T")
+
+# Progress and remarks go to standard error; standard output is for answers.
+console = Console(stderr=True, highlight=False)
+
+
+def bar(*, counted: bool = False) -> Progress:
+    """A progress bar; ``counted`` shows how many of how many."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn() if counted else TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def quiet_settings(**overrides: Any) -> Settings:
+    """Settings for a command that talks to a person: only warnings are logged."""
+    from app.core.logging import configure_logging
+    from app.core.settings import load_settings
+
+    settings = load_settings(**overrides)
+    level = "warning" if settings.log_level == "info" else settings.log_level
+    configure_logging(settings.model_copy(update={"log_level": level}))
+    return settings
+
+
+@asynccontextmanager
+async def services_of(settings: Settings) -> AsyncIterator[Services]:
+    """Services for the time of a command."""
+    from app.services import build_services
+
+    services = await build_services(settings)
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+def with_services(work: Callable[[Services], Awaitable[T]], **overrides: Any) -> T:
+    """Runs ``work`` on the services of the environment's settings."""
+
+    async def run() -> T:
+        async with services_of(quiet_settings(**overrides)) as services:
+            return await work(services)
+
+    return asyncio.run(run())
+
+
+class EpochLines:
+    """Training progress for a person: a bar on a terminal, else a line an epoch."""
+
+    def __init__(self) -> None:
+        self._bar = bar(counted=True)
+        self._task: Any = None
+        self._phase = ""
+
+    def __enter__(self) -> EpochLines:
+        if console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """Takes the progress as a job keeps it."""
+        phase, epoch = progress["phase"], progress["epoch"]
+        figures = ""
+        if epoch:
+            figures = f"loss {progress['loss']:.4f}"
+            if progress["ndcg"] is not None:
+                figures += f"  NDCG@10 {progress['ndcg']:.4f}"
+        if not console.is_terminal:
+            left = f"  {progress['eta_s']:.0f} s left" if progress["eta_s"] is not None else ""
+            place = f" {epoch}/{progress['epochs']}" if epoch else ""
+            console.print(f"{phase}{place}  {figures}{left}".rstrip())
+            return
+        total = progress["epochs"] or None
+        if phase != self._phase:
+            self._phase = phase
+            self._task = self._bar.add_task(phase, total=total)
+        self._bar.update(
+            self._task, completed=epoch, total=total, description=f"{phase}  {figures}".rstrip()
+        )

@@ -1,0 +1,181 @@
+"""`ncr demo`: the whole service on embedded defaults, from data to answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from app.cli.common import EpochLines, console, quiet_settings, services_of
+
+if TYPE_CHECKING:
+    from app.core.settings import Settings
+    from app.services import Services
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(demo)
+
+
+def demo(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A file or folder; else a synthetic catalogue.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
+) -> None:
+    """Fill an embedded database, train a model, serve it, and say what to try."""
+    from app.cli.serve import run_server
+
+    # A folder a data set, so that a demo of one is not mixed into another's.
+    base = quiet_settings()
+    name = "synthetic" if data is None else _slug(data)
+    folder = base.data_dir / "demo" / name
+    settings = quiet_settings(
+        data_dir=folder, database_url=f"sqlite:///{folder.resolve() / 'ncr.db'}", redis_url=None
+    )
+    if data is None:
+        console.print(
+            "[bold]No DATA given: this demo uses a synthetic catalogue[/bold], made up by a "
+            "program. With real data: make demo DATA=path/to/ml-1m"
+        )
+    started = time.perf_counter()
+    asyncio.run(_prepare(settings, data, port))
+    console.print(f"ready after {time.perf_counter() - started:.0f} s; serving, Ctrl-C to stop")
+    run_server(settings, "127.0.0.1", port, with_worker=True)
+
+
+async def _prepare(settings: Settings, data: Path | None, port: int) -> None:
+    async with services_of(settings) as services:
+        if data is None:
+            await _import_synthetic(services)
+        else:
+            await _import(services, data)
+        if (await services.models.activation()).version is None:
+            await _train(services, settings)
+        await _report(services)
+        await _what_to_try(services, settings, port)
+
+
+async def _import(services: Services, data: Path) -> None:
+    from app.cli.data import run_import
+    from ncr_core.data.readers import Columns
+    from ncr_core.errors import DataError
+
+    report = await run_import(services, data, "auto", Columns())
+    if not report.good:
+        raise DataError(f"{data} holds no interactions that can be read")
+
+
+async def _import_synthetic(services: Services) -> None:
+    from app.catalog.schemas import Item
+    from app.events.schemas import NewEvent
+    from ncr_core.data.synthetic import synthetic_catalogue
+
+    catalogue = synthetic_catalogue()
+    await services.catalog.upsert_items(
+        Item(item.id, item.title, [item.genre], False, {"synthetic": True})
+        for item in catalogue.items
+    )
+    result = await services.events.import_rows(
+        [
+            NewEvent(f"synthetic-{user}-{item}", user, item, timestamp=order * 1_000_000)
+            for user, item, order in catalogue.interactions
+        ]
+    )
+    console.print(
+        f"{len(catalogue.items)} synthetic items, {result.accepted:,} events added, "
+        f"{result.duplicates:,} already there"
+    )
+
+
+async def _train(services: Services, settings: Settings) -> None:
+    """Through the queue and the worker, as in production."""
+    from app.jobs.schemas import TrainParams
+    from app.jobs.worker import Worker
+    from ncr_core.errors import TrainingError
+
+    job_id = await services.jobs.submit_training(TrainParams())
+    worker = Worker(services.database, services.models, settings)
+    with EpochLines() as lines:
+        while (await services.jobs.get(job_id)).status in ("queued", "running"):
+            if not await worker.run_once(on_progress=lines.show):
+                await asyncio.sleep(settings.job_poll_seconds)
+    job = await services.jobs.get(job_id)
+    if job.status != "succeeded":
+        raise TrainingError(f"training {job.status}: {job.error}")
+
+
+async def _report(services: Services) -> None:
+    activation = await services.models.activation()
+    row = await services.models.get(str(activation.version))
+    own, popular = row.metrics["sampled"], row.metrics["popularity_sampled"]
+    console.print(
+        f"model {row.version}: {row.kind} with {row.factors} factors on {row.users:,} users, "
+        f"{row.items:,} items, {row.interactions:,} interactions\n"
+        f"on its hold-out ({own['users']:,} users, {own['items']} items each): "
+        f"HR@10 {own['hr@10']:.4f}, NDCG@10 {own['ndcg@10']:.4f}; "
+        f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}"
+    )
+
+
+async def _what_to_try(services: Services, settings: Settings, port: int) -> None:
+    """Shows one user's history beside their list, and commands to go on with."""
+    from app.recommend.batcher import Batcher
+    from app.recommend.model_host import ModelHost
+    from app.recommend.service import Filters, RecommendService
+
+    user = str(await services.events.example_user())
+    host, batcher = ModelHost(services.models, settings), Batcher(settings.inference_threads)
+    try:
+        await host.refresh()
+        recommend = RecommendService(services.events, services.catalog, host, batcher)
+        answer = await recommend.recommend(user, Filters(n=5))
+    finally:
+        await batcher.close()
+    profile = await services.events.profile(user)
+    catalogue = await services.catalog.catalogue(profile.catalog_seq)
+    genres = Counter(
+        name
+        for name, ids in catalogue.categories.items()
+        for _ in set(ids.tolist()) & set(profile.seen)
+    )
+    console.print(f"\n[bold]User {user}[/bold] has {len(profile.seen)} items", end="")
+    if genres:
+        top = ", ".join(f"{name} ({count})" for name, count in genres.most_common(4))
+        console.print(f": most of {top}", end="", markup=False)
+    latest = [catalogue.titles[i] or catalogue.external_ids[i] for i in profile.seen[-5:]]
+    console.print(f".\nThe latest: {'; '.join(latest)}.\nWould like next:", markup=False)
+    for item in answer["items"]:
+        console.print(_line(item), markup=False)
+    url, path = f"http://127.0.0.1:{port}", quote(user, safe="")
+    first = answer["items"][0]["id"]
+    console.print(
+        f"""
+Try:
+  curl '{url}/recommend/{path}?n=5'
+  curl '{url}/users/{path}/events?n=5'
+  curl '{url}/recommend/somebody-new'
+  curl -X POST {url}/events -H 'Content-Type: application/json' \\
+       -d '{{"user":"{user}","item":"{first}"}}'
+  curl -X POST {url}/admin/train
+  curl {url}/admin/jobs
+and {url}/docs for the rest.
+""",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _line(item: dict[str, Any]) -> str:
+    score = "" if item["score"] is None else f"  {item['score']:.3f}"
+    return f"  {item['rank']}. {item['title'] or item['id']}{score}"
+
+
+def _slug(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "data"

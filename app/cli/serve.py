@@ -1,0 +1,81 @@
+"""`ncr serve` and `ncr worker`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from app.core.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)
+    app.command()(worker)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
+    with_worker: Annotated[
+        bool, typer.Option("--with-worker", help="Also work on jobs, in the same command.")
+    ] = False,
+) -> None:
+    """Answer requests. Without NCR_ADMIN_KEY only a loopback address is bound."""
+    from app.core.logging import configure_logging
+    from app.core.settings import load_settings
+
+    settings = load_settings()
+    configure_logging(settings)
+    run_server(settings, host, port, with_worker=with_worker)
+
+
+def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
+    # Before torch is loaded: its threads would spin against each other's.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import uvicorn
+
+    from app.core.security import ensure_bindable
+    from app.main import create_app
+
+    ensure_bindable(host, settings)
+    config = uvicorn.Config(
+        create_app(settings, with_worker=with_worker),
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+    )
+    server = uvicorn.Server(config)
+    server.run()
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def worker() -> None:
+    """Work on jobs: train models when asked to. Any number of workers may run."""
+    from app.core.logging import configure_logging
+    from app.core.settings import load_settings
+
+    settings = load_settings()
+    configure_logging(settings)
+    asyncio.run(_work(settings))
+
+
+async def _work(settings: Settings) -> None:
+    from app.cli.common import services_of
+    from app.jobs.worker import Worker
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    async with services_of(settings) as services:
+        await Worker(services.database, services.models, settings).run(stop)

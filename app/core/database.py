@@ -1,0 +1,112 @@
+"""The database: one class for SQLite and PostgreSQL, built by whoever needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from app.core.logging import get_logger
+
+log = get_logger(__name__)
+
+_BEGIN = "ncr_begin"
+
+
+class Database:
+    """Connections to read and to write with. `await close()` when done."""
+
+    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+        self.url = make_url(url)
+        self.dialect: Literal["sqlite", "postgresql"] = (
+            "sqlite" if self.url.get_backend_name() == "sqlite" else "postgresql"
+        )
+        options: dict[str, Any] = {
+            "json_serializer": lambda value: orjson.dumps(value).decode(),
+            "pool_size": pool_size,
+        }
+        if self.dialect == "sqlite":
+            assert self.url.database  # noqa: S101 - the settings refuse a database in memory
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+            options["connect_args"] = {"isolation_level": None, "timeout": 10}
+        else:
+            options["pool_pre_ping"] = True
+            options["connect_args"] = {"connect_timeout": 5}
+        self._engine = create_async_engine(self.url, **options)
+        # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
+        self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
+        if self.dialect == "sqlite":
+            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
+            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
+            self._reader = self._engine
+            self._writer = self._engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+            self._single = self._engine.execution_options(**{_BEGIN: ""})
+            log.info("database", dialect="sqlite", sqlite=sqlite3.sqlite_version)
+        else:
+            self._reader = self._writer = self._engine
+            self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+            log.info("database", dialect="postgresql", host=self.url.host)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to read with. On SQLite all its reads see one state of the database."""
+        async with self._reader.connect() as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction: committed at the end, rolled back on an error."""
+        if self._write_lock is None:
+            async with self._writer.begin() as conn:
+                yield conn
+        else:
+            async with self._write_lock, self._writer.begin() as conn:
+                yield conn
+
+    async def fetch(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        """The rows of one statement, outside any transaction: the fastest way to read."""
+        async with self._single.connect() as conn:
+            return (await conn.execute(statement, parameters)).all()
+
+    async def ping(self) -> None:
+        """Raise if the database cannot be reached."""
+        await self.fetch(sa.text("SELECT 1"))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in (
+        # First, so that the change to WAL waits for others that start at the same moment.
+        "busy_timeout=10000",
+        "journal_mode=WAL",
+        # An acknowledged event survives a power cut; NORMAL would only survive a crash.
+        "synchronous=FULL",
+        "foreign_keys=ON",
+        "cache_size=-65536",
+        "temp_store=MEMORY",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(conn: sa.Connection) -> None:
+    # The driver would begin late and deferred: two that read, then write, would both succeed in
+    # reading and one write would be lost or refused. A writer takes the lock before it reads.
+    begin = conn.get_execution_options().get(_BEGIN, "BEGIN")
+    if begin:
+        conn.exec_driver_sql(begin)

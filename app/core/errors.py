@@ -1,0 +1,244 @@
+"""The service's errors, and the one body in which every error leaves it (RFC 9457)."""
+
+# ruff: noqa: N818 - they are named after what HTTP calls them
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+PROBLEM_TYPE = "application/problem+json"
+REQUEST_ID_KEY = "ncr.request_id"
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used. The message is one line and holds no secret."""
+
+
+class AppError(Exception):
+    """The root of what a client is told: an HTTP status, a stable code and a sentence."""
+
+    status: ClassVar[int] = 500
+    code: str = "internal_error"
+    title: ClassVar[str] = "Internal Server Error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.headers: dict[str, str] = dict(headers or {})
+        self.fields = fields
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(AppError):
+    """The request cannot be read at all."""
+
+    status, code, title = 400, "bad_request", "Bad Request"
+
+
+class Unauthorized(AppError):
+    """No key, or not the right one."""
+
+    status, code, title = 401, "unauthorized", "Unauthorized"
+
+    def __init__(self, detail: str, **more: Any) -> None:
+        super().__init__(detail, **more)
+        self.headers.setdefault("WWW-Authenticate", 'ApiKey header="X-API-Key"')
+
+
+class Forbidden(AppError):
+    """Understood and refused."""
+
+    status, code, title = 403, "forbidden", "Forbidden"
+
+
+class NotFound(AppError):
+    """There is no such thing."""
+
+    status, code, title = 404, "not_found", "Not Found"
+
+
+class Conflict(AppError):
+    """The thing is in another state than the request supposes."""
+
+    status, code, title = 409, "conflict", "Conflict"
+
+
+class PayloadTooLarge(AppError):
+    """More than is taken at once."""
+
+    status, code, title = 413, "payload_too_large", "Content Too Large"
+
+
+class UnsupportedMedia(AppError):
+    """A body in a format that the service does not read."""
+
+    status, code, title = 415, "unsupported_media_type", "Unsupported Media Type"
+
+
+class Unprocessable(AppError):
+    """Read, but its values are not acceptable."""
+
+    status, code, title = 422, "invalid_request", "Unprocessable Content"
+
+
+class Unavailable(AppError):
+    """Not now: too much is waiting, the service is stopping, or the database is away."""
+
+    status, code, title = 503, "unavailable", "Service Unavailable"
+
+    def __init__(self, detail: str, *, retry_after: int = 1, **more: Any) -> None:
+        super().__init__(detail, **more)
+        self.headers.setdefault("Retry-After", str(retry_after))
+
+
+def problem(
+    status: int,
+    code: str,
+    title: str,
+    detail: str,
+    *,
+    request_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    fields: Mapping[str, Any] | None = None,
+) -> Response:
+    """A response in the one form that errors have."""
+    body: dict[str, Any] = {
+        "type": f"urn:ncr:error:{code}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        **(fields or {}),
+    }
+    if request_id is not None:
+        body["request_id"] = request_id
+    return Response(_dump(body), status, dict(headers or {}), PROBLEM_TYPE)
+
+
+def problem_of(error: AppError, request_id: str | None = None) -> Response:
+    """The response that tells the client of an `AppError`."""
+    return problem(
+        error.status,
+        error.code,
+        error.title,
+        error.detail,
+        request_id=request_id,
+        headers=error.headers,
+        fields=error.fields,
+    )
+
+
+def _dump(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        # Details may quote what a client sent: lone surrogates and integers beyond 64 bits too.
+        return orjson.dumps(_plain(body))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    return str(type(value).__name__)
+
+
+def _request_id(request: Request) -> str | None:
+    value = request.scope.get(REQUEST_ID_KEY)
+    return value if isinstance(value, str) else None
+
+
+async def _app_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AppError)  # noqa: S101 - what it is registered for
+    return problem_of(error, _request_id(request))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
+    found = error.errors()
+    if any(item["type"] == "json_invalid" for item in found):
+        return problem_of(malformed_json(), _request_id(request))
+    # Only where and what: the input itself may be large, or not even expressible in JSON.
+    errors = [
+        {"loc": [str(part)[:100] for part in item["loc"]], "msg": item["msg"][:300]}
+        for item in found[:100]
+    ]
+    first = errors[0]
+    detail = f"{'.'.join(first['loc'])}: {first['msg']}"
+    return problem_of(Unprocessable(detail, errors=errors), _request_id(request))
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
+    status = HTTPStatus(error.status_code)
+    return problem(
+        status.value,
+        status.name.lower(),
+        status.phrase,
+        str(error.detail),
+        request_id=_request_id(request),
+        headers=error.headers,
+    )
+
+
+def malformed_json(detail: str = "the body is not valid JSON") -> BadRequest:
+    """What is raised for a body that is not JSON."""
+    return BadRequest(detail, code="malformed_json")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Let every error leave as a problem. The unforeseen is caught by `RequestContext`."""
+    app.add_exception_handler(AppError, _app_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+
+
+_PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "request_id": {"type": "string"},
+    },
+}
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses=` of a route that may answer with these errors."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {PROBLEM_TYPE: {"schema": _PROBLEM_SCHEMA}},
+        }
+        for status in statuses
+    }

@@ -1,0 +1,130 @@
+"""What requests and answers have in common: ids in paths, JSON in and out, cursors of lists."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from typing import Annotated, Any, NoReturn
+from urllib.parse import unquote_to_bytes
+
+import orjson
+from fastapi import Path, Query
+from pydantic import AfterValidator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.errors import Unprocessable, malformed_json
+
+MAX_ID_BYTES = 256
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def text_problem(value: Any, limit: int = MAX_ID_BYTES) -> str | None:
+    """What is wrong with a string of 1 to `limit` bytes of UTF-8; None if nothing is."""
+    if not isinstance(value, str):
+        return "must be a string"
+    if value.isascii():
+        length = len(value)
+    else:
+        try:
+            length = len(value.encode("utf-8"))
+        except UnicodeEncodeError:
+            return "is not valid Unicode"
+    if length == 0:
+        return "must not be empty"
+    if length > limit:
+        return f"is longer than {limit} bytes of UTF-8"
+    if "\0" in value:
+        return "must not contain NUL"
+    return None
+
+
+def decode_id(raw: str) -> str:
+    """The id in a path segment that is still percent-encoded (see `RawPath`)."""
+    if "%" not in raw:
+        value = raw
+    elif _BROKEN_ESCAPE.search(raw):
+        raise Unprocessable("the id in the path is not percent-encoded properly", code="invalid_id")
+    else:
+        try:
+            value = unquote_to_bytes(raw).decode("utf-8")
+        except UnicodeDecodeError:
+            raise Unprocessable("the id in the path is not UTF-8", code="invalid_id") from None
+    problem = text_problem(value)
+    if problem is not None:
+        raise Unprocessable(f"the id in the path {problem}", code="invalid_id")
+    return value
+
+
+PathId = Annotated[
+    str,
+    AfterValidator(decode_id),
+    Path(description="The client's own id, 1–256 bytes of UTF-8, as one percent-encoded segment."),
+]
+"""A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
+
+PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+PageCursor = Annotated[
+    str | None, Query(max_length=200, description="The `next_cursor` of the page before.")
+]
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """An answer in JSON, without the cost of a response model."""
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON in the strict sense; 400 if it is not."""
+    try:
+        return orjson.loads(await request.body())
+    except orjson.JSONDecodeError:
+        raise malformed_json() from None
+
+
+def loads_lenient(body: bytes) -> Any:
+    """JSON in which NaN, infinities, huge numbers and lone surrogates are let through.
+
+    One such value would otherwise cost a whole list its answer row by row: the rows are validated
+    anyway. What is malformed beyond that raises ValueError.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        # Decoded here, because json.loads would also guess UTF-16 and UTF-32.
+        return json.loads(body.decode("utf-8"), parse_int=_parse_int)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON") from None
+
+
+def _parse_int(digits: str) -> int | float:
+    # Beyond that length no float holds it, and Python refuses to read more than 4,300 digits.
+    return int(digits) if len(digits) <= 400 else float("inf")
+
+
+def encode_cursor(position: int) -> str:
+    """An opaque, url-safe cursor that continues below `position`."""
+    return base64.urlsafe_b64encode(f"b{position}".encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str | None) -> int | None:
+    """The position in a cursor; 422 if it is not one of ours."""
+    if cursor is None:
+        return None
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (ValueError, binascii.Error):
+        _bad_cursor()
+    if not re.fullmatch(rb"b[0-9]{1,18}", text) or encode_cursor(int(text[1:])) != cursor:
+        _bad_cursor()
+    return int(text[1:])
+
+
+def _bad_cursor() -> NoReturn:
+    raise Unprocessable("the cursor is not one that this service gave", code="invalid_cursor")

@@ -1,0 +1,59 @@
+"""Logs: structlog and the standard library's loggers, one line an event, to standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+if TYPE_CHECKING:
+    from app.core.settings import Settings
+
+
+def configure_logging(settings: Settings) -> None:
+    """Set up logging for this process. Called by commands, never on import."""
+    level = getattr(logging, settings.log_level.upper())
+    console = settings.log_format == "console" or (
+        settings.log_format == "auto" and sys.stderr.isatty()
+    )
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[Any] = (
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        if console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    # At debug level these log every statement and every hop to a thread.
+    for name in ("aiosqlite", "alembic", "sqlalchemy", "asyncio"):
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of a module."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(name)
+    return logger

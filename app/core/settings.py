@@ -1,0 +1,147 @@
+"""Settings, read once from the environment (`NCR_*`) by whoever starts the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from app.core.errors import SettingsError
+
+_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+MIN_KEY_LENGTH = 16
+
+
+def normalise_database_url(url: str) -> str:
+    """The same database, addressed through the asynchronous driver the service uses."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # The message of SQLAlchemy repeats the URL, and a URL may hold a password.
+        raise SettingsError("NCR_DATABASE_URL is not a database URL") from None
+    driver = _DRIVERS.get(parsed.drivername)
+    if driver is None:
+        raise SettingsError(
+            f"NCR_DATABASE_URL: {parsed.drivername!r} is not supported; use sqlite:/// or postgresql://"
+        )
+    if driver.startswith("sqlite") and parsed.database in (None, "", ":memory:"):
+        raise SettingsError(
+            "NCR_DATABASE_URL: SQLite needs a file, as in sqlite:////data/ncr.db; "
+            "a database in memory would be another one for each connection"
+        )
+    return parsed.set(drivername=driver).render_as_string(hide_password=False)
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Each field is read from `NCR_` and its name in capitals."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NCR_", use_attribute_docstrings=True, extra="ignore", frozen=True
+    )
+
+    data_dir: Path = Path("./var")
+    """Where the embedded database and the checkpoints live."""
+
+    database_url: str | None = None
+    """The database. Default: SQLite in the data folder. `postgresql://…` for PostgreSQL."""
+
+    redis_url: str | None = None
+    """A Redis to share cached lists between servers. Default: none, each server has its own."""
+
+    device: str = "auto"
+    """Where models run: `auto`, `cpu`, `cuda` or `cuda:N`."""
+
+    admin_key: SecretStr | None = None
+    """The key that clients send as `X-API-Key`, at least 16 characters.
+
+    Without one every route is open, and only a loopback address is bound."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important message that is logged."""
+
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """How log lines look: `console`, `json`, or `auto`: console on a terminal, else JSON."""
+
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    """The largest request body, in bytes. NDJSON is streamed and not bound by it."""
+
+    max_events: int = Field(default=10_000, ge=1)
+    """The longest list that `POST /events` and `POST /items` take."""
+
+    model_poll_seconds: float = Field(default=1.0, gt=0)
+    """How often a server looks whether another model has been activated."""
+
+    inference_threads: int = Field(default=1, ge=1)
+    """How many threads one pass of the ranker may take. More than one pays off for large models."""
+
+    candidates: int = Field(default=200, ge=1)
+    """How many candidates the ranker orders for each user."""
+
+    default_model: Literal["nbpr", "dncr", "neupr"] = "neupr"
+    """The model that is trained when a request for training names none."""
+
+    default_factors: int = Field(default=8, ge=1, le=512)
+    """The number of predictive factors when a request for training gives none."""
+
+    job_poll_seconds: float = Field(default=1.0, gt=0)
+    """How often an idle worker looks for a job."""
+
+    job_lease_seconds: float = Field(default=30, gt=0)
+    """How long a job stays its worker's without a heartbeat."""
+
+    event_group_rows: int = Field(default=500, ge=1)
+    """Waiting events are written at once when there are this many of them."""
+
+    event_group_ms: float = Field(default=5, ge=0)
+    """Waiting events are written after this many milliseconds at the latest."""
+
+    event_buffer_rows: int = Field(default=20_000, ge=1)
+    """How many events may wait to be written; beyond it the answer is 503."""
+
+    drain_seconds: float = Field(default=15, ge=0)
+    """How long a server that was told to stop may take to finish what it has accepted."""
+
+    @field_validator("database_url")
+    @classmethod
+    def _database_url(cls, url: str | None) -> str | None:
+        return normalise_database_url(url) if url else None
+
+    @field_validator("admin_key")
+    @classmethod
+    def _admin_key(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and len(key.get_secret_value()) < MIN_KEY_LENGTH:
+            raise ValueError(f"needs at least {MIN_KEY_LENGTH} characters")
+        return key
+
+    @property
+    def effective_database_url(self) -> str:
+        """The database to use, with its asynchronous driver."""
+        if self.database_url is not None:
+            return self.database_url
+        return f"sqlite+aiosqlite:///{self.data_dir / 'ncr.db'}"
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment; what is wrong with them becomes one line without values.
+
+    Values stay out of the message because a wrong one may well be a secret in the wrong place.
+    """
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"NCR_{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}"
+            for problem in error.errors(include_input=False, include_url=False)
+        )
+        raise SettingsError(problems.replace("\n", " ")) from None

@@ -1,0 +1,155 @@
+"""What the rest of the service asks of users and events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from app.catalog.service import CatalogService
+from app.core.database import Database
+from app.core.errors import NotFound
+from app.core.metadata import EVENT_SEQ, next_values
+from app.core.settings import Settings
+from app.events.append import append
+from app.events.repository import EventRepository
+from app.events.schemas import (
+    AppendResult,
+    ImportResult,
+    NewEvent,
+    Profile,
+    Rejection,
+    StoredEvent,
+    parse_event,
+)
+from app.events.snapshot import EventSnapshot, read_snapshot
+from app.events.writer import EventWriter
+
+
+class EventService:
+    """Users and their events. `start()` before the first `add`, `drain()` before the end."""
+
+    def __init__(self, database: Database, catalog: CatalogService, settings: Settings) -> None:
+        self.settings = settings
+        self._database = database
+        self._catalog = catalog
+        self._repository = EventRepository(database)
+        self.writer = EventWriter(
+            self._append,
+            group_rows=settings.event_group_rows,
+            group_ms=settings.event_group_ms,
+            buffer_rows=settings.event_buffer_rows,
+        )
+
+    def start(self) -> None:
+        """Start the group commit."""
+        self.writer.start()
+
+    async def drain(self) -> None:
+        """Write what was accepted and take nothing more."""
+        await self.writer.drain()
+
+    async def add_rows(
+        self, rows: Sequence[object], now: int, *, offset: int = 0, wait: bool = False
+    ) -> AppendResult:
+        """Check rows as a client sent them and add those that are valid.
+
+        `offset` is the index of the first; returns after the commit.
+        """
+        valid: list[NewEvent] = []
+        indices: list[int] = []
+        rejected: list[Rejection] = []
+        for index, row in enumerate(rows, offset):
+            event = parse_event(row, index, now)
+            if isinstance(event, NewEvent):
+                valid.append(event)
+                indices.append(index)
+            else:
+                rejected.append(event)
+        result = await self.add(valid, wait=wait)
+        rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
+        rejected.sort()
+        result.rejected = rejected
+        return result
+
+    async def add(self, events: Sequence[NewEvent], *, wait: bool = False) -> AppendResult:
+        """Add valid events through the group commit; returns after the commit."""
+        if not events:
+            return AppendResult(last_seq=await self.last_seq())
+        return await self.writer.submit(events, wait=wait)
+
+    async def import_rows(self, rows: Sequence[NewEvent]) -> ImportResult:
+        """Add a chunk of a data set (some 20,000 rows) in a transaction of its own."""
+        result = (await self._append([rows]))[0]
+        return ImportResult(result.accepted, result.duplicates, len(result.rejected))
+
+    async def _append(self, batches: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
+        async with self._database.write() as conn:
+            return await append(conn, self._repository, self._catalog, batches)
+
+    async def delete_event(self, event_id: str) -> None:
+        """Delete an event. The user moves on to a new seq: what was cached of them is stale."""
+        async with self._database.write() as conn:
+            # Even so the lock comes first, in the same order as when events are added.
+            seq = await next_values(conn, EVENT_SEQ, 0)
+            user_id = await self._repository.delete_event(conn, event_id)
+            if user_id is None:
+                raise NotFound("there is no such event", code="unknown_event")
+            await next_values(conn, EVENT_SEQ)
+            await self._repository.touch_user(conn, user_id, seq)
+
+    async def delete_user(self, external_id: str) -> None:
+        """Erase a user and all their events."""
+        async with self._database.write() as conn:
+            await next_values(conn, EVENT_SEQ, 0)
+            if not await self._repository.delete_user(conn, external_id):
+                raise NotFound("there is no such user", code="unknown_user")
+            await next_values(conn, EVENT_SEQ)
+
+    async def history(
+        self, external_id: str, below: int | None, n: int
+    ) -> tuple[list[tuple[StoredEvent, str]], int | None]:
+        """A page of a user's events with their items' ids, newest first, and where it goes on."""
+        user_id = await self._repository.find_user(external_id)
+        if user_id is None:
+            raise NotFound("there is no such user", code="unknown_user")
+        # One more than asked for tells whether there is another page.
+        events = await self._repository.history(user_id, below, n + 1)
+        following = events[n - 1].seq if len(events) > n else None
+        names = await self._catalog.external_ids_of({event.item_id for event in events})
+        return [(event, names[event.item_id]) for event in events[:n]], following
+
+    async def profile(self, external_id: str) -> Profile:
+        """What is known of a user, in one query. An unknown user has an empty profile."""
+        return await self._repository.profile(external_id)
+
+    async def last_seq(self) -> int:
+        """The highest seq given out, by an event or by a deletion."""
+        return await self._repository.last_seq()
+
+    async def popularity(self) -> list[tuple[int, int]]:
+        """`(item, distinct users)` for every item with events; internal ids, no order."""
+        return await self._repository.popularity()
+
+    async def new_events(self, since_seq: int, limit: int = 100_000) -> list[tuple[int, int, int]]:
+        """`(seq, user, item)` of at most `limit` events after `since_seq`, in order.
+
+        Nothing is ever missed by going on from the last seq: seqs are in the order of commits.
+        """
+        return await self._repository.since(since_seq, limit)
+
+    async def example_user(self) -> str | None:
+        """A user with a history that is neither short nor long, to show; None without events."""
+        return await self._repository.example_user()
+
+    async def external_users(self, ids: Collection[int]) -> dict[int, str]:
+        """The clients' ids of users."""
+        return await self._repository.external_users(ids)
+
+    async def snapshot_for_training(self, path: Path | None = None) -> EventSnapshot:
+        """All events as arrays; with a path also written there, for a training process."""
+        snapshot = await asyncio.to_thread(read_snapshot, self._database.url)
+        if path is not None:
+            await asyncio.to_thread(snapshot.save, path)
+        return snapshot

@@ -1,0 +1,38 @@
+"""Who did what, in the order in which it was accepted."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.core.metadata import RowId, metadata
+
+users = sa.Table(
+    "users",
+    metadata,
+    sa.Column("id", RowId, primary_key=True),
+    sa.Column("external_id", sa.Text, nullable=False, unique=True),
+    # The seq of the user's last change; in the key of everything cached about the user.
+    sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    # An id is never given out again: who holds one from before must not meet another user.
+    sqlite_autoincrement=True,
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    # Explicit, from the counter, not counted up by the database: see `next_values`.
+    # On SQLite it is the row's own number, so that appending is appending.
+    sa.Column("seq", RowId, primary_key=True, autoincrement=False),
+    sa.Column("event_id", sa.Text, nullable=False, unique=True),
+    sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=False),
+    sa.Column("item_id", sa.BigInteger, sa.ForeignKey("items.id"), nullable=False),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("value", sa.Double, nullable=True),
+    sa.Column("timestamp", sa.BigInteger, nullable=False),
+    sa.Column("recommendation_id", sa.Text, nullable=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    # Both hold all that their query needs: a user's items in order, an item's distinct users.
+    sa.Index("ix_events_user_id_seq", "user_id", "seq", "item_id"),
+    sa.Index("ix_events_item_id_user_id", "item_id", "user_id"),
+)

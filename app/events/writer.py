@@ -1,0 +1,162 @@
+"""Group commit: events of many requests share a transaction, and each waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from app.core.errors import Unavailable
+from app.core.logging import get_logger
+from app.events.schemas import AppendResult, NewEvent
+
+log = get_logger(__name__)
+
+Commit = Callable[[Sequence[Sequence[NewEvent]]], Awaitable[list[AppendResult]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    rows: Sequence[NewEvent]
+    done: asyncio.Future[AppendResult]
+
+
+class EventWriter:
+    """Collects requests and commits them in groups.
+
+    A commit costs about as much for one row as for hundreds, most of it the wait for the disk.
+    What arrives while one is under way forms the next group by itself.
+    """
+
+    def __init__(
+        self, commit: Commit, *, group_rows: int, group_ms: float, buffer_rows: int
+    ) -> None:
+        self._commit = commit
+        self._group_rows = group_rows
+        self._group_seconds = group_ms / 1000
+        self._buffer_rows = buffer_rows
+        self._waiting: deque[_Request] = deque()
+        self._waiting_rows = 0
+        # Waiting and being written: what the bound is on.
+        self._held_rows = 0
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Condition()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to write."""
+        self._task = asyncio.create_task(self._run(), name="event-writer")
+
+    async def submit(self, rows: Sequence[NewEvent], *, wait: bool = False) -> AppendResult:
+        """Have rows committed together, and return when they are.
+
+        When too many wait already: an error, or with `wait` (for a stream, which has only one
+        group under way at a time) its turn. A caller that is cancelled leaves the rows to be
+        written.
+        """
+        if wait:
+            async with self._room:
+                await self._room.wait_for(lambda: self._stopping or self._has_room(len(rows)))
+        if self._stopping:
+            raise Unavailable("the service is stopping", code="shutting_down")
+        if not self._has_room(len(rows)):
+            raise Unavailable("too many events are waiting to be written", code="backpressure")
+        request = _Request(rows, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._waiting_rows += len(rows)
+        self._held_rows += len(rows)
+        self._arrived.set()
+        return await asyncio.shield(request.done)
+
+    def _has_room(self, rows: int) -> bool:
+        # An empty buffer takes a request of any size: it could never be taken otherwise.
+        return self._held_rows == 0 or self._held_rows + rows <= self._buffer_rows
+
+    async def drain(self) -> None:
+        """Take nothing more, write what waits, and stop."""
+        self._stopping = True
+        self._arrived.set()
+        async with self._room:
+            self._room.notify_all()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            # Cancelled, because draining took too long: nobody must wait for ever.
+            for request in self._waiting:
+                if not request.done.done():
+                    request.done.set_exception(
+                        Unavailable("the service is stopping", code="shutting_down")
+                    )
+
+    async def _serve(self) -> None:
+        while self._waiting or not self._stopping:
+            if not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            if self._waiting_rows < self._group_rows and not self._stopping:
+                await self._gather()
+            group = self._next_group()
+            rows = sum(len(request.rows) for request in group)
+            try:
+                await self._write(group)
+            finally:
+                self._held_rows -= rows
+                async with self._room:
+                    self._room.notify_all()
+
+    async def _gather(self) -> None:
+        """Wait for company, but not for long."""
+        deadline = asyncio.get_running_loop().time() + self._group_seconds
+        while self._waiting_rows < self._group_rows and not self._stopping:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return
+
+    def _next_group(self) -> list[_Request]:
+        group = [self._waiting.popleft()]
+        rows = len(group[0].rows)
+        while self._waiting and rows + len(self._waiting[0].rows) <= self._group_rows:
+            group.append(self._waiting.popleft())
+            rows += len(group[-1].rows)
+        self._waiting_rows -= rows
+        return group
+
+    async def _write(self, group: list[_Request]) -> None:
+        try:
+            results = await self._commit([request.rows for request in group])
+        except Exception as error:
+            if len(group) > 1:
+                log.warning("group commit failed, one by one now", requests=len(group))
+                # One request that cannot be written must not take the others with it.
+                for request in group:
+                    await self._write([request])
+            elif not group[0].done.done():
+                group[0].done.set_exception(_told(error))
+                # The caller may have gone; nobody would ever look at the exception then.
+                group[0].done.exception()
+            return
+        for request, result in zip(group, results, strict=True):
+            if not request.done.done():
+                request.done.set_result(result)
+
+
+def _told(error: Exception) -> Exception:
+    """What the client is told: an unreachable or busy database is a matter of trying again."""
+    away = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | OSError)
+    if away or (isinstance(error, DBAPIError) and error.connection_invalidated):
+        log.error("events not written", error=str(error).splitlines()[0])
+        return Unavailable("the database cannot be written to", code="storage_unavailable")
+    return error

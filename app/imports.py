@@ -1,0 +1,117 @@
+"""From the rows of a data set to events and items of the service."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from app.catalog.schemas import Item, ItemProblem, parse_item
+from app.events.schemas import LAST_TIMESTAMP, NewEvent
+from app.services import Services
+from ncr_core.data.readers import BadRow, InteractionRow, ItemRow, Source
+
+EVENTS_A_COMMIT = 20_000
+ITEMS_A_COMMIT = 5_000
+EVENT_TYPE = "interaction"
+
+
+@dataclass
+class ImportReport:
+    """What an import did."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    items: int = 0
+    bad: int = 0
+
+    @property
+    def good(self) -> int:
+        return self.accepted + self.duplicates
+
+
+async def import_source(
+    services: Services,
+    source: Source,
+    *,
+    on_bad: Callable[[BadRow], None],
+    on_bytes: Callable[[int], None],
+) -> ImportReport:
+    """Adds everything that ``source`` holds; a second time it adds nothing.
+
+    Rows that cannot be read or stored are told to ``on_bad``; the others are kept.
+    """
+    report = ImportReport()
+
+    def bad(row: BadRow) -> None:
+        report.bad += 1
+        on_bad(row)
+
+    for items in _chunks(_valid_items(source.items(on_bad=bad), bad, source.name), ITEMS_A_COMMIT):
+        await services.catalog.upsert_items(items)
+        report.items += len(items)
+    number = 0
+    chunks = source.interactions(on_bad=bad, on_bytes=on_bytes, chunk_size=EVENTS_A_COMMIT)
+    for chunk in chunks:
+        events = []
+        for row in chunk:
+            event = _event(row, number)
+            number += 1
+            if isinstance(event, str):
+                bad(BadRow(source.name, number, event))
+            else:
+                events.append(event)
+        result = await services.events.import_rows(events)
+        report.accepted += result.accepted
+        report.duplicates += result.duplicates
+    return report
+
+
+def _event(row: InteractionRow, number: int) -> NewEvent | str:
+    """The event of a row, or what is wrong with it."""
+    # Where a set has an order and no times, the order is kept as seconds since 1970.
+    seconds = row.timestamp
+    if seconds is None:
+        seconds = float(number if row.position is None else row.position)
+    timestamp = round(seconds * 1e6)
+    if not 0 <= timestamp <= LAST_TIMESTAMP:
+        return "its time is outside the years that events may have"
+    return NewEvent(
+        event_id=_event_id(row),
+        user=row.user,
+        item=row.item,
+        type=EVENT_TYPE,
+        value=row.value,
+        timestamp=timestamp,
+        # Without a time of its own, a row is the same event wherever it stands in its file.
+        timestamp_given=row.timestamp is not None or row.position is not None,
+    )
+
+
+def _event_id(row: InteractionRow) -> str:
+    """Derived from the row alone, so that the same row is the same event."""
+    text = f"{len(row.user)}:{row.user}{row.item}\0{row.value}\0{row.timestamp}\0{row.position}"
+    return "import-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _valid_items(
+    rows: Iterable[ItemRow], on_bad: Callable[[BadRow], None], name: str
+) -> Iterator[Item]:
+    for row in rows:
+        description = {
+            "id": row.item,
+            "title": row.title,
+            "categories": list(row.categories),
+            "attributes": row.attributes,
+        }
+        item = parse_item(description)
+        if isinstance(item, ItemProblem):
+            on_bad(BadRow(name, 0, f"item {row.item[:40]!r}: {item.detail}"))
+        else:
+            yield item
+
+
+def _chunks(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
+    while chunk := list(islice(items, size)):
+        yield chunk

@@ -1,0 +1,86 @@
+"""The training process: `python -m app.jobs.child`, started by a worker.
+
+It reads one line of JSON from standard input, which then stays open: when it closes, the worker is
+gone and so is this process. It answers in lines of JSON on standard output: ``{"progress": …}``,
+and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def main() -> None:
+    """Runs one training job."""
+    # Whatever else prints must not get between the lines of the protocol.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_die_with_the_worker, daemon=True).start()
+    os.nice(5)  # requests come first
+
+    from ncr_core.errors import NcrError
+
+    try:
+        _answer(answers, {"done": _train(order, answers)})
+    except NcrError as error:
+        _answer(answers, {"failed": str(error)})
+    except MemoryError:
+        _answer(answers, {"failed": "not enough memory for this training"})
+
+
+def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+    from app.jobs.schemas import TrainParams
+    from app.jobs.training import interactions_of, stage, train_and_evaluate
+    from ncr_core.models import ModelConfig
+
+    def report(progress: dict[str, Any]) -> None:
+        _answer(answers, {"progress": progress})
+
+    report(stage("read events"))
+    params = TrainParams.model_validate(order["params"])
+    snapshot, users, items = asyncio.run(_read_events(order["settings"]))
+    interactions = interactions_of(snapshot, users, items)
+    config = ModelConfig.from_dict(
+        {"kind": params.model, "factors": params.factors, "layers": params.layers}
+    )
+    summary = train_and_evaluate(
+        interactions, params, config, order["device"], Path(order["folder"]), report
+    )
+    return summary | {"trained_seq": snapshot.max_seq}
+
+
+async def _read_events(settings: dict[str, Any]) -> tuple[Any, dict[int, str], dict[int, str]]:
+    from app.core.settings import load_settings
+    from app.services import build_services
+
+    services = await build_services(load_settings(**settings))
+    try:
+        snapshot = await services.events.snapshot_for_training()
+        users = await services.events.external_users(set(snapshot.user_id.tolist()))
+        items = await services.catalog.external_ids_of(set(snapshot.item_id.tolist()))
+        deleted = (await services.catalog.catalogue()).deleted
+    finally:
+        await services.close()
+    return snapshot, users, {i: name for i, name in items.items() if i not in deleted}
+
+
+def _answer(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _die_with_the_worker() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

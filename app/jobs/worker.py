@@ -1,0 +1,228 @@
+"""The worker: claims jobs and sees them through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from app.core.database import Database
+from app.core.logging import get_logger
+from app.core.metadata import now_us
+from app.core.settings import Settings
+from app.jobs.repository import Claim, JobRepository
+from app.models.schemas import ModelRow
+from app.models.service import ModelRegistry
+
+log = get_logger(__name__)
+
+MAX_ATTEMPTS = 3
+LINE_BYTES = 2**20  # of the child's answers: its summary is the longest
+
+OnProgress = Callable[[dict[str, Any]], None]
+
+
+class LostJob(Exception):  # noqa: N818 - it is what happened, not an error to report
+    """The job is another worker's now: write nothing more about it."""
+
+
+class Cancelled(Exception):  # noqa: N818 - asked for
+    """Somebody asked for an end of the job."""
+
+
+class TrainingFailed(Exception):  # noqa: N818 - it is the job that failed
+    """The training process said why it could not go on, in one line."""
+
+
+class Worker:
+    """Runs one job at a time. Training happens in a child process: a fresh interpreter, so that
+    the memory it took is given back and the server beside it keeps answering."""
+
+    def __init__(self, database: Database, models: ModelRegistry, settings: Settings) -> None:
+        self._database = database
+        self._models = models
+        self._settings = settings
+        self._jobs = JobRepository(database)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+        self._lease_us = int(settings.job_lease_seconds * 1e6)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until ``stop`` is set; a job under way then goes back into the queue."""
+        log.info("worker started", owner=self._owner)
+        while not stop.is_set():
+            try:
+                worked = await self.run_once(stop)
+            except Exception as error:
+                # The database may be away for a while; a worker outlives that.
+                log.warning("the worker could not go on", error=str(error).partition("\n")[0])
+                worked = False
+            if not worked:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self._settings.job_poll_seconds)
+        log.info("worker stopped", owner=self._owner)
+
+    async def run_once(
+        self, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
+    ) -> bool:
+        """Does the next job, if there is one."""
+        claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
+        if claim is None:
+            return False
+        log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
+        version = self._models.new_version()
+        try:
+            await self._train(claim, version, stop or asyncio.Event(), on_progress)
+        except LostJob:
+            log.warning("job lost to another worker", job_id=claim.job_id)
+        except Cancelled:
+            await self._end(claim, "cancelled")
+        except TrainingFailed as error:
+            await self._end(claim, "failed", error=str(error))
+        except asyncio.CancelledError:
+            await asyncio.shield(self._jobs.requeue(claim))
+            raise
+        except Exception:
+            log.exception("job failed", job_id=claim.job_id)
+            await self._end(claim, "failed", error="an unexpected error; the worker's log has it")
+        else:
+            return True
+        # Nothing refers to what an unfinished job may have written.
+        await asyncio.to_thread(shutil.rmtree, self._models.folder(version), ignore_errors=True)
+        return True
+
+    async def _end(self, claim: Claim, status: str, *, error: str | None = None) -> None:
+        log.info("job ended", job_id=claim.job_id, status=status, error=error)
+        async with self._database.write() as conn:
+            await self._jobs.finish(conn, claim, status, error=error)
+
+    async def _train(
+        self, claim: Claim, version: str, stop: asyncio.Event, on_progress: OnProgress | None
+    ) -> None:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "app.jobs.child",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+        )
+        try:
+            assert child.stdin is not None  # noqa: S101 - it is a pipe
+            child.stdin.write(self._order(claim, version))
+            await child.stdin.drain()
+            summary = await self._follow(child, claim, stop, on_progress)
+            await child.wait()
+        finally:
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        if summary is None:  # told to stop
+            await self._jobs.requeue(claim)
+            raise LostJob
+        await self._publish(claim, version, summary)
+
+    def _order(self, claim: Claim, version: str) -> bytes:
+        # Through a pipe: a command line shows to everyone on the machine, and this may hold the
+        # database's password.
+        order = {
+            "params": claim.params,
+            "device": self._settings.device,
+            "folder": str(self._models.folder(version).resolve()),
+            "settings": {
+                "data_dir": str(self._settings.data_dir.resolve()),
+                "database_url": self._settings.effective_database_url,
+            },
+        }
+        return json.dumps(order).encode() + b"\n"
+
+    async def _follow(
+        self,
+        child: asyncio.subprocess.Process,
+        claim: Claim,
+        stop: asyncio.Event,
+        on_progress: OnProgress | None,
+    ) -> dict[str, Any] | None:
+        """Reads the child's answers and keeps the lease; its summary, or None if told to stop."""
+        assert child.stdout is not None  # noqa: S101 - it is a pipe
+        beat = self._settings.job_lease_seconds / 3
+        progress: dict[str, Any] | None = None
+        line = asyncio.ensure_future(child.stdout.readline())
+        stopped = asyncio.ensure_future(stop.wait())
+        beats = asyncio.get_running_loop().time()
+        try:
+            while True:
+                await asyncio.wait(
+                    {line, stopped}, timeout=min(beat, 1.0), return_when="FIRST_COMPLETED"
+                )
+                if stopped.done():
+                    return None
+                news = False
+                if line.done():
+                    message = json.loads(line.result() or b"null")
+                    if message is None:
+                        code = await child.wait()
+                        raise TrainingFailed(
+                            f"the training process ended with exit code {code}"
+                            + (": it was killed, perhaps for want of memory" if code == -9 else "")
+                        )
+                    if "done" in message:
+                        done: dict[str, Any] = message["done"]
+                        return done
+                    if "failed" in message:
+                        raise TrainingFailed(message["failed"])
+                    progress, news = message["progress"], True
+                    if on_progress is not None:
+                        on_progress(message["progress"])
+                    line = asyncio.ensure_future(child.stdout.readline())
+                now = asyncio.get_running_loop().time()
+                if news or now - beats >= min(beat, 2.0):
+                    beats = now
+                    await self._beat(claim, progress if news else None)
+        finally:
+            for task in (line, stopped):
+                task.cancel()
+
+    async def _beat(self, claim: Claim, progress: dict[str, Any] | None) -> None:
+        cancel = await self._jobs.heartbeat(claim, self._lease_us, progress)
+        if cancel is None:
+            raise LostJob
+        if cancel:
+            raise Cancelled
+
+    async def _publish(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        """The model, its activation and the job's end are one commit: all of it or nothing."""
+        row = ModelRow(
+            version=version,
+            status="published",
+            kind=claim.params["model"],
+            factors=claim.params["factors"],
+            path=self._models.path_of(version),
+            checksum=summary["checksum"],
+            trained_seq=summary["trained_seq"],
+            users=summary["users"],
+            items=summary["items"],
+            interactions=summary["interactions"],
+            metrics=summary["metrics"],
+            params=claim.params,
+            job_id=claim.job_id,
+            created_at=now_us(),
+            activated_at=None,
+        )
+        async with self._database.write() as conn:
+            held = await self._jobs.finish(
+                conn,
+                claim,
+                "succeeded",
+                model_version=version,
+                metrics=summary["metrics"],
+            )
+            if not held:
+                raise LostJob
+            await self._models.publish(conn, row)
+        log.info("model published", job_id=claim.job_id, version=version)

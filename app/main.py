@@ -1,0 +1,132 @@
+"""The web application. A factory: nothing is built on import."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+from app import __version__
+from app.catalog.endpoints import router as catalog_router
+from app.core import health
+from app.core.errors import install_error_handlers
+from app.core.middleware import BodyLimit, RawPath, RequestContext
+from app.core.migrations import schema_is_current
+from app.core.security import Security
+from app.core.settings import Settings
+from app.events.endpoints import router as events_router
+from app.jobs.endpoints import router as jobs_router
+from app.jobs.worker import Worker
+from app.models.endpoints import router as models_router
+from app.recommend.batcher import Batcher
+from app.recommend.endpoints import router as recommend_router
+from app.recommend.model_host import ModelHost
+from app.recommend.service import RecommendService
+from app.services import Services, build_services
+
+DESCRIPTION = "Post what users did; ask what they would like next."
+
+TAGS = [
+    {"name": "recommend", "description": "What users would like next."},
+    {"name": "events", "description": "What users did."},
+    {"name": "catalog", "description": "What can be recommended."},
+    {"name": "jobs", "description": "Training."},
+    {"name": "models", "description": "What was trained and what is served."},
+    {"name": "health", "description": "For whoever watches over the service."},
+]
+
+ROUTERS = (
+    recommend_router,
+    events_router,
+    catalog_router,
+    jobs_router,
+    models_router,
+    health.router,
+)
+
+
+def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
+    """The application for these settings. Everything that holds a resource is in its lifespan.
+
+    ``with_worker`` also works on jobs, in this process's loop; training is a child process anyway.
+    """
+    readiness = health.Readiness()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services = await build_services(settings)
+        app.state.services = services
+        _add_checks(readiness, services)
+        try:
+            async with _recommending(app, services, readiness), _working(services, with_worker):
+                yield
+                readiness.draining = True
+        finally:
+            readiness.draining = True
+            await services.close()
+
+    app: FastAPI = FastAPIOffline(
+        title="Neural collaborative ranking",
+        description=DESCRIPTION,
+        version=__version__,
+        openapi_tags=TAGS,
+        lifespan=lifespan,
+        # An empty id is not found; it is not another way to ask for the list.
+        redirect_slashes=False,
+    )
+    app.state.settings = settings
+    app.state.readiness = readiness
+    install_error_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+
+    # The last one added is the outermost.
+    key = settings.admin_key
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(Security, key=None if key is None else key.get_secret_value())
+    app.add_middleware(RequestContext, log_requests=settings.log_level == "debug")
+    app.add_middleware(RawPath)
+    return app
+
+
+@asynccontextmanager
+async def _recommending(
+    app: FastAPI, services: Services, readiness: health.Readiness
+) -> AsyncIterator[None]:
+    host = ModelHost(services.models, services.settings)
+    batcher = Batcher(services.settings.inference_threads)
+    app.state.recommend = RecommendService(services.events, services.catalog, host, batcher)
+    readiness.add("model", host.ready)
+    try:
+        await host.start()
+        yield
+    finally:
+        await host.stop()
+        await batcher.close()
+
+
+@asynccontextmanager
+async def _working(services: Services, with_worker: bool) -> AsyncIterator[None]:
+    if not with_worker:
+        yield
+        return
+    stop = asyncio.Event()
+    worker = Worker(services.database, services.models, services.settings)
+    task = asyncio.create_task(worker.run(stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait({task})
+
+
+def _add_checks(readiness: health.Readiness, services: Services) -> None:
+    async def database() -> str | None:
+        if await schema_is_current(services.database):
+            return None
+        return "the schema is not the one of this version: run `ncr db upgrade`"
+
+    readiness.add("database", database)

@@ -1,0 +1,42 @@
+"""The registry: which models there are and which one is served."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.core.metadata import Json, metadata
+
+models = sa.Table(
+    "models",
+    metadata,
+    sa.Column("version", sa.Text, primary_key=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("factors", sa.Integer, nullable=False),
+    sa.Column("path", sa.Text, nullable=False),
+    # SHA-256 of the checkpoint's manifest, which holds those of the files.
+    sa.Column("checksum", sa.Text, nullable=False),
+    # Events up to this seq were trained on.
+    sa.Column("trained_seq", sa.BigInteger, nullable=False),
+    sa.Column("users", sa.BigInteger, nullable=False),
+    sa.Column("items", sa.BigInteger, nullable=False),
+    sa.Column("interactions", sa.BigInteger, nullable=False),
+    sa.Column("metrics", Json, nullable=False, server_default="{}"),
+    sa.Column("params", Json, nullable=False, server_default="{}"),
+    sa.Column("job_id", sa.Text, nullable=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("activated_at", sa.BigInteger, nullable=True),
+    sa.CheckConstraint("status IN ('published', 'rejected', 'deleted')", name="status"),
+)
+
+# One row: the truth about what is served. The generation grows with every change of it.
+activation = sa.Table(
+    "activation",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.Text, nullable=True),
+    sa.Column("previous", sa.Text, nullable=True),
+    sa.Column("activated_at", sa.BigInteger, nullable=True),
+    sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
+    sa.CheckConstraint("id = 1", name="single"),
+)

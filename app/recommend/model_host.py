@@ -1,0 +1,80 @@
+"""Keeps the active model loaded: polls the registry and swaps one reference."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.core.logging import get_logger
+from app.core.settings import Settings
+from app.models.service import ModelRegistry
+from app.recommend.serving import ServingModel
+from ncr_core.errors import NcrError
+from ncr_core.training.config import resolve_device
+
+log = get_logger(__name__)
+
+
+class ModelHost:
+    """``current`` is the model to answer with; a request keeps the one it began with.
+
+    A version that cannot be loaded is refused and reported, and the one before goes on serving.
+    """
+
+    def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
+        self.current: ServingModel | None = None
+        self.refused: str | None = None
+        """Why the active version is not the one that serves; None when all is well."""
+        self._registry = registry
+        self._settings = settings
+        self._device = str(resolve_device(settings.device))
+        self._generation: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Loads the active model, if there is one, and begins to follow the registry."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def ready(self) -> str | None:
+        """Why requests should not be sent here; None when the active model is loaded."""
+        if self._generation is None:
+            return "the registry has not been read"
+        return self.refused if self.current is None else None
+
+    async def refresh(self) -> None:
+        """Brings ``current`` up to what the registry says."""
+        activation = await self._registry.activation()
+        if activation.generation == self._generation:
+            return
+        if activation.version is None:
+            self.current, self.refused = None, None
+        elif self.current is None or self.current.version != activation.version:
+            try:
+                row = await self._registry.get(activation.version)
+                checkpoint = await self._registry.load(row, self._device)
+                model = await asyncio.to_thread(
+                    ServingModel, row, checkpoint, self._settings.candidates
+                )
+                await asyncio.to_thread(model.warm_up)
+            except NcrError as error:
+                self.refused = str(error)
+                log.error("model refused", version=activation.version, reason=str(error))
+            else:
+                self.current, self.refused = model, None
+                log.info("model loaded", version=model.version, items=model.n_items)
+        else:
+            self.refused = None
+        self._generation = activation.generation
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.model_poll_seconds)
+            try:
+                await self.refresh()
+            except Exception as error:
+                log.warning("the registry cannot be read", error=str(error).partition("\n")[0])

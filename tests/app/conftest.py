@@ -1,0 +1,59 @@
+"""The service, built for a test: on either database, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.core.database import Database
+from app.core.settings import Settings, load_settings, normalise_database_url
+from app.main import create_app
+from app.services import Services, build_services
+
+
+@pytest.fixture
+def settings(tmp_path: Path, database_url: str) -> Settings:
+    """Settings for a database of the test's own."""
+    return load_settings(data_dir=tmp_path, database_url=database_url, event_group_ms=1)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """The migrated database by itself."""
+    database = Database(normalise_database_url(database_url))
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def services(settings: Settings) -> AsyncIterator[Services]:
+    """The features without the web."""
+    services = await build_services(settings)
+    yield services
+    await services.close()
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[FastAPI]:
+    """The running application."""
+    app = create_app(settings)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the running application."""
+    async with client_of(app) as client:
+        yield client
+
+
+def client_of(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
+    """A client with headers of its own."""
+    return httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app), base_url="http://testserver", headers=headers
+    )

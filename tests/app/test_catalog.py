@@ -1,0 +1,230 @@
+"""Items over HTTP, and the view of them in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.catalog.service import CatalogService
+from app.catalog.view import Catalogue, CatalogueRow
+
+pytestmark = pytest.mark.anyio
+
+
+def _service(app: FastAPI) -> CatalogService:
+    service: CatalogService = app.state.services.catalog
+    return service
+
+
+async def test_the_life_of_an_item(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("/items/a")).status_code == 404
+    assert (await client.patch("/items/a", json={})).status_code == 404
+    assert (await client.delete("/items/a")).status_code == 404
+
+    item = {"title": "A", "categories": ["x", "y", "x"], "attributes": {"k": 1, "l": [None]}}
+    created = await client.put("/items/a", json=item)
+    assert created.status_code == 201
+    assert created.json() == {
+        "id": "a",
+        "title": "A",
+        "categories": ["x", "y"],
+        "hidden": False,
+        "attributes": {"k": 1, "l": [None]},
+    }
+    assert (await client.get("/items/a")).json() == created.json()
+
+    patched = await client.patch("/items/a", json={"hidden": True, "attributes": {"k": None}})
+    assert patched.json() == {**created.json(), "hidden": True, "attributes": {"l": [None]}}
+    assert (await client.patch("/items/a", json={"title": None})).json()["title"] is None
+
+    replaced = await client.put("/items/a", json={"id": "a"})
+    assert replaced.status_code == 200
+    assert replaced.json()["categories"] == []
+
+    assert (await client.delete("/items/a")).status_code == 204
+    assert (await client.get("/items/a")).status_code == 404
+    assert (await client.get("/items")).json()["items"] == []
+    assert (await client.put("/items/a", json=item)).status_code == 201
+
+
+BAD_ITEMS: list[tuple[Any, str]] = [
+    (1, "invalid_item"),
+    ([], "invalid_item"),
+    ({}, "missing_id"),
+    ({"id": 1}, "invalid_id"),
+    ({"id": "x" * 257}, "invalid_id"),
+    ({"id": "a\0"}, "invalid_id"),
+    ({"id": "a", "tilte": "x"}, "unknown_field"),
+    ({"id": "a", "title": 1}, "invalid_title"),
+    ({"id": "a", "title": "x" * 1025}, "invalid_title"),
+    ({"id": "a", "title": "a\0"}, "invalid_title"),
+    ({"id": "a", "categories": "x"}, "invalid_categories"),
+    ({"id": "a", "categories": [1]}, "invalid_categories"),
+    ({"id": "a", "categories": [""]}, "invalid_categories"),
+    ({"id": "a", "categories": ["x" * 129]}, "invalid_categories"),
+    ({"id": "a", "categories": [str(k) for k in range(65)]}, "invalid_categories"),
+    ({"id": "a", "hidden": 1}, "invalid_hidden"),
+    ({"id": "a", "hidden": "yes"}, "invalid_hidden"),
+    ({"id": "a", "hidden": []}, "invalid_hidden"),
+    ({"id": "a", "attributes": []}, "invalid_attributes"),
+    ({"id": "a", "attributes": {"k": "x" * 17_000}}, "invalid_attributes"),
+    ({"id": "a", "attributes": {"k": ["a\0"]}}, "invalid_attributes"),
+    ({"id": "a", "attributes": {"a\0": 1}}, "invalid_attributes"),
+]
+
+
+async def test_many_items_are_answered_row_by_row(client: httpx2.AsyncClient) -> None:
+    rows = [row for row, _ in BAD_ITEMS]
+    good = [
+        {"id": "a", "title": "first"},
+        {"id": "b", "title": "x" * 1024, "attributes": {"k": "\\u0000", "n": 1.5e300}},
+        {"id": "a", "title": "last"},
+        {"id": "c", "title": "", "categories": None, "hidden": None, "attributes": None},
+    ]
+    response = await client.post("/items", json=rows + good)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["accepted"] == 4
+    found = {bad["index"]: bad["code"] for bad in answer["rejected"]}
+    assert found == dict(enumerate(code for _, code in BAD_ITEMS))
+    assert (await client.get("/items/a")).json()["title"] == "last"
+    assert (await client.get("/items/b")).json()["attributes"] == good[1]["attributes"]
+    again = await client.post("/items", json=good)
+    assert again.json() == {"accepted": 4, "rejected": []}
+
+
+async def test_one_bad_item_is_422(client: httpx2.AsyncClient) -> None:
+    await client.put("/items/a", json={})
+    for row, code in BAD_ITEMS:
+        if code == "missing_id":
+            continue
+        for method in ("PUT", "PATCH"):
+            response = await client.request(method, "/items/a", json=row)
+            assert (response.status_code, response.json()["code"]) == (422, code), row
+    deep = b'{"attributes": {"k": ' + b"[" * 600 + b"]" * 600 + b"}}"
+    headers = {"content-type": "application/json"}
+    response = await client.put("/items/a", content=deep, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_attributes")
+    for body, status in ((b"{", 400), (b'{"attributes": {"k": NaN}}', 400), (b"7", 422)):
+        response = await client.put("/items/a", content=body, headers=headers)
+        assert response.status_code == status, body
+    assert (await client.put("/items/a", json={"id": "b"})).status_code == 422
+    assert (await client.post("/items", json={"id": "a"})).status_code == 422
+    too_many = await client.post("/items", json=[{"id": "a"}] * 10_001)
+    assert (too_many.status_code, too_many.json()["code"]) == (413, "too_many_items")
+
+
+async def test_lists_are_newest_first_and_filtered(client: httpx2.AsyncClient) -> None:
+    await client.post(
+        "/items",
+        json=[{"id": f"i{k}", "categories": ["all", f"c{k % 3}"]} for k in range(10)],
+    )
+    await client.delete("/items/i9")
+
+    async def ids(query: str) -> list[str]:
+        found: list[str] = []
+        cursor = ""
+        while True:
+            page = (await client.get(f"/items?n=4{query}{cursor}")).json()
+            found += [item["id"] for item in page["items"]]
+            if page["next_cursor"] is None:
+                return found
+            assert len(page["items"]) == 4
+            cursor = f"&cursor={page['next_cursor']}"
+
+    everything = [f"i{k}" for k in range(8, -1, -1)]
+    assert await ids("") == everything
+    assert await ids("&category=all") == everything
+    assert await ids("&category=c0") == ["i6", "i3", "i0"]
+    assert await ids("&category=c0&category=c1") == ["i7", "i6", "i4", "i3", "i1", "i0"]
+    assert await ids("&category=none") == []
+    await client.patch("/items/i6", json={"categories": ["c1"]})
+    assert await ids("&category=c0") == ["i3", "i0"]
+
+
+async def test_events_make_items_and_do_not_bring_deleted_ones_back(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    await client.post("/events", json={"user": "u", "item": "new"})
+    assert (await client.get("/items/new")).json() == {
+        "id": "new",
+        "title": None,
+        "categories": [],
+        "hidden": False,
+        "attributes": {},
+    }
+    view = await _service(app).catalogue()
+    assert view.visible[view.internal_ids["new"]]
+    await client.delete("/items/new")
+    assert (await client.post("/events", json={"user": "u", "item": "new"})).json()["accepted"] == 1
+    assert (await client.get("/items/new")).status_code == 404
+    view = await _service(app).catalogue()
+    assert not view.visible[view.internal_ids["new"]]
+    # The events stay, and name the item.
+    history = (await client.get("/users/u/events")).json()["items"]
+    assert [event["item"] for event in history] == ["new", "new"]
+
+
+async def test_the_view_follows_every_change(app: FastAPI, client: httpx2.AsyncClient) -> None:
+    before = await _service(app).catalogue()
+    assert before.size == 0
+    await client.put("/items/a", json={"title": "A", "categories": ["x"]})
+    await client.put("/items/b", json={"title": "B", "hidden": True})
+    view = await _service(app).catalogue()
+    a, b = view.internal_ids["a"], view.internal_ids["b"]
+    assert (view.titles[a], view.external_ids[a]) == ("A", "a")
+    assert (bool(view.visible[a]), bool(view.visible[b])) == (True, False)
+    assert view.mask(["x", "absent"]).nonzero()[0].tolist() == [a]
+    # Nothing changed, nothing is made anew; and who held the old state still has it.
+    assert await _service(app).catalogue() is view
+    await client.patch("/items/a", json={"hidden": True})
+    changed = await _service(app).catalogue()
+    assert changed.seq > view.seq
+    assert bool(view.visible[a])
+    assert not changed.visible[a]
+
+
+def _row(item: int, seq: int, *, categories: list[str], **more: Any) -> CatalogueRow:
+    state = {"title": None, "hidden": False, "deleted": False} | more
+    return CatalogueRow(id=item, external_id=f"e{item}", categories=categories, seq=seq, **state)
+
+
+def test_the_view_as_a_value() -> None:
+    first = Catalogue().updated(
+        [_row(1, 1, categories=["x"]), _row(5, 2, categories=["x", "y"], title="T")]
+    )
+    assert first.size == 6
+    assert first.categories["x"].tolist() == [1, 5]
+    second = first.updated(
+        [_row(5, 3, categories=["z"]), _row(1, 4, categories=[], deleted=True, title=None)]
+    )
+    assert set(second.categories) == {"z"}
+    assert second.deleted == {1}
+    assert second.visible.tolist() == [False] * 5 + [True]
+    assert second.seq == 4
+    assert first.categories["y"].tolist() == [5]
+    assert second.updated([]) is second
+    assert second.updated([_row(1, 5, categories=["x"])]).deleted == frozenset()
+
+
+async def test_concurrent_events_and_descriptions_of_the_same_items(
+    client: httpx2.AsyncClient,
+) -> None:
+    async def describe(k: int) -> None:
+        for j in range(8):
+            response = await client.put(f"/items/i{j}", json={"title": f"t{k}"})
+            assert response.status_code in (200, 201)
+
+    async def act(k: int) -> None:
+        rows = [{"user": f"u{k}", "item": f"i{j}"} for j in range(7, -1, -1)]
+        for _ in range(3):
+            assert (await client.post("/events", json=rows)).json()["accepted"] == 8
+
+    await asyncio.gather(*(describe(k) for k in range(4)), *(act(k) for k in range(4)))
+    items = (await client.get("/items")).json()["items"]
+    assert sorted(item["id"] for item in items) == [f"i{j}" for j in range(8)]
+    assert all(item["title"] for item in items)

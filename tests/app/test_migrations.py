@@ -1,0 +1,81 @@
+"""The schema's versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from app.core.database import Database
+from app.core.errors import SettingsError
+from app.core.migrations import (
+    current_revision,
+    ensure_schema,
+    head_revision,
+    migrate,
+    schema_is_current,
+)
+from app.core.settings import normalise_database_url
+from app.schema import metadata
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def empty(empty_database_url: str) -> AsyncIterator[Database]:
+    database = Database(normalise_database_url(empty_database_url))
+    yield database
+    await database.close()
+
+
+def _differences(conn: sa.Connection) -> Any:
+    options = {"compare_type": True, "compare_server_default": True}
+    return compare_metadata(MigrationContext.configure(conn, opts=options), metadata)
+
+
+async def test_migrations_make_what_the_tables_say(database: Database) -> None:
+    async with database.read() as conn:
+        assert await conn.run_sync(_differences) == []
+    assert await current_revision(database) == head_revision()
+
+
+async def test_down_and_up_again(empty: Database) -> None:
+    assert await current_revision(empty) is None
+    await migrate(empty)
+    assert await schema_is_current(empty)
+    await migrate(empty, "base")
+    assert await current_revision(empty) is None
+    await migrate(empty)
+    await migrate(empty)
+    async with empty.read() as conn:
+        assert await conn.run_sync(_differences) == []
+
+
+async def test_several_may_start_at_once(empty: Database) -> None:
+    url = empty.url.render_as_string(hide_password=False)
+    others = [Database(url) for _ in range(3)]
+    await asyncio.gather(*(migrate(other) for other in others))
+    for other in others:
+        await other.close()
+    assert await schema_is_current(empty)
+
+
+async def test_only_the_embedded_database_migrates_itself(empty: Database) -> None:
+    if empty.dialect == "sqlite":
+        await ensure_schema(empty)
+        assert await schema_is_current(empty)
+    else:
+        with pytest.raises(SettingsError, match="run `ncr db upgrade`"):
+            await ensure_schema(empty)
+
+
+async def test_a_newer_schema_is_left_alone(database: Database) -> None:
+    async with database.write() as conn:
+        await conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SettingsError, match="newer"):
+        await ensure_schema(database)

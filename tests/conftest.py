@@ -1,0 +1,126 @@
+"""What tests of both packages use: the event loop, and every database there is to test on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from app.core.database import Database
+from app.core.migrations import migrate
+from app.core.settings import normalise_database_url
+
+POSTGRES_URL = os.environ.get(
+    "NCR_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres"
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The service is written for asyncio."""
+    return "asyncio"
+
+
+def _migrate(url: str) -> None:
+    async def run() -> None:
+        database = Database(normalise_database_url(url))
+        await migrate(database)
+        await database.close()
+
+    asyncio.run(run())
+
+
+def _admin() -> psycopg.Connection[tuple[object, ...]]:
+    return psycopg.connect(POSTGRES_URL, autocommit=True, connect_timeout=5)
+
+
+def _url_of(name: str) -> str:
+    return f"{POSTGRES_URL.partition('?')[0].rpartition('/')[0]}/{name}"
+
+
+def _create(name: str, template: str | None = None) -> None:
+    statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+    with _admin() as connection:
+        connection.execute(statement)
+
+
+def _drop(name: str) -> None:
+    with _admin() as connection:
+        statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+        connection.execute(statement.format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated file, copied for each test."""
+    path = tmp_path_factory.mktemp("template") / "ncr.db"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres() -> None:
+    """Skips where there is no server, except where there has to be one."""
+    try:
+        _admin().close()
+    except psycopg.OperationalError as error:
+        reason = f"no PostgreSQL at {POSTGRES_URL.rpartition('@')[2]}: {error}"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres: None) -> Iterator[str]:
+    """A migrated database, copied for each test."""
+    name = f"ncr_test_{secrets.token_hex(6)}"
+    _create(name)
+    try:
+        _migrate(_url_of(name))
+        yield name
+    finally:
+        _drop(name)
+
+
+BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A migrated, empty database of the test's own: each test runs on both kinds."""
+    if request.param == "sqlite":
+        path = tmp_path / "ncr.db"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    template = request.getfixturevalue("postgres_template")
+    name = f"ncr_test_{secrets.token_hex(6)}"
+    _create(name, template)
+    try:
+        yield _url_of(name)
+    finally:
+        _drop(name)
+
+
+@pytest.fixture(params=BACKENDS)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database without a schema."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    request.getfixturevalue("postgres")
+    name = f"ncr_test_{secrets.token_hex(6)}"
+    _create(name)
+    try:
+        yield _url_of(name)
+    finally:
+        _drop(name)
