@@ -90,9 +90,13 @@ def _event(row: InteractionRow, number: int) -> NewEvent | str:
 
 
 def _event_id(row: InteractionRow) -> str:
-    """Derived from the row alone, so that the same row is the same event."""
+    """Derived from the row alone, so that the same row is the same event.
+
+    It begins with the user: files mostly come user by user, and an index takes neighbours faster.
+    """
     text = f"{len(row.user)}:{row.user}{row.item}\0{row.value}\0{row.timestamp}\0{row.position}"
-    return "import-" + hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return f"import:{row.user[:24]}:{digest}"
 
 
 def _valid_items(

@@ -32,6 +32,8 @@ class Database:
         )
         options: dict[str, Any] = {
             "json_serializer": lambda value: orjson.dumps(value).decode(),
+            # PostgreSQL writes 1e300 out as an integer; here it becomes the float again.
+            "json_deserializer": orjson.loads,
             "pool_size": pool_size,
         }
         if self.dialect == "sqlite":

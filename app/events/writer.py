@@ -41,6 +41,7 @@ class EventWriter:
         self._buffer_rows = buffer_rows
         self._waiting: deque[_Request] = deque()
         self._waiting_rows = 0
+        self._writing: list[_Request] = []
         # Waiting and being written: what the bound is on.
         self._held_rows = 0
         self._arrived = asyncio.Event()
@@ -91,7 +92,7 @@ class EventWriter:
             await self._serve()
         finally:
             # Cancelled, because draining took too long: nobody must wait for ever.
-            for request in self._waiting:
+            for request in (*self._writing, *self._waiting):
                 if not request.done.done():
                     request.done.set_exception(
                         Unavailable("the service is stopping", code="shutting_down")
@@ -105,7 +106,7 @@ class EventWriter:
                 continue
             if self._waiting_rows < self._group_rows and not self._stopping:
                 await self._gather()
-            group = self._next_group()
+            group = self._writing = self._next_group()
             rows = sum(len(request.rows) for request in group)
             try:
                 await self._write(group)

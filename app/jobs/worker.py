@@ -36,6 +36,10 @@ class Cancelled(Exception):  # noqa: N818 - asked for
     """Somebody asked for an end of the job."""
 
 
+class Stopped(Exception):  # noqa: N818 - asked for
+    """The worker was told to stop."""
+
+
 class TrainingFailed(Exception):  # noqa: N818 - it is the job that failed
     """The training process said why it could not go on, in one line."""
 
@@ -80,6 +84,9 @@ class Worker:
             await self._train(claim, version, stop or asyncio.Event(), on_progress)
         except LostJob:
             log.warning("job lost to another worker", job_id=claim.job_id)
+        except Stopped:
+            await self._jobs.requeue(claim)
+            log.info("job given back", job_id=claim.job_id)
         except Cancelled:
             await self._end(claim, "cancelled")
         except TrainingFailed as error:
@@ -122,9 +129,8 @@ class Worker:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
-        if summary is None:  # told to stop
-            await self._jobs.requeue(claim)
-            raise LostJob
+        if summary is None:
+            raise Stopped
         await self._publish(claim, version, summary)
 
     def _order(self, claim: Claim, version: str) -> bytes:

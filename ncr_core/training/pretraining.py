@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from ncr_core.data.splits import Split
+from ncr_core.errors import DataError
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
 from ncr_core.models.config import Kind
 from ncr_core.training.config import TrainConfig
@@ -35,6 +36,10 @@ def train_model(
 
     Repeatable by ``config.seed`` on one device. Raises DataError or TrainingError.
     """
+    if split.train.n_users < 2:
+        raise DataError(
+            f"{split.train.n_users} user is too few: a model learns from what users have in common"
+        )
     if model_config.kind != "neupr" or not config.pretrain:
         model = _build(model_config, split, config.seed)
         schedule = Schedule(f"train {model_config.kind}", config.epochs, config.learning_rate)

@@ -55,10 +55,13 @@ async def test_two_databases_on_one_file_or_server_take_turns(database: Database
 
 
 async def test_an_error_rolls_back(database: Database) -> None:
-    with pytest.raises(RuntimeError, match="no"):
+    async def fail() -> None:
         async with database.write() as conn:
             await next_values(conn, EVENT_SEQ, 5)
             raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        await fail()
     assert await _value(database, EVENT_SEQ) == 0
 
 

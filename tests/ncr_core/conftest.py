@@ -12,8 +12,6 @@ from ncr_core.data import Interactions, Split, build_interactions, leave_latest_
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 
-torch.set_num_threads(1)  # small models: threads only get in each other's way
-
 CONFIGS = [
     ModelConfig(kind="nbpr", factors=4),
     ModelConfig(kind="nbpr", factors=3, learn_weights=False),

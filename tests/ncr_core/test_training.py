@@ -111,6 +111,12 @@ def test_users_who_have_seen_everything_are_left_out_of_training() -> None:
         )
 
 
+def test_one_user_is_too_few() -> None:
+    split = leave_latest_out(build_interactions([("only", str(i), float(i)) for i in range(9)]))
+    with pytest.raises(DataError, match="1 user is too few"):
+        train_model(ModelConfig(kind="nbpr", factors=2), TrainConfig(device="cpu"), split)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -1,0 +1,66 @@
+"""Small trained models for tests of the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.events.schemas import NewEvent
+from app.jobs.schemas import TrainParams
+from app.jobs.training import interactions_of, train_and_evaluate
+from app.models.schemas import ModelRow
+from app.services import Services
+from ncr_core.data.synthetic import SyntheticData, synthetic_catalogue
+from ncr_core.models import ModelConfig
+
+SMALL: SyntheticData = synthetic_catalogue(60, 50, 12)
+QUICK: dict[str, Any] = {"model": "nbpr", "factors": 4, "epochs": 2}
+
+
+async def add_small_data(services: Services) -> None:
+    """60 users and 50 items with their categories."""
+    await services.catalog.upsert_rows(
+        [{"id": i.id, "title": i.title, "categories": [i.genre]} for i in SMALL.items]
+    )
+    await services.events.import_rows(
+        [
+            NewEvent(f"{user} {item}", user, item, timestamp=order * 1_000_000)
+            for user, item, order in SMALL.interactions
+        ]
+    )
+
+
+async def publish_model(services: Services, **params: Any) -> str:
+    """Trains on what is in the database and publishes, without a job; the new version."""
+    wanted = TrainParams.model_validate(QUICK | params)
+    snapshot = await services.events.snapshot_for_training()
+    users = await services.events.external_users(set(snapshot.user_id.tolist()))
+    items = await services.catalog.external_ids_of(set(snapshot.item_id.tolist()))
+    version = services.models.new_version()
+    summary = train_and_evaluate(
+        interactions_of(snapshot, users, items),
+        wanted,
+        ModelConfig.from_dict({"kind": wanted.model, "factors": wanted.factors}),
+        "cpu",
+        services.models.folder(version),
+        lambda progress: None,
+    )
+    row = ModelRow(
+        version=version,
+        status="published",
+        kind=str(wanted.model),
+        factors=int(wanted.factors or 0),
+        path=services.models.path_of(version),
+        checksum=summary["checksum"],
+        trained_seq=snapshot.max_seq,
+        users=summary["users"],
+        items=summary["items"],
+        interactions=summary["interactions"],
+        metrics=summary["metrics"],
+        params=wanted.model_dump(),
+        job_id=None,
+        created_at=0,
+        activated_at=None,
+    )
+    async with services.database.write() as conn:
+        await services.models.publish(conn, row)
+    return version

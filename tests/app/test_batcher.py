@@ -1,0 +1,111 @@
+"""The batcher: one pass for what has collected, and nobody pays for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from app.core.errors import Unavailable
+from app.recommend import batcher as module
+from app.recommend.batcher import Batcher
+from app.recommend.serving import RankedItem, RankRequest, ServingModel
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeModel:
+    """Answers each request with its own n; waits where it is told to."""
+
+    def __init__(self, name: str = "a") -> None:
+        self.name = name
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        self.go.wait(10)
+        self.batches.append([r.n for r in requests])
+        if any(r.n == 13 for r in requests):
+            raise ZeroDivisionError("13")
+        return [[RankedItem(r.n, 0.5, None)] for r in requests]
+
+
+@pytest.fixture
+async def batcher() -> AsyncIterator[Batcher]:
+    batcher = Batcher(threads=1)
+    yield batcher
+    await batcher.close()
+
+
+def ask(batcher: Batcher, model: FakeModel, n: int) -> asyncio.Task[list[RankedItem]]:
+    request = RankRequest(0, None, ("u", 0), np.ones(1, dtype=np.bool_), n)
+    return asyncio.create_task(batcher.rank(cast(ServingModel, cast(Any, model)), request))
+
+
+async def test_what_collects_while_the_thread_is_busy_is_one_batch(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    rest = [ask(batcher, model, n) for n in range(2, 7)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    answers = await asyncio.gather(first, *rest)
+    assert [a[0].row for a in answers] == [1, 2, 3, 4, 5, 6]
+    assert model.batches == [[1], [2, 3, 4, 5, 6]]
+
+
+async def test_an_exception_fails_its_own_request_only(batcher: Batcher) -> None:
+    model = FakeModel()
+    answers = await asyncio.gather(
+        *(ask(batcher, model, n) for n in (12, 13, 14)), return_exceptions=True
+    )
+    assert isinstance(answers[1], ZeroDivisionError)
+    assert [cast(Any, a)[0].row for a in (answers[0], answers[2])] == [12, 14]
+
+
+async def test_requests_that_have_gone_away_are_not_ranked(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    gone, stays = ask(batcher, model, 2), ask(batcher, model, 3)
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(first, stays)
+    assert model.batches == [[1], [3]]
+
+
+async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
+    a, b = FakeModel("a"), FakeModel("b")
+    a.go.clear()
+    tasks = [ask(batcher, a, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, a, 2), ask(batcher, b, 3), ask(batcher, b, 4), ask(batcher, a, 5)]
+    await asyncio.sleep(0.05)
+    a.go.set()
+    await asyncio.gather(*tasks)
+    assert a.batches == [[1], [2], [5]]
+    assert b.batches == [[3, 4]]
+
+
+async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    model = FakeModel()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Unavailable) as refused:
+        await ask(batcher, model, 4)
+    assert refused.value.headers["Retry-After"] == "1"
+    model.go.set()
+    await asyncio.gather(*tasks)

@@ -1,0 +1,210 @@
+"""Lists for everyone: known, new and in between; filtered, and never what was seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.recommend.model_host import ModelHost
+from app.services import Services
+from tests.app.models import SMALL, add_small_data, publish_model
+
+pytestmark = pytest.mark.anyio
+
+GENRES = {item.id: item.genre for item in SMALL.items}
+SEEN = {user: [i for u, i, _ in SMALL.interactions if u == user] for user in ("user-1", "user-2")}
+
+
+@pytest.fixture
+async def filled(app: FastAPI) -> Services:
+    services: Services = app.state.services
+    await add_small_data(services)
+    return services
+
+
+@pytest.fixture
+async def trained(app: FastAPI, filled: Services) -> str:
+    version = await publish_model(filled, epochs=5)
+    await refresh(app)
+    return version
+
+
+async def refresh(app: FastAPI) -> None:
+    """What the server does by itself within a second."""
+    host: ModelHost = app.state.recommend._host
+    await host.refresh()
+
+
+async def ask(client: httpx2.AsyncClient, user: str, **params: Any) -> dict[str, Any]:
+    response = await client.get(f"/recommend/{quote(user, safe='')}", params=params)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def ids(answer: dict[str, Any]) -> list[str]:
+    return [item["id"] for item in answer["items"]]
+
+
+def sources(answer: dict[str, Any]) -> set[str]:
+    return {item["source"] for item in answer["items"]}
+
+
+async def test_an_empty_service_answers_with_an_empty_list(client: httpx2.AsyncClient) -> None:
+    answer = await ask(client, "anyone")
+    assert answer["items"] == []
+    assert answer["model_version"] is None
+    assert answer["as_of_seq"] == 0
+
+
+async def test_without_a_model_everyone_gets_the_popular(
+    client: httpx2.AsyncClient, filled: Services
+) -> None:
+    answer = await ask(client, "new/ 🙂 %", n=5)
+    assert answer["user"] == "new/ 🙂 %"
+    assert sources(answer) == {"popular"}
+    counts = Counter(item for _, item, _ in SMALL.interactions)
+    places = [counts[item] for item in ids(answer)]
+    assert places == sorted(counts.values(), reverse=True)[:5]
+    assert all(i["score"] is i["preferred_over_next"] is None for i in answer["items"])
+    assert not set(ids(await ask(client, "user-1", n=50))) & set(SEEN["user-1"])
+
+
+async def test_new_events_move_the_popularity_list(
+    client: httpx2.AsyncClient, filled: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.recommend import popular
+
+    monkeypatch.setattr(popular, "INCREMENT_SECONDS", 0.0)
+    await ask(client, "new")
+    events = [{"user": f"fan-{n}", "item": "hit"} for n in range(80)]
+    assert (await client.post("/events", json=events)).json()["accepted"] == 80
+    assert ids(await ask(client, "new"))[0] == "hit"
+
+
+async def test_a_known_user_gets_the_models_list(client: httpx2.AsyncClient, trained: str) -> None:
+    answer = await ask(client, "user-1")
+    assert answer["model_version"] == trained
+    assert answer["recommendation_id"].startswith(trained)
+    assert answer["as_of_seq"] == len(SMALL.interactions)
+    assert len(set(ids(answer))) == 10
+    assert sources(answer) == {"model"}
+    assert [item["rank"] for item in answer["items"]] == list(range(1, 11))
+    scores = [item["score"] for item in answer["items"]]
+    assert all(0 < score < 1 for score in scores)
+    assert scores == sorted(scores, reverse=True)  # this model is additive
+    ahead = [item["preferred_over_next"] for item in answer["items"]]
+    assert all(0.5 <= p < 1 for p in ahead[:-1])
+    assert ahead[-1] is None
+    assert not set(ids(answer)) & set(SEEN["user-1"])
+    assert ids(answer) != ids(await ask(client, "user-2"))
+    assert ids(await ask(client, "user-1")) == ids(answer)
+
+
+async def test_an_unknown_user_of_a_trained_service_gets_the_popular(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    answer = await ask(client, "nobody")
+    assert sources(answer) == {"popular"}
+    assert answer["model_version"] == trained
+
+
+async def test_events_after_training_change_list_and_source(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    before = ids(await ask(client, "user-1"))
+    events = [{"user": "user-1", "item": item} for item in before[:3]]
+    events += [{"user": "newcomer", "item": item} for item in SEEN["user-2"][:5]]
+    seq = (await client.post("/events", json=events)).json()["last_seq"]
+
+    known = await ask(client, "user-1", min_seq=seq)
+    assert known["as_of_seq"] >= seq
+    assert sources(known) == {"fold_in"}
+    assert not set(ids(known)) & {*before[:3], *SEEN["user-1"]}
+    new = await ask(client, "newcomer")
+    assert sources(new) == {"fold_in"}
+    assert not set(ids(new)) & set(SEEN["user-2"][:5])
+    assert ids(await ask(client, "newcomer")) == ids(new)
+
+
+async def test_a_user_of_unknown_items_only_gets_the_popular(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    await client.post("/events", json={"user": "early", "item": "brand new"})
+    assert sources(await ask(client, "early")) == {"popular"}
+
+
+async def test_filters(client: httpx2.AsyncClient, trained: str) -> None:
+    genre = GENRES[ids(await ask(client, "user-1"))[0]]
+    other = next(g for g in GENRES.values() if g != genre)
+    one = await ask(client, "user-1", category=genre, n=50)
+    assert {GENRES[i] for i in ids(one)} == {genre}
+    both = await ask(client, "user-1", category=[genre, other], n=50)
+    assert {GENRES[i] for i in ids(both)} == {genre, other}
+    assert ids(await ask(client, "user-1", category="no such")) == []
+
+    top = ids(await ask(client, "user-1"))
+    without = ids(await ask(client, "user-1", exclude=[top[0], top[3], "unknown"]))
+    assert without[:8] == [i for i in top if i not in (top[0], top[3])]
+    await client.patch(f"/items/{top[1]}", json={"hidden": True})
+    await client.delete(f"/items/{top[2]}")
+    assert not {top[1], top[2]} & set(ids(await ask(client, "user-1", n=50)))
+
+
+async def test_seen_items_on_request(client: httpx2.AsyncClient, trained: str) -> None:
+    everything = ids(await ask(client, "user-1", n=1000, exclude_seen=False))
+    assert set(everything) >= set(SEEN["user-1"])
+    assert len(everything) == len(set(everything)) == len(SMALL.items)
+
+
+async def test_items_that_the_model_does_not_know_fill_up_at_the_end(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    await client.put("/items/late", json={"title": "Came late"})
+    answer = await ask(client, "user-1", n=100)
+    assert answer["items"][-1] == {
+        "id": "late",
+        "title": "Came late",
+        "rank": len(answer["items"]),
+        "score": None,
+        "source": "popular",
+        "preferred_over_next": None,
+    }
+    # Beside it, items that nobody had when the model was trained.
+    used = {item for _, item, _ in SMALL.interactions}
+    assert {i["source"] for i in answer["items"] if i["id"] in used} == {"model"}
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "10000", "ten", ""])
+async def test_n_outside_its_bounds(client: httpx2.AsyncClient, n: str) -> None:
+    response = await client.get("/recommend/u", params={"n": n})
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert "query.n" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/recommend/" + "x" * 10_000, "invalid_id"),
+        ("/recommend/%ff", "invalid_id"),
+        ("/recommend/u?exclude=", "invalid_id"),
+        ("/recommend/u?explain=why", "invalid_request"),
+        ("/recommend/u?min_seq=-1", "invalid_request"),
+    ],
+)
+async def test_other_bad_input(client: httpx2.AsyncClient, path: str, code: str) -> None:
+    response = await client.get(path)
+    assert response.status_code == 422
+    assert response.json()["code"] == code
+
+
+async def test_a_seq_that_is_not_reached_is_a_conflict(client: httpx2.AsyncClient) -> None:
+    response = await client.get("/recommend/u", params={"min_seq": 10**6})
+    assert response.status_code == 409
+    assert response.json()["code"] == "seq_not_reached"

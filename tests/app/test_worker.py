@@ -1,0 +1,136 @@
+"""The worker with its real training process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.settings import Settings
+from app.jobs.schemas import JobRow, TrainParams
+from app.jobs.worker import Worker
+from app.services import Services
+from tests.app.models import QUICK, add_small_data
+
+pytestmark = pytest.mark.anyio
+
+
+async def run_job(services: Services, settings: Settings, **params: Any) -> JobRow:
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | params))
+    assert await Worker(services.database, services.models, settings).run_once()
+    return await services.jobs.get(job_id)
+
+
+async def test_from_events_to_a_published_model(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    await services.catalog.delete("film-1")
+    seen: list[dict[str, Any]] = []
+    job_id = await services.jobs.submit_training(
+        TrainParams.model_validate(QUICK | {"model": "neupr", "seed": 5})
+    )
+    worker = Worker(services.database, services.models, settings)
+    assert await worker.run_once(on_progress=seen.append)
+    assert not await worker.run_once()  # nothing is left to do
+
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.error, job.attempt) == ("succeeded", None, 1)
+    assert job.progress is not None
+    assert [p["phase"] for p in seen if p["epoch"] <= 1] == [
+        "read events", "pre-train nbpr", "pre-train dncr", "train neupr", "evaluate",
+        "write checkpoint",
+    ]  # fmt: skip
+    activation = await services.models.activation()
+    assert activation.version == job.model_version
+    row = await services.models.get(str(job.model_version))
+    assert (row.kind, row.factors, row.job_id) == ("neupr", 4, job_id)
+    assert row.trained_seq == await services.events.last_seq()
+    assert row.metrics == job.metrics
+    checkpoint = await services.models.load(row, "cpu")
+    assert len(checkpoint.user_ids) == row.users == 60
+    assert "film-1" not in checkpoint.item_ids  # deleted items are not learned
+
+
+async def test_training_without_data(services: Services, settings: Settings) -> None:
+    job = await run_job(services, settings)
+    assert job.status == "failed"
+    assert "no events to learn from" in str(job.error)
+    assert (await services.models.activation()).version is None
+
+
+async def test_training_on_one_user(services: Services, settings: Settings) -> None:
+    rows = [{"user": "only", "item": f"i{n}"} for n in range(9)]
+    await services.events.add_rows(rows, 0)
+    job = await run_job(services, settings)
+    assert job.status == "failed"
+    assert "1 user is too few" in str(job.error)
+
+
+async def test_training_on_users_with_too_little(services: Services, settings: Settings) -> None:
+    await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(9)], 0)
+    job = await run_job(services, settings)
+    assert job.status == "failed"
+    assert "no user has 3 items" in str(job.error)
+
+
+async def test_a_filter_that_leaves_nothing(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    job = await run_job(services, settings, min_interactions=1000)
+    assert job.status == "failed"
+    assert "no item has 1000 interactions" in str(job.error)
+
+
+async def test_cancel_while_training(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(
+        TrainParams.model_validate(QUICK | {"model": "dncr", "epochs": 1000})
+    )
+    started = asyncio.Event()
+    worker = Worker(services.database, services.models, settings)
+    running = asyncio.create_task(
+        worker.run_once(on_progress=lambda p: started.set() if p["epoch"] else None)
+    )
+    await asyncio.wait_for(started.wait(), 60)
+    assert (await services.jobs.get(job_id)).status == "running"
+    await services.jobs.cancel(job_id)
+    assert await asyncio.wait_for(running, 20)
+    job = await services.jobs.get(job_id)
+    assert job.status == "cancelled"
+    assert job.finished_at is not None
+    assert not children()
+    assert not list(settings.data_dir.glob("models/*"))
+
+
+async def test_a_worker_that_is_told_to_stop_gives_its_job_back(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(
+        TrainParams.model_validate(QUICK | {"epochs": 1000})
+    )
+    stop = asyncio.Event()
+    worker = Worker(services.database, services.models, settings)
+    running = asyncio.create_task(worker.run(stop))
+    while (await services.jobs.get(job_id)).progress is None:  # noqa: ASYNC110 - in the database
+        await asyncio.sleep(0.05)
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.attempt, job.owner) == ("queued", 0, None)
+    assert not children()
+
+
+def children() -> list[str]:
+    """Training processes of this test process that are still there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (process / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == os.getpid() and "app.jobs.child" in command:
+            found.append(command)
+    return found
