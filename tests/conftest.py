@@ -9,20 +9,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-# Models of this size: threads only get in each other's way. For this process and its children.
-os.environ["OMP_NUM_THREADS"] = "1"
-# What the developer's own service is set to is not what the tests are about.
-for _name in [name for name in os.environ if name.startswith("NCR_")]:
-    if not _name.startswith("NCR_TEST_"):
-        del os.environ[_name]
+import psycopg
+import pytest
+from psycopg import sql
 
-import psycopg  # noqa: E402
-import pytest  # noqa: E402
-from psycopg import sql  # noqa: E402
-
-from app.core.database import Database  # noqa: E402
-from app.core.migrations import migrate  # noqa: E402
-from app.core.settings import normalise_database_url  # noqa: E402
+from app.core.database import Database
+from app.core.migrations import migrate
+from app.core.settings import normalise_database_url
 
 POSTGRES_URL = os.environ.get(
     "NCR_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres"

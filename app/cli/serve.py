@@ -54,6 +54,10 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
         timeout_graceful_shutdown=int(settings.drain_seconds),
     )
     server = uvicorn.Server(config)
+    # When it has drained, uvicorn raises the signal that stopped it once more, which would end
+    # this process as killed. It was asked to end, and did: exit 0.
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: None)
     server.run()
     if not server.started:
         raise typer.Exit(1)

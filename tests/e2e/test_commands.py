@@ -1,0 +1,184 @@
+"""Commands as a user runs them: help for each, answers on stdout, errors in one line."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ncr_core.data.synthetic import synthetic_catalogue
+
+pytestmark = pytest.mark.e2e
+
+NCR = [sys.executable, "-c", "from app.cli import main; main()"]
+COMMANDS = (
+    "demo", "serve", "worker", "import", "download", "train", "evaluate", "db upgrade",
+    "jobs list", "models list", "models activate", "models rollback",
+)  # fmt: skip
+
+
+def ncr(
+    *arguments: object, data_dir: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*NCR, *map(str, arguments)],
+        env={**os.environ, "NCR_DATA_DIR": str(data_dir or "/nowhere"), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def fails(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("read ", "import "))]
+    assert len(lines) == 1, done.stderr
+    for text in says:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_has_help() -> None:
+    for command in ("", *COMMANDS):
+        done = ncr(*command.split(), "--help")
+        assert done.returncode == 0, done.stderr
+        assert "Usage: " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ratings") / "ratings.csv.gz"
+    rows = synthetic_catalogue(80, 130, 20).interactions
+    text = "who,what,position\n" + "".join(f"{u},{i},{p}\n" for u, i, p in rows)
+    path.write_bytes(gzip.compress(text.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "deep" / "down"
+    done = ncr(
+        "train", "--data", ratings, "--user-column", "who", "--item-column", "what",
+        "--model", "dncr", "--factors", 4, "--epochs", 2, "--min-interactions", 2, "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"80 users, \d+ items, [\d,]+ interactions", done.stderr)
+    assert "train dncr 2/2" in done.stderr
+    return out
+
+
+def test_train_and_evaluate(ratings: Path, checkpoint: Path) -> None:
+    columns = ("--user-column", "who", "--item-column", "what")
+    done = ncr("evaluate", checkpoint, "--data", ratings, *columns)
+    assert done.returncode == 0, done.stderr
+    sampled, full = done.stdout.splitlines()
+    figure = r"HR@10 0\.\d{4} NDCG@10 0\.\d{4} \(80 users, \d+ items\)"
+    assert re.fullmatch(f"sampled {figure}", sampled)
+    assert re.fullmatch(f"full {figure}", full)
+
+
+def test_a_checkpoint_is_not_overwritten_and_other_data_is_noticed(
+    ratings: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    columns = ("--user-column", "who", "--item-column", "what")
+    fails(ncr("train", "--data", ratings, *columns, "--out", checkpoint), "exists already")
+    other = tmp_path / "other.csv"
+    other.write_text("user,item\n" + "".join(f"u{n % 7},i{n}\n" for n in range(70)))
+    done = ncr("evaluate", checkpoint, "--data", other)
+    assert done.returncode == 1
+    weights = (checkpoint / "model.safetensors").read_bytes()
+    try:
+        (checkpoint / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+        fails(ncr("evaluate", checkpoint, "--data", ratings, *columns), "damaged", "SHA-256")
+    finally:
+        (checkpoint / "model.safetensors").write_bytes(weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--factors", "0"), "factors must be 1 to"),
+        (("--layers", "9"), "layers must be 2 to 6"),
+        (("--alpha", "2"), "alpha must be between"),
+        (("--device", "cuda:7"), "not there"),
+        (("--data", "/no/such/file"), "no/such/file"),
+    ],
+)
+def test_bad_training_options_fail_before_time_is_spent(
+    ratings: Path, tmp_path: Path, arguments: tuple[str, str], says: str
+) -> None:
+    fails(ncr("train", "--data", ratings, "--out", tmp_path / "x", *arguments), says)
+    assert not (tmp_path / "x").exists()
+
+
+def test_importing_bad_rows_keeps_the_good_ones(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("user,item,rating,timestamp\na,x,5,100\n,y,1,5\nb,y,nan,7\nc,z,1,2\n")
+    done = ncr("import", path, data_dir=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("2 events added")
+    assert "2 bad rows" in done.stdout
+    assert "events.csv line 3" in done.stderr
+    assert "events.csv line 4" in done.stderr
+
+
+def test_importing_nothing_but_bad_rows_fails(tmp_path: Path) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("user,item\n,x\nb,\n")
+    done = ncr("import", path, data_dir=tmp_path)
+    assert done.returncode == 1
+    assert "events.csv line 2" in done.stderr
+    assert "nothing was imported" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("empty.csv", "", "empty"),
+        ("other.csv", "a,b\n1,2\n", "user"),
+        ("folder", None, "folder"),
+        ("missing", None, "missing"),
+    ],
+)
+def test_importing_what_cannot_be_read(
+    tmp_path: Path, name: str, content: str | None, says: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    elif name == "folder":
+        path.mkdir()
+        (path / "readme.txt").write_text("nothing here")
+    fails(ncr("import", path, data_dir=tmp_path), says)
+
+
+def test_lists_and_activation(tmp_path: Path) -> None:
+    assert "version" in ncr("models", "list", data_dir=tmp_path).stdout
+    assert "status" in ncr("jobs", "list", data_dir=tmp_path).stdout
+    fails(ncr("models", "activate", "nope", data_dir=tmp_path), "no such model version")
+    fails(ncr("models", "rollback", data_dir=tmp_path), "no earlier version")
+
+
+def test_settings_that_cannot_be_used_show_no_secret(tmp_path: Path) -> None:
+    fails(ncr("jobs", "list", data_dir=tmp_path, NCR_ADMIN_KEY="sh0rt"), "NCR_ADMIN_KEY")
+    done = ncr("jobs", "list", NCR_DATABASE_URL="oracle://me:hunter2@db/x")
+    fails(done, "NCR_DATABASE_URL")
+    assert "hunter2" not in done.stderr
+    done = ncr("jobs", "list", NCR_DATABASE_URL="postgresql://me:hunter2@127.0.0.1:1/x")
+    fails(done, "database")
+    assert "hunter2" not in done.stderr
+
+
+def test_an_old_schema_on_postgresql_says_what_to_do(empty_database_url: str) -> None:
+    done = ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url)
+    if empty_database_url.startswith("sqlite"):
+        assert done.returncode == 0  # embedded databases migrate by themselves
+        return
+    fails(done, "ncr db upgrade")
+    assert ncr("db", "upgrade", NCR_DATABASE_URL=empty_database_url).returncode == 0
+    assert ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url).returncode == 0
