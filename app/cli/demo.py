@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import quote
 import typer
 
 from app.cli.common import EpochLines, console, quiet_settings, services_of
+from app.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
@@ -32,6 +34,7 @@ def demo(
     """Fill an embedded database, train a model, serve it, and say what to try."""
     from app.cli.serve import run_server
 
+    _ensure_free(port)
     # A folder a data set, so that a demo of one is not mixed into another's.
     base = quiet_settings()
     name = "synthetic" if data is None else _slug(data)
@@ -48,6 +51,16 @@ def demo(
     asyncio.run(_prepare(settings, data, port))
     console.print(f"ready after {time.perf_counter() - started:.0f} s; serving, Ctrl-C to stop")
     run_server(settings, "127.0.0.1", port, with_worker=True)
+
+
+def _ensure_free(port: int) -> None:
+    """Before minutes of training are spent."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise SettingsError(f"port {port} is taken; try: make demo PORT={port + 1}") from None
 
 
 async def _prepare(settings: Settings, data: Path | None, port: int) -> None:
@@ -152,7 +165,9 @@ async def _what_to_try(services: Services, settings: Settings, port: int) -> Non
     latest = [catalogue.titles[i] or catalogue.external_ids[i] for i in profile.seen[-5:]]
     console.print(f".\nThe latest: {'; '.join(latest)}.\nWould like next:", markup=False)
     for item in answer["items"]:
-        console.print(_line(item), markup=False)
+        number = catalogue.internal_ids[item["id"]]
+        own = [name for name, ids in catalogue.categories.items() if number in ids]
+        console.print(_line(item, own), markup=False)
     url, path = f"http://127.0.0.1:{port}", quote(user, safe="")
     first = answer["items"][0]["id"]
     console.print(
@@ -172,9 +187,9 @@ and {url}/docs for the rest.
     )
 
 
-def _line(item: dict[str, Any]) -> str:
+def _line(item: dict[str, Any], categories: list[str]) -> str:
     score = "" if item["score"] is None else f"  {item['score']:.3f}"
-    return f"  {item['rank']}. {item['title'] or item['id']}{score}"
+    return f"  {item['rank']}. {item['title'] or item['id']} ({', '.join(categories)}){score}"
 
 
 def _slug(path: Path) -> str:

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     """The database. Default: SQLite in the data folder. `postgresql://…` for PostgreSQL."""
 
     redis_url: str | None = None
-    """A Redis to share cached lists between servers. Default: none, each server has its own."""
+    """A Redis for what servers will share. Accepted, and not used by this version yet."""
 
     device: str = "auto"
     """Where models run: `auto`, `cpu`, `cuda` or `cuda:N`."""

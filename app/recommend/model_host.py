@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from app.core.logging import get_logger
 from app.core.settings import Settings
@@ -12,6 +13,8 @@ from ncr_core.errors import NcrError
 from ncr_core.training.config import resolve_device
 
 log = get_logger(__name__)
+
+RETRY_SECONDS = 30.0  # a checkpoint on shared storage may come a little after its row
 
 
 class ModelHost:
@@ -28,6 +31,7 @@ class ModelHost:
         self._settings = settings
         self._device = str(resolve_device(settings.device))
         self._generation: int | None = None
+        self._retry_at = float("inf")
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -49,8 +53,9 @@ class ModelHost:
     async def refresh(self) -> None:
         """Brings ``current`` up to what the registry says."""
         activation = await self._registry.activation()
-        if activation.generation == self._generation:
+        if activation.generation == self._generation and time.monotonic() < self._retry_at:
             return
+        self._retry_at = float("inf")
         if activation.version is None:
             self.current, self.refused = None, None
         elif self.current is None or self.current.version != activation.version:
@@ -63,6 +68,7 @@ class ModelHost:
                 await asyncio.to_thread(model.warm_up)
             except NcrError as error:
                 self.refused = str(error)
+                self._retry_at = time.monotonic() + RETRY_SECONDS
                 log.error("model refused", version=activation.version, reason=str(error))
             else:
                 self.current, self.refused = model, None

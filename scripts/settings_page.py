@@ -1,0 +1,33 @@
+"""Writes docs/settings.md from the settings themselves: python scripts/settings_page.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from app.core.settings import Settings
+
+HEAD = """# Settings
+
+Each is an environment variable. Without any, the service runs on SQLite in `./var`.
+This page is made from `app/core/settings.py` by `python scripts/settings_page.py`.
+
+| variable | default | what it is |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = "none" if default is None or default is PydanticUndefined else f"`{default}`"
+        text = " ".join((field.description or "").split())
+        rows.append(f"| `NCR_{name.upper()}` | {shown} | {text} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parents[1] / "docs" / "settings.md").write_text(page())
