@@ -60,12 +60,12 @@ class CatalogService:
     ) -> dict[str, int]:
         """The internal ids of all of these, created where needed, in the caller's transaction."""
         found = await self._repository.ids_of(external_ids, conn)
-        missing = set(external_ids) - found.keys()
+        missing = [item for item in external_ids if item not in found]
         if missing:
             # The lock before the look: another transaction may just be creating the same ones.
             seq = await next_values(conn, CATALOG_SEQ)
             found.update(await self._repository.ids_of(missing, conn))
-            missing -= found.keys()
+            missing = [item for item in missing if item not in found]
             await self._repository.create_bare(conn, missing, seq)
             found.update(await self._repository.ids_of(missing, conn))
         return found

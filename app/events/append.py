@@ -71,10 +71,11 @@ async def append(
     if fresh:
         new = fresh.values()
         # Only now, so that rows that are not taken leave no users and items behind.
-        missing = {event.user for event in new} - users.keys()
+        # In the order of the events: the same events make the same rows, and the same model.
+        missing = [u for u in dict.fromkeys(event.user for event in new) if u not in users]
         if missing:
             users.update(await repository.create_users(conn, missing))
-        items = await catalog.ensure_items(conn, {event.item for event in new})
+        items = await catalog.ensure_items(conn, list(dict.fromkeys(e.item for e in new)))
         await next_values(conn, EVENT_SEQ, len(fresh))
         await repository.insert(
             conn,

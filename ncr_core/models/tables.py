@@ -60,11 +60,16 @@ class TowerTable:
 
     def above(self, first_layer: Tensor) -> Tensor:
         """(…, h) inputs of the first activation → (…) w·tower."""
-        act = torch.tanh if self.activation == "tanh" else torch.relu
+        act = _tanh if self.activation == "tanh" else torch.relu
         x = act(first_layer)
         for weight, bias in self.layers:
             x = act(torch.nn.functional.linear(x, weight, bias))
         return x @ self.weight
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """tanh(x) = 2σ(2x) − 1, which torch computes in less than half the time on a CPU."""
+    return x.mul(2).sigmoid_().mul_(2).sub_(1)
 
 
 @dataclass(frozen=True)

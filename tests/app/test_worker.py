@@ -53,6 +53,21 @@ async def test_from_events_to_a_published_model(services: Services, settings: Se
     assert "film-1" not in checkpoint.item_ids  # deleted items are not learned
 
 
+async def test_the_same_events_and_seed_give_the_same_model(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    one, two = [await run_job(services, settings, seed=3) for _ in range(2)]
+    assert one.metrics == two.metrics
+    first, second = [
+        (await services.models.load(await services.models.get(str(j.model_version)), "cpu"))
+        for j in (one, two)
+    ]
+    assert first.user_ids == [f"user-{n}" for n in range(1, 61)]  # as they came in
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
 async def test_training_without_data(services: Services, settings: Settings) -> None:
     job = await run_job(services, settings)
     assert job.status == "failed"

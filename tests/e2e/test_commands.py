@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import re
 import subprocess
 import sys
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -182,3 +187,28 @@ def test_an_old_schema_on_postgresql_says_what_to_do(empty_database_url: str) ->
     fails(done, "ncr db upgrade")
     assert ncr("db", "upgrade", NCR_DATABASE_URL=empty_database_url).returncode == 0
     assert ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url).returncode == 0
+
+
+def test_download_from_a_local_server(tmp_path: Path) -> None:
+    site, name = tmp_path / "site", "ml-latest-small"
+    site.mkdir()
+    with zipfile.ZipFile(site / f"{name}.zip", "w") as archive:
+        archive.writestr(f"{name}/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3,4\n")
+    checksum = hashlib.md5((site / f"{name}.zip").read_bytes()).hexdigest()
+    (site / f"{name}.zip.md5").write_text(f"MD5 ({name}.zip) = {checksum}\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        done = ncr("download", name, tmp_path / "data", NCR_DOWNLOAD_BASE_URL=base)
+        assert done.returncode == 0, done.stderr
+        assert "acknowledge" in done.stderr.lower()
+        assert done.stdout.strip() == str(tmp_path / "data" / name)
+        (site / f"{name}.zip.md5").write_text(f"{'0' * 32}  {name}.zip\n")
+        done = ncr("download", name, tmp_path / "other", NCR_DOWNLOAD_BASE_URL=base)
+        assert done.returncode == 1
+        assert "checksum" in done.stderr.lower() or "md5" in done.stderr.lower()
+        server.shutdown()
+    imported = ncr("import", tmp_path / "data" / name, data_dir=tmp_path / "var")
+    assert imported.stdout.startswith("1 events added")
+    fails(ncr("download", "netflix", tmp_path), "netflix")
