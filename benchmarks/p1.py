@@ -2,8 +2,8 @@
 
     python -m benchmarks.p1 DATA [FACTORS]
 
-DATA is MovieLens 1M as `ncr train` reads it. Runs the commands that a user would run; ItemPop by the
-same protocol stands beside them.
+DATA is MovieLens 1M as `ncr train` reads it. Runs the commands that a user would run; ItemPop by
+the same protocol stands beside them.
 """
 
 from __future__ import annotations

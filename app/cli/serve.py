@@ -44,6 +44,7 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     from app.main import create_app
 
     ensure_bindable(host, settings)
+    asyncio.run(_check(settings))
     config = uvicorn.Config(
         create_app(settings, with_worker=with_worker),
         host=host,
@@ -61,6 +62,20 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+async def _check(settings: Settings) -> None:
+    """What would keep the service from starting is one line here, and a traceback later."""
+    from app.core.database import Database
+    from app.core.migrations import ensure_schema
+    from ncr_core.training import resolve_device
+
+    resolve_device(settings.device)
+    database = Database(settings.effective_database_url)
+    try:
+        await ensure_schema(database)
+    finally:
+        await database.close()
 
 
 def worker() -> None:

@@ -179,12 +179,22 @@ def test_settings_that_cannot_be_used_show_no_secret(tmp_path: Path) -> None:
     assert "hunter2" not in done.stderr
 
 
+def test_a_server_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
+    done = ncr("serve", "--port", 0, data_dir=tmp_path, NCR_DEVICE="cuda:7")
+    fails(done, "cuda:7", "not there")
+    done = ncr("serve", "--port", 0, NCR_DATABASE_URL="postgresql://me:hunter2@127.0.0.1:1/x")
+    fails(done, "database")
+    assert "hunter2" not in done.stderr
+
+
 def test_an_old_schema_on_postgresql_says_what_to_do(empty_database_url: str) -> None:
     done = ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url)
     if empty_database_url.startswith("sqlite"):
         assert done.returncode == 0  # embedded databases migrate by themselves
         return
     fails(done, "ncr db upgrade")
+    fails(ncr("serve", "--port", 0, NCR_DATABASE_URL=empty_database_url), "ncr db upgrade")
+    fails(ncr("worker", NCR_DATABASE_URL=empty_database_url), "ncr db upgrade")
     assert ncr("db", "upgrade", NCR_DATABASE_URL=empty_database_url).returncode == 0
     assert ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url).returncode == 0
 
