@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from app.catalog.schemas import Item, ItemProblem, parse_item
-from app.events.schemas import LAST_TIMESTAMP, NewEvent
+from app.events.schemas import NewEvent
 from app.services import Services
 from ncr_core.data.readers import BadRow, InteractionRow, ItemRow, Source
 
@@ -24,6 +24,9 @@ class ImportReport:
     accepted: int = 0
     duplicates: int = 0
     items: int = 0
+    """Items that were described."""
+    items_known: int = 0
+    """Items that the file describes, those that were described before included."""
     bad: int = 0
 
     @property
@@ -49,41 +52,33 @@ async def import_source(
         on_bad(row)
 
     for items in _chunks(_valid_items(source.items(on_bad=bad), bad, source.name), ITEMS_A_COMMIT):
-        await services.catalog.upsert_items(items)
-        report.items += len(items)
+        report.items += await services.catalog.describe_items(items)
+        report.items_known += len(items)
     number = 0
     chunks = source.interactions(on_bad=bad, on_bytes=on_bytes, chunk_size=EVENTS_A_COMMIT)
     for chunk in chunks:
-        events = []
-        for row in chunk:
-            event = _event(row, number)
-            number += 1
-            if isinstance(event, str):
-                bad(BadRow(source.name, number, event))
-            else:
-                events.append(event)
+        events = [_event(row, at) for at, row in enumerate(chunk, number)]
+        number += len(chunk)
         result = await services.events.import_rows(events)
         report.accepted += result.accepted
         report.duplicates += result.duplicates
+        report.bad += result.conflicts
     return report
 
 
-def _event(row: InteractionRow, number: int) -> NewEvent | str:
-    """The event of a row, or what is wrong with it."""
+def _event(row: InteractionRow, number: int) -> NewEvent:
+    """The event of a row; readers take no times that events may not have."""
     # Where a set has an order and no times, the order is kept as seconds since 1970.
     seconds = row.timestamp
     if seconds is None:
         seconds = float(number if row.position is None else row.position)
-    timestamp = round(seconds * 1e6)
-    if not 0 <= timestamp <= LAST_TIMESTAMP:
-        return "its time is outside the years that events may have"
     return NewEvent(
         event_id=_event_id(row),
         user=row.user,
         item=row.item,
         type=EVENT_TYPE,
         value=row.value,
-        timestamp=timestamp,
+        timestamp=round(seconds * 1e6),
         # Without a time of its own, a row is the same event wherever it stands in its file.
         timestamp_given=row.timestamp is not None or row.position is not None,
     )

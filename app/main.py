@@ -38,6 +38,8 @@ TAGS = [
     {"name": "health", "description": "For whoever watches over the service."},
 ]
 
+STOP_SECONDS = 3.0  # for a worker to give its job back
+
 ROUTERS = (
     recommend_router,
     events_router,
@@ -98,7 +100,9 @@ async def _recommending(
 ) -> AsyncIterator[None]:
     host = ModelHost(services.models, services.settings)
     batcher = Batcher(services.settings.inference_threads)
-    app.state.recommend = RecommendService(services.events, services.catalog, host, batcher)
+    app.state.recommend = RecommendService(
+        services.events, services.catalog, services.models, host, batcher
+    )
     readiness.add("model", host.ready)
     try:
         await host.start()
@@ -120,7 +124,8 @@ async def _working(services: Services, with_worker: bool) -> AsyncIterator[None]
         yield
     finally:
         stop.set()
-        await asyncio.wait({task})
+        await asyncio.wait({task}, timeout=STOP_SECONDS)
+        task.cancel()
 
 
 def _add_checks(readiness: health.Readiness, services: Services) -> None:

@@ -31,7 +31,7 @@ class Services:
     async def close(self) -> None:
         """Write what was accepted, then let go of everything."""
         try:
-            async with asyncio.timeout(self.settings.drain_seconds):
+            async with asyncio.timeout(self.settings.drain_seconds / 3):
                 await self.events.drain()
         except TimeoutError:
             log.error("events were still waiting when the time to drain was over")

@@ -36,7 +36,9 @@ def publish(name: str, columns: list[str], rows: list[list[Any]], **more: Any) -
 
 
 def _text(cell: Any) -> str:
-    return f"{cell:,.2f}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:,.2f}" if cell >= 1 else f"{cell:.4f}"
+    return "" if cell is None else str(cell)
 
 
 def _commit() -> str:

@@ -144,7 +144,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         sums = {name: str(manifest["files"][name]["sha256"]) for name in (WEIGHTS, IDS)}
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None
-    ids = json.loads(_read_verified(folder / IDS, sums[IDS]))
+    ids = _ids(folder / IDS, sums[IDS])
     try:
         tensors = load(_read_verified(folder / WEIGHTS, sums[WEIGHTS]))
     except SafetensorError as error:
@@ -168,6 +168,18 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         ) from None
     model.requires_grad_(False).eval().to(device)
     return Checkpoint(model, ids["users"], ids["items"], counts.numpy(), references, manifest)
+
+
+def _ids(path: Path, sha256: str) -> dict[str, list[str]]:
+    ids = json.loads(_read_verified(path, sha256))
+    kinds = {"users", "items"}
+    if (
+        not isinstance(ids, dict)
+        or set(ids) != kinds
+        or not all(isinstance(ids[kind], list) for kind in kinds)
+    ):
+        raise CheckpointError(f"{path} does not hold the ids of users and items")
+    return ids
 
 
 def software_versions() -> dict[str, str]:

@@ -112,6 +112,16 @@ class CatalogRepository:
             )
         )
 
+    async def settled(self, conn: AsyncConnection, external_ids: Collection[str]) -> set[str]:
+        """Those of the items that are described or deleted."""
+        rows = await conn.execute(
+            sa.select(items.c.external_id).where(
+                items.c.described | items.c.deleted,
+                one_of(items.c.external_id, external_ids, self.dialect),
+            )
+        )
+        return {row[0] for row in rows}
+
     async def ids_of(
         self, external_ids: Collection[str], conn: AsyncConnection | None = None
     ) -> dict[str, int]:

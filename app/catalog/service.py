@@ -141,6 +141,22 @@ class CatalogService:
                 seq = await next_values(conn, CATALOG_SEQ)
                 await self._repository.upsert(conn, distinct.values(), seq)
 
+    async def describe_items(self, items: Iterable[Item]) -> int:
+        """Describe those items that nobody has described or deleted; how many that were.
+
+        For imports: what an operator has set since is not undone by importing a file again.
+        """
+        distinct = {item.id: item for item in items}
+        if not distinct:
+            return 0
+        async with self._database.write() as conn:
+            settled = await self._repository.settled(conn, distinct)
+            new = [item for item in distinct.values() if item.id not in settled]
+            if new:
+                seq = await next_values(conn, CATALOG_SEQ)
+                await self._repository.upsert(conn, new, seq)
+        return len(new)
+
     async def page(
         self, below: int | None, n: int, categories: Sequence[str]
     ) -> tuple[list[Item], int | None]:

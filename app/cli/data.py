@@ -63,7 +63,7 @@ def import_(
     """Import a data set into the service's database. A second time it adds nothing."""
     columns = columns_of(user_column, item_column, rating_column, timestamp_column)
     report = with_services(lambda services: run_import(services, path, format_, columns))
-    if not report.good and not report.items:
+    if not report.good and not report.items_known:
         console.print("[red]nothing was imported[/red]")
         raise typer.Exit(1)
 

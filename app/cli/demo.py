@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
-import socket
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,7 +14,6 @@ from urllib.parse import quote
 import typer
 
 from app.cli.common import EpochLines, console, quiet_settings, services_of
-from app.core.errors import SettingsError
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
@@ -32,9 +31,9 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
 ) -> None:
     """Fill an embedded database, train a model, serve it, and say what to try."""
-    from app.cli.serve import run_server
+    from app.cli.serve import ensure_free, run_server
 
-    _ensure_free(port)
+    ensure_free("127.0.0.1", port)
     # A folder a data set, so that a demo of one is not mixed into another's.
     base = quiet_settings()
     name = "synthetic" if data is None else _slug(data)
@@ -51,16 +50,6 @@ def demo(
     asyncio.run(_prepare(settings, data, port))
     console.print(f"ready after {time.perf_counter() - started:.0f} s; serving, Ctrl-C to stop")
     run_server(settings, "127.0.0.1", port, with_worker=True)
-
-
-def _ensure_free(port: int) -> None:
-    """Before minutes of training are spent."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            raise SettingsError(f"port {port} is taken; try: make demo PORT={port + 1}") from None
 
 
 async def _prepare(settings: Settings, data: Path | None, port: int) -> None:
@@ -91,7 +80,7 @@ async def _import_synthetic(services: Services) -> None:
     from ncr_core.data.synthetic import synthetic_catalogue
 
     catalogue = synthetic_catalogue()
-    await services.catalog.upsert_items(
+    await services.catalog.describe_items(
         Item(item.id, item.title, [item.genre], False, {"synthetic": True})
         for item in catalogue.items
     )
@@ -109,11 +98,13 @@ async def _import_synthetic(services: Services) -> None:
 
 async def _train(services: Services, settings: Settings) -> None:
     """Through the queue and the worker, as in production."""
-    from app.jobs.schemas import TrainParams
+    from app.jobs.schemas import ENDED, TrainParams
     from app.jobs.worker import Worker
     from ncr_core.errors import TrainingError
 
-    job_id = await services.jobs.submit_training(TrainParams())
+    # One that an earlier demo left when it was stopped, if there is one.
+    left = [row for row in (await services.jobs.page(0, 10))[0] if row.status not in ENDED]
+    job_id = left[-1].job_id if left else await services.jobs.submit_training(TrainParams())
     worker = Worker(services.database, services.models, settings)
     with EpochLines() as lines:
         while (await services.jobs.get(job_id)).status in ("queued", "running"):
@@ -147,7 +138,9 @@ async def _what_to_try(services: Services, settings: Settings, port: int) -> Non
     host, batcher = ModelHost(services.models, settings), Batcher(settings.inference_threads)
     try:
         await host.refresh()
-        recommend = RecommendService(services.events, services.catalog, host, batcher)
+        recommend = RecommendService(
+            services.events, services.catalog, services.models, host, batcher
+        )
         answer = await recommend.recommend(user, Filters(n=5))
     finally:
         await batcher.close()
@@ -193,4 +186,7 @@ def _line(item: dict[str, Any], categories: list[str]) -> str:
 
 
 def _slug(path: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip(".-") or "data"
+    """A name for the data set's folder: two sets of one name are two."""
+    full = path.resolve()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", full.name).strip(".-") or "data"
+    return f"{name}-{hashlib.sha256(str(full).encode()).hexdigest()[:6]}"

@@ -110,7 +110,8 @@ def train(
         trained = train_model(model_config, config, split, on_progress)
     seconds = time.perf_counter() - started
     last = trained.history[-1]
-    validation = {"hr": max(last.hr), "ndcg": max(last.ndcg)}
+    best = last.best_epoch - 1
+    validation = {"hr": last.hr[best], "ndcg": last.ndcg[best]}
     save_checkpoint(
         out,
         trained.model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,6 +45,7 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     from app.main import create_app
 
     ensure_bindable(host, settings)
+    ensure_free(host, port)
     asyncio.run(_check(settings))
     config = uvicorn.Config(
         create_app(settings, with_worker=with_worker),
@@ -52,7 +54,8 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.drain_seconds),
+        # Two thirds for requests under way, a third for the events they left to be written.
+        timeout_graceful_shutdown=max(1, int(settings.drain_seconds * 2 / 3)),
     )
     server = uvicorn.Server(config)
     # When it has drained, uvicorn raises the signal that stopped it once more, which would end
@@ -62,6 +65,19 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+def ensure_free(host: str, port: int) -> None:
+    """Refuses a taken port before anything is loaded or trained."""
+    from app.core.errors import SettingsError
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(f"{host} port {port}: {error.strerror or error}") from None
 
 
 async def _check(settings: Settings) -> None:
@@ -91,10 +107,12 @@ def worker() -> None:
 async def _work(settings: Settings) -> None:
     from app.cli.common import services_of
     from app.jobs.worker import Worker
+    from ncr_core.training import resolve_device
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    resolve_device(settings.device)
     async with services_of(settings) as services:
         await Worker(services.database, services.models, settings).run(stop)

@@ -12,8 +12,14 @@ from typing import Any, ClassVar
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from app.core.logging import get_logger
+
+_log = get_logger(__name__)
 
 PROBLEM_TYPE = "application/problem+json"
 REQUEST_ID_KEY = "ncr.request_id"
@@ -207,6 +213,13 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     )
 
 
+async def _database_away(request: Request, error: Exception) -> Response:
+    # The reason may hold an address or a user name: it belongs in the log.
+    _log.warning("the database did not answer", error=str(error).partition("\n")[0])
+    away = Unavailable("the database does not answer; try again", code="database_unavailable")
+    return problem_of(away, _request_id(request))
+
+
 def malformed_json(detail: str = "the body is not valid JSON") -> BadRequest:
     """What is raised for a body that is not JSON."""
     return BadRequest(detail, code="malformed_json")
@@ -217,6 +230,8 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
+    for kind in (OperationalError, InterfaceError, PoolTimeout):
+        app.add_exception_handler(kind, _database_away)
 
 
 _PROBLEM_SCHEMA: dict[str, Any] = {

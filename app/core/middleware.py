@@ -124,6 +124,9 @@ class RawPath:
         await self.app(scope, receive, send)
 
 
+STREAMED = "/events"
+
+
 class BodyLimit:
     """Refuses bodies that are too large or in a format that is not read.
 
@@ -150,6 +153,8 @@ class BodyLimit:
             if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
                 raise UnsupportedMedia("send the body without content-encoding")
         if kind == NDJSON:
+            if scope["path"] != STREAMED:
+                raise UnsupportedMedia(f"only {STREAMED} takes NDJSON")
             await self.app(scope, receive, send)
             return
         too_large = PayloadTooLarge(f"the body is larger than {self.max_bytes} bytes")

@@ -21,8 +21,7 @@ DEFAULT_TYPE = "interaction"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-LAST_TIMESTAMP = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
-"""The latest time that an event may have."""
+_LAST_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _FIELDS = frozenset(("event_id", "user", "item", "type", "value", "timestamp", "recommendation_id"))
 
 
@@ -233,7 +232,7 @@ def parse_timestamp(value: Any) -> int:
             micros = round(value * 1e6)
     except (ValueError, OverflowError):
         raise ValueError("timestamp must be ISO-8601 or epoch seconds") from None
-    if not 0 <= micros <= LAST_TIMESTAMP:
+    if not 0 <= micros <= _LAST_US:
         raise ValueError("timestamp must lie in the years 1970 to 2999")
     return micros
 

@@ -19,7 +19,7 @@ class TrainParams(BaseModel):
 
     model: Literal["nbpr", "dncr", "neupr"] | None = None
     factors: int | None = Field(default=None, ge=1, le=512)
-    layers: int = Field(default=4, ge=2, le=6)
+    layers: int = Field(default=4, ge=1, le=6)
     epochs: int = Field(default=15, ge=1, le=1000)
     negatives: int = Field(default=4, ge=1, le=100)
     learning_rate: float = Field(default=1e-2, gt=0, le=10)

@@ -25,6 +25,7 @@ from ncr_core.evaluation.protocols import (
 from ncr_core.models import ModelConfig
 from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.training import Progress, TrainConfig, train_model
+from ncr_core.training.loop import learn_held_out
 
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST = 0.2, 1_000, 10_000
 FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
@@ -93,6 +94,8 @@ def train_and_evaluate(
     metrics = _measure(ModelRanks(trained.model), split) | {
         f"popularity_{name}": value for name, value in _measure(popular, split).items()
     }
+    report(stage("learn the held-out items"))
+    learn_held_out(trained.model, interactions, config)
     report(stage("write checkpoint"))
     save_checkpoint(
         folder,

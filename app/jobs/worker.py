@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.database import Database
 from app.core.logging import get_logger
@@ -59,6 +60,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set; a job under way then goes back into the queue."""
         log.info("worker started", owner=self._owner)
+        await self._models.sweep()
         while not stop.is_set():
             try:
                 worked = await self.run_once(stop)
@@ -100,13 +102,30 @@ class Worker:
         else:
             return True
         # Nothing refers to what an unfinished job may have written.
-        await asyncio.to_thread(shutil.rmtree, self._models.folder(version), ignore_errors=True)
+        await self._models.discard(version)
         return True
 
     async def _end(self, claim: Claim, status: str, *, error: str | None = None) -> None:
         log.info("job ended", job_id=claim.job_id, status=status, error=error)
-        async with self._database.write() as conn:
-            await self._jobs.finish(conn, claim, status, error=error)
+
+        async def finish() -> None:
+            async with self._database.write() as conn:
+                await self._jobs.finish(conn, claim, status, error=error)
+
+        await self._with_patience(finish)
+
+    async def _with_patience(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Tries a write of a job's end again while the database is away, for a lease's time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.job_lease_seconds
+        while True:
+            try:
+                return await write()
+            except SQLAlchemyError as error:
+                if loop.time() > until:
+                    raise
+                log.warning("the database is away", error=str(error).partition("\n")[0])
+                await asyncio.sleep(self._settings.job_poll_seconds)
 
     async def _train(
         self, claim: Claim, version: str, stop: asyncio.Event, on_progress: OnProgress | None
@@ -124,14 +143,13 @@ class Worker:
             child.stdin.write(self._order(claim, version))
             await child.stdin.drain()
             summary = await self._follow(child, claim, stop, on_progress)
-            await child.wait()
         finally:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
         if summary is None:
             raise Stopped
-        await self._publish(claim, version, summary)
+        await self._with_patience(lambda: self._publish(claim, version, summary))
 
     def _order(self, claim: Claim, version: str) -> bytes:
         # Through a pipe: a command line shows to everyone on the machine, and this may hold the
@@ -195,7 +213,13 @@ class Worker:
                 task.cancel()
 
     async def _beat(self, claim: Claim, progress: dict[str, Any] | None) -> None:
-        cancel = await self._jobs.heartbeat(claim, self._lease_us, progress)
+        try:
+            cancel = await self._jobs.heartbeat(claim, self._lease_us, progress)
+        except SQLAlchemyError as error:
+            # Nobody else can take the job before the lease is over, and perhaps nobody does then:
+            # the next heartbeat that gets through tells.
+            log.warning("heartbeat failed", error=str(error).partition("\n")[0])
+            return
         if cancel is None:
             raise LostJob
         if cancel:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,10 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound
+from app.core.logging import get_logger
 from app.models.repository import ModelRepository
 from app.models.schemas import Activation, ModelRow
 from ncr_core.checkpoint import Checkpoint, load_checkpoint, manifest_checksum
 from ncr_core.errors import CheckpointError
+
+log = get_logger(__name__)
+
+LEFT_OVER_SECONDS = 24 * 3600.0
 
 
 class ModelRegistry:
@@ -36,6 +43,30 @@ class ModelRegistry:
     def path_of(self, version: str) -> str:
         """The folder as the registry keeps it, relative to the data folder."""
         return f"models/{version}"
+
+    async def discard(self, version: str) -> None:
+        """Removes what was written of a version, unless it was published after all."""
+        if await self._repository.get(version) is not None:
+            return
+        folder = self.folder(version)
+        for path in (folder, *folder.parent.glob(f".{version}-*")):
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+    async def sweep(self) -> None:
+        """Removes what workers that were killed have left: old folders that no version refers to.
+
+        Not young ones, which another worker may just be writing.
+        """
+        root = self._data_dir / self.path_of("")
+        if not root.is_dir():
+            return
+        before = time.time() - LEFT_OVER_SECONDS
+        for path in list(root.iterdir()):
+            if path.is_dir() and path.stat().st_mtime < before:
+                staging = path.name.startswith(".")
+                if staging or await self._repository.get(path.name) is None:
+                    log.info("left-over checkpoint removed", folder=path.name)
+                    await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     async def activation(self) -> Activation:
         return await self._repository.activation()

@@ -14,7 +14,11 @@ from app.core.errors import Unavailable
 from app.recommend.serving import RankedItem, RankRequest, ServingModel
 
 MAX_BATCH = 64
+DEEP = 50  # lists longer than this take many times longer: they go by themselves,
+MAX_DEEP_BATCH = 8  # few at a time, so that others get their turn
 MAX_WAITING = 1024
+PATIENCE_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +26,15 @@ class _Waiting:
     model: ServingModel
     request: RankRequest
     answer: asyncio.Future[list[RankedItem]]
+    until: float
 
 
 class Batcher:
     """Ranks as soon as the thread is free; while it is busy, requests collect.
 
-    A request that has gone away is dropped before it is ranked. A batch holds requests of one
-    model only. What goes wrong in a batch of several is tried again one by one, so that it fails
-    only the request that it belongs to.
+    A request that has gone away or waited too long is dropped before it is ranked. A batch holds
+    requests of one model only. What goes wrong in a batch of several is tried again one by one, so
+    that it fails only the request that it belongs to.
     """
 
     def __init__(self, threads: int) -> None:
@@ -41,17 +46,21 @@ class Batcher:
         """The ranked list. Raises Unavailable when too many are waiting already."""
         if len(self._waiting) >= MAX_WAITING:
             raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
-        answer: asyncio.Future[list[RankedItem]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(model, request, answer))
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[list[RankedItem]] = loop.create_future()
+        self._waiting.append(_Waiting(model, request, answer, loop.time() + PATIENCE_SECONDS))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await answer
 
     async def close(self) -> None:
-        """Ends the thread after what it is doing."""
+        """Ends the thread after the pass that it is in; what waits is answered with 503."""
+        for one in self._waiting:
+            _set_exception(one, Unavailable("the service is stopping", code="stopping"))
+        self._waiting.clear()
         if self._runner is not None:
-            await asyncio.wait({self._runner})
-        await asyncio.to_thread(self._thread.shutdown)
+            await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
+        self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
         while batch := self._next_batch():
@@ -72,10 +81,15 @@ class Batcher:
 
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
-        while self._waiting and len(batch) < MAX_BATCH:
-            if self._waiting[0].answer.done():  # gone away
+        now = asyncio.get_running_loop().time()
+        while self._waiting:
+            one = self._waiting[0]
+            if one.answer.done():  # gone away
                 self._waiting.popleft()
-            elif batch and self._waiting[0].model is not batch[0].model:
+            elif one.until < now:
+                self._waiting.popleft()
+                _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
+            elif batch and not _fits(one, batch):
                 break
             else:
                 batch.append(self._waiting.popleft())
@@ -85,6 +99,16 @@ class Batcher:
         loop = asyncio.get_running_loop()
         requests = [one.request for one in batch]
         return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
+
+
+def _fits(one: _Waiting, batch: Sequence[_Waiting]) -> bool:
+    """Whether a request can go with these."""
+    deep = batch[0].request.n > DEEP
+    return (
+        one.model is batch[0].model
+        and (one.request.n > DEEP) == deep
+        and len(batch) < (MAX_DEEP_BATCH if deep else MAX_BATCH)
+    )
 
 
 def _set_result(one: _Waiting, ranked: list[RankedItem]) -> None:

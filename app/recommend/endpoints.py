@@ -29,7 +29,7 @@ Service = Annotated[RecommendService, Depends(_service)]
     "/recommend/{user}",
     summary="What this user would like next",
     response_model=None,
-    responses={200: {"model": Recommendation}, **problem_responses(409, 422, 503)},
+    responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
 async def recommend(
     service: Service,
@@ -50,10 +50,16 @@ async def recommend(
     min_seq: Annotated[
         int | None, Query(ge=0, lt=2**63, description="Take in every event up to this seq.")
     ] = None,
+    model: Annotated[
+        str | None, Query(max_length=256, description="Only the active version, for now.")
+    ] = None,
+    diversity: Annotated[
+        float | None, Query(ge=0, le=0, description="Only 0, for now: no re-ranking.")
+    ] = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    filters = Filters(n, exclude_seen, category or (), exclude or (), min_seq)
+    filters = Filters(n, exclude_seen, category or (), exclude or (), min_seq, model)
     return json_response(await service.recommend(user, filters))

@@ -9,7 +9,6 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.models.service import ModelRegistry
 from app.recommend.serving import ServingModel
-from ncr_core.errors import NcrError
 from ncr_core.training.config import resolve_device
 
 log = get_logger(__name__)
@@ -66,10 +65,11 @@ class ModelHost:
                     ServingModel, row, checkpoint, self._settings.candidates
                 )
                 await asyncio.to_thread(model.warm_up)
-            except NcrError as error:
-                self.refused = str(error)
+            except Exception as error:
+                # Not only a damaged file: too little memory for it, say. The old one goes on.
+                self.refused = str(error).partition("\n")[0] or type(error).__name__
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-                log.error("model refused", version=activation.version, reason=str(error))
+                log.error("model refused", version=activation.version, reason=self.refused)
             else:
                 self.current, self.refused = model, None
                 log.info("model loaded", version=model.version, items=model.n_items)

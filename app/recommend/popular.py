@@ -44,7 +44,8 @@ class PopularList:
             new = await self._events.new_events(self._seq, MANY)
             if len(new) < MANY:
                 items = np.array([item for _, _, item in new], dtype=np.int64)
-                self._set(_sum(self._counts, items, np.ones_like(items)), at_least, now)
+                seq = max(at_least, new[-1][0] if new else 0)
+                self._set(_sum(self._counts, items, np.ones_like(items)), seq, now)
                 return
         # The number first: what comes in meanwhile may be counted twice, but is never missed.
         seq = await self._events.last_seq()

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from app.catalog.service import CatalogService
 from app.catalog.view import Catalogue
-from app.core.errors import Conflict
+from app.core.errors import Conflict, Unprocessable
 from app.events.schemas import Profile
 from app.events.service import EventService
+from app.models.service import ModelRegistry
 from app.recommend.batcher import Batcher
 from app.recommend.model_host import ModelHost
 from app.recommend.popular import PopularList
@@ -31,16 +32,23 @@ class Filters:
     categories: Sequence[str] = ()
     exclude: Sequence[str] = ()
     min_seq: int | None = None
+    model: str | None = None
 
 
 class RecommendService:
     """Profile → model or popularity → filters → ranked list."""
 
     def __init__(
-        self, events: EventService, catalog: CatalogService, host: ModelHost, batcher: Batcher
+        self,
+        events: EventService,
+        catalog: CatalogService,
+        registry: ModelRegistry,
+        host: ModelHost,
+        batcher: Batcher,
     ) -> None:
         self._events = events
         self._catalog = catalog
+        self._registry = registry
         self._host = host
         self._batcher = batcher
         self._popular = PopularList(events)
@@ -57,6 +65,9 @@ class RecommendService:
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
         allowed = _allowed(catalogue, profile, filters)
         model = self._host.current
+        if filters.model is not None and (model is None or filters.model != model.version):
+            await self._registry.get(filters.model)  # 404 for one that there is not
+            raise Unprocessable("only the active version can be asked for", code="model_not_served")
         items: list[dict[str, Any]] = []
         if model is not None:
             items = await self._personal(model, user, profile, catalogue, allowed, filters.n)
@@ -88,7 +99,9 @@ class RecommendService:
     ) -> list[dict[str, Any]]:
         """The model's own list; empty where it knows nothing of the user."""
         internal = model.internal_ids(catalogue)
-        row = model.user_rows.get(user) if profile.user_id is not None else None
+        # Someone who was erased and came back is new, though the model may still have their row.
+        was_there = bool(profile.seqs) and profile.seqs[0] <= model.trained_seq
+        row = model.user_rows.get(user) if was_there else None
         later = any(seq > model.trained_seq for seq in reversed(profile.seqs))
         to_fit: NDArray[np.int64] | None = None
         if row is None or later:

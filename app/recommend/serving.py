@@ -92,8 +92,15 @@ class ServingModel:
         vectors, scores = self._vectors_and_scores(requests)
         allowed = torch.from_numpy(np.stack([r.allowed for r in requests])).to(scores.device)
         n = max(r.n for r in requests)
-        candidates = self._generator.pick(scores, allowed, max(self._candidates, n))
+        # As many candidates for everyone, whatever n: a list must not depend on its company. What
+        # is asked for beyond them follows in the order of the cheap score.
+        candidates = self._generator.pick(scores, allowed, self._candidates)
         ranked = self._ranker.rank(vectors, candidates, n)
+        if n > ranked.shape[1]:
+            rest = allowed.clone()
+            of, at = (candidates != PAD).nonzero(as_tuple=True)
+            rest[of, candidates[of, at]] = False
+            ranked = torch.cat([ranked, _best(scores, rest, n - ranked.shape[1])], dim=1)
         probability = self._mean_probability(vectors, ranked)
         ahead = self._preferred_over_next(vectors, ranked)
         return [
@@ -124,7 +131,7 @@ class ServingModel:
             items = [torch.from_numpy(requests[i].fold_in_items) for i in to_fit]
             with torch.inference_mode(False):
                 start = vectors[to_fit].clone()
-                fitted = fold_in(self._model, start, items)
+                fitted = fold_in(self._model, start, items, self._mean_user)
             vectors[to_fit] = fitted
         for request, vector, scores in zip(
             requests, vectors, self._generator.scores(vectors), strict=True
@@ -143,6 +150,12 @@ class ServingModel:
         """(B, k) items → (B, k − 1) σ((z_ij − z_ji) / 2) of each against the one below it."""
         items = ranked.clamp(min=0)
         return torch.sigmoid(self._ranker.compare(vectors, items[:, :-1], items[:, 1:]) / 2)
+
+
+def _best(scores: Tensor, allowed: Tensor, n: int) -> Tensor:
+    """(B, n_items) scores → the best allowed items, padded: (B, ≤ n)."""
+    found = scores.masked_fill(~allowed, -torch.inf).sort(dim=1, descending=True, stable=True)
+    return torch.where(found.values == -torch.inf, PAD, found.indices)[:, :n]
 
 
 def _places(

@@ -45,15 +45,23 @@ class ModelConfig:
                 )
         if not 1 <= self.factors <= MAX_FACTORS:
             raise ConfigError(f"factors must be 1 to {MAX_FACTORS}, not {self.factors}")
-        if not 2 <= self.layers <= 6:
-            raise ConfigError(f"layers must be 2 to 6, not {self.layers}")
+        if not 1 <= self.layers <= 6:
+            raise ConfigError(f"layers must be 1 to 6, not {self.layers}")
         if not self.learn_weights and self.kind != "nbpr":
             raise ConfigError("fixed weights (learn_weights=False) are for nbpr only")
 
     @property
     def tower_embedding(self) -> int:
-        """e, the embedding size of the tower: d · 2^(N−2), so that its last layer is d wide."""
-        return int(self.factors * 2 ** (self.layers - 2))
+        """e, the embedding size of the tower: d · 2^(N−2), so that its last layer is d wide.
+
+        With one hidden layer, the concatenation itself, there is no such rule: 32 (Fig. 6).
+        """
+        return 32 if self.layers == 1 else int(self.factors * 2 ** (self.layers - 2))
+
+    @property
+    def tower_width(self) -> int:
+        """The width of the last hidden layer: d, or 3e where that is the concatenation."""
+        return 3 * self.tower_embedding if self.layers == 1 else self.factors
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

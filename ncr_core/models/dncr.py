@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ncr_core.models.config import ModelConfig
 from ncr_core.models.ranker import PairwiseRanker, edge_weight, embedding
-from ncr_core.models.tables import PairTables
+from ncr_core.models.tables import LinearTable, PairTables
 from ncr_core.models.tower import Tower
 
 
@@ -19,7 +19,7 @@ class DNCR(PairwiseRanker):
         self.users = embedding(n_users, e)
         self.items = embedding(n_items, e)
         self.tower = Tower(config)
-        self.weight = edge_weight(config.factors, config)
+        self.weight = edge_weight(config.tower_width, config)
 
     def user_vectors(self, users: Tensor) -> Tensor:
         return nn.functional.embedding(users, self.users.weight)
@@ -37,4 +37,7 @@ class DNCR(PairwiseRanker):
 
     def tables(self) -> PairTables:
         columns = slice(0, self.config.tower_embedding)
-        return PairTables(None, self.tower.table(columns, self.items.weight, self.weight))
+        bias = self.tower.item_bias(self.items.weight, self.weight)
+        none = self.items.weight.new_zeros((self.n_items, 0)).double()
+        linear = None if bias is None else LinearTable(slice(0, 0), none, bias)
+        return PairTables(linear, self.tower.table(columns, self.items.weight, self.weight))

@@ -27,7 +27,7 @@ class NeuPR(PairwiseRanker):
         self.users_n, self.items_n = embedding(n_users, d), embedding(n_items, d)
         self.users_d, self.items_d = embedding(n_users, e), embedding(n_items, e)
         self.tower = Tower(config)
-        self.weight = edge_weight(3 * d, config)
+        self.weight = edge_weight(2 * d + config.tower_width, config)
         if config.init == "xavier":
             nn.init.ones_(self.weight.data[: 2 * d])  # as in NBPR
 
@@ -57,8 +57,10 @@ class NeuPR(PairwiseRanker):
         d, e = self.config.factors, self.config.tower_embedding
         weight = self.frozen_double(self.weight)
         items = self.frozen_double(self.items_n.weight) * (weight[:d] + weight[d : 2 * d])
-        tower = self.tower.table(slice(d, d + e), self.items_d.weight, self.weight[2 * d :])
-        return PairTables(LinearTable(slice(0, d), items), tower)
+        deep = self.weight[2 * d :]
+        bias = self.tower.item_bias(self.items_d.weight, deep)
+        tower = self.tower.table(slice(d, d + e), self.items_d.weight, deep)
+        return PairTables(LinearTable(slice(0, d), items, bias), tower)
 
     @torch.no_grad()
     def start_from(self, nbpr: NBPR, dncr: DNCR, alpha: float) -> None:

@@ -19,13 +19,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LinearTable:
-    """s_ui = user_vector[columns] · items[i]."""
+    """s_ui = user_vector[columns] · items[i] + bias[i]."""
 
     columns: slice
     items: Tensor  # (n_items, d)
+    bias: Tensor | None = None  # (n_items,)
 
     def to(self, dtype: torch.dtype) -> LinearTable:
-        return LinearTable(self.columns, self.items.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return LinearTable(self.columns, self.items.to(dtype), bias)
 
 
 @dataclass(frozen=True)

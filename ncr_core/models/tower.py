@@ -14,7 +14,10 @@ from ncr_core.models.tables import TowerTable
 
 
 class Tower(nn.Module):
-    """Dense layers 3e → e → e/2 → … → d, each followed by the activation."""
+    """Dense layers 3e → e → e/2 → … → d, each followed by the activation.
+
+    With one hidden layer there are none: the tower is the concatenation, and so is additive.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -45,6 +48,13 @@ class Tower(nn.Module):
         The first layer is linear in its three parts, so each user and item is projected once for
         all its pairs; the whole item table at once when the batch holds more items than that.
         """
+        if not self.layers:
+            own, other = (
+                nn.functional.embedding(i, all_items),
+                nn.functional.embedding(j, all_items),
+            )
+            user, own = (x.unsqueeze(1).expand_as(other) for x in (user, own))
+            return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())
         rows = torch.cat([i, j.flatten()])
         if len(rows) >= len(all_items):
@@ -61,8 +71,18 @@ class Tower(nn.Module):
             x = self._act(layer(x))
         return x
 
-    def table(self, columns: slice, items: Tensor, weight: Tensor) -> TowerTable:
-        """The tower for ranking, in float64: items (n_items, e), w (d,)."""
+    def item_bias(self, items: Tensor, weight: Tensor) -> Tensor | None:
+        """(n_items,) s_ui of a tower without dense layers, (w_i + w_j)·V_i; else None."""
+        if self.layers:
+            return None
+        _, first, second = torch.split(weight.detach().double(), self.embedding_size)
+        bias: Tensor = items.detach().double() @ (first + second)
+        return bias
+
+    def table(self, columns: slice, items: Tensor, weight: Tensor) -> TowerTable | None:
+        """The tower for ranking, in float64: items (n_items, e), w (d,); None if it is additive."""
+        if not self.layers:
+            return None
 
         def double(x: Tensor) -> Tensor:
             return x.detach().double()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ncr_core.ranking.exact import PAD, ExactRanker
 
 ANCHORS = 16
-ROW_PAIRS = 2**20
+ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 
 
 def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
@@ -41,16 +41,13 @@ class CandidateGenerator:
     def scores(self, users: Tensor) -> Tensor:
         """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
         n, a = self.ranker.n_items, len(self.anchors)
-        items = torch.arange(n, device=self.ranker.device)
         out = torch.empty((len(users), n), dtype=torch.float64, device=self.ranker.device)
-        step = max(1, ROW_PAIRS // (n * a))
-        for start in range(0, len(users), step):
-            part = users[start : start + step]
-            i = items.repeat_interleave(a).expand(len(part), -1)
-            j = self.anchors.repeat(n).expand(len(part), -1)
-            out[start : start + step] = (
-                self.ranker.compare(part, i, j).view(len(part), n, a).mean(dim=2)
-            )
+        for start in range(0, n, ITEMS_AT_ONCE):
+            block = torch.arange(start, min(start + ITEMS_AT_ONCE, n), device=self.ranker.device)
+            i = block.repeat_interleave(a).expand(len(users), -1)
+            j = self.anchors.repeat(len(block)).expand(len(users), -1)
+            margins = self.ranker.compare(users, i, j)
+            out[:, block] = margins.view(len(users), len(block), a).mean(dim=2)
         return out
 
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:

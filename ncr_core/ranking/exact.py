@@ -10,6 +10,7 @@ from ncr_core.ranking.margins import TIE, BoundMargins, Margins
 from ncr_core.ranking.scan import resumable_scan
 
 PAD = -1
+PAIRS_AT_ONCE = 2**17  # bounds the memory of a comparison: some hundred bytes a pair at d = 8
 
 
 class ExactRanker:
@@ -55,7 +56,15 @@ class ExactRanker:
     def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Margins z_uij − z_uji of (B, E) users and (B, L) items i and j → (B, L) float64."""
         rows = torch.arange(len(users), device=self.device)
-        return self.margins.bind(users.to(self.device))(rows, i.to(self.device), j.to(self.device))
+        bound = self.margins.bind(users.to(self.device))
+        i, j = i.to(self.device), j.to(self.device)
+        width = max(1, PAIRS_AT_ONCE // max(1, len(users)))
+        parts = [
+            bound(rows, i[:, at : at + width], j[:, at : at + width])
+            for at in range(0, i.shape[1], width)
+        ]
+        empty = torch.zeros(i.shape, dtype=torch.float64, device=self.device)
+        return torch.cat(parts, dim=1) if parts else empty
 
     def _sorted_positions(
         self, bound: BoundMargins, items: Tensor, lengths: Tensor, k: int

@@ -48,7 +48,8 @@ class BoundMargins:
         table, users = self._tables[double].linear, self._users[double]
         if table is None:
             return torch.zeros(items.shape, dtype=users.dtype, device=items.device)
-        return (users[rows, table.columns].unsqueeze(1) * table.items[items]).sum(dim=2)
+        scores = (users[rows, table.columns].unsqueeze(1) * table.items[items]).sum(dim=2)
+        return scores if table.bias is None else scores + table.bias[items]
 
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """How far i is preferred to j: (R,) batch rows, (R, L) items each → (R, L) float64."""

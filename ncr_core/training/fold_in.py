@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.training.losses import bce_loss
 
 STEPS = 30
 POSITIVES = 64
 NEGATIVES = 4
-RATE = 0.1
-L2 = 1e-3  # towards the mean user, in units of that loss
+RATE = 0.1  # of Adam, in units of the mean user's coordinates
+L2 = 1e-3  # towards the start, in units of the loss
 
 
 def mean_user(model: PairwiseRanker) -> Tensor:
@@ -29,40 +29,44 @@ def mean_user(model: PairwiseRanker) -> Tensor:
         return (torch.stack(parts).sum(0) / model.n_users).unsqueeze(0)
 
 
-def fold_in(model: PairwiseRanker, start: Tensor, items: Sequence[Tensor], seed: int = 0) -> Tensor:
-    """(B, E) or (1, E) starting vectors and each user's item rows (each not empty) → (B, E).
+def fold_in(
+    model: PairwiseRanker, start: Tensor, items: Sequence[Tensor], centre: Tensor, seed: int = 0
+) -> Tensor:
+    """Fits (B, E) starting vectors to each user's item rows (each not empty) → (B, E).
 
-    The model's parameters must be frozen. The same input gives the same vectors.
+    ``centre`` is ``mean_user(model)``, which gives the scale of the steps. The model's parameters
+    must be frozen. All users share the random draws, so that a user's vector does not depend on who
+    else is in the batch, and the same items give the same vector.
     """
     device = model.device
     generator = torch.Generator(device=device).manual_seed(seed)
     n = len(items)
-    centre = start.detach().expand(n, -1)
+    start = start.detach()
     lengths = torch.tensor([len(own) for own in items], device=device)
-    width = int(lengths.max())
-    padded = torch.zeros((n, width), dtype=torch.long, device=device)
+    padded = torch.zeros((n, int(lengths.max())), dtype=torch.long, device=device)
     seen = torch.zeros((n, model.n_items), dtype=torch.bool, device=device)
     for row, own in enumerate(items):
         padded[row, : len(own)] = own
         seen[row, own] = True
-    take = min(POSITIVES, max(width, 16))
-    rows = torch.arange(n, device=device).repeat_interleave(take)
-    scale = centre.abs().mean().clamp(min=1e-3)
+    rows = torch.arange(n, device=device).repeat_interleave(POSITIVES)
+    rate = RATE * max(0.1, float(centre.abs().mean()))
     with torch.enable_grad():
-        vectors = centre.clone().requires_grad_(True)
-        optimizer = torch.optim.Adam([vectors], lr=float(RATE * scale.clamp(min=0.1)))
+        vectors = start.clone().requires_grad_(True)
+        optimizer = torch.optim.Adam([vectors], lr=rate)
         for _ in range(STEPS):
-            draw = torch.rand((n, take), generator=generator, device=device)
+            draw = torch.rand((1, POSITIVES), generator=generator, device=device)
             i = padded.gather(1, (draw * lengths.unsqueeze(1)).long()).flatten()
-            j = torch.randint(
-                model.n_items, (n * take, NEGATIVES), generator=generator, device=device
+            drawn = torch.randint(
+                model.n_items, (POSITIVES, NEGATIVES), generator=generator, device=device
             )
+            j = drawn.repeat(n, 1)
             z_uij, z_uji = model.pair_logits(vectors[rows], i, j)
             # A drawn negative that is among the user's items says nothing.
-            valid = ~seen[rows.unsqueeze(1), j]
-            loss = bce_loss(z_uij[valid], z_uji[valid]) if bool(valid.any()) else z_uij.sum() * 0
-            loss = loss + L2 * (vectors - centre).square().sum(1).mean()
+            valid = (~seen[rows.unsqueeze(1), j]).view(n, -1)
+            loss = (softplus(-z_uij) + softplus(z_uji)).view(n, -1)
+            own_loss = (loss * valid).sum(1) / valid.sum(1).clamp(min=1)
+            own_loss = own_loss + L2 * (vectors - start).square().sum(1)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            own_loss.sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return vectors.detach()

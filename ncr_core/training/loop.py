@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ncr_core.data.interactions import Interactions
 from ncr_core.data.samplers import NegativeSampler
 from ncr_core.data.splits import Split
 from ncr_core.errors import DataError, TrainingError
@@ -27,6 +28,7 @@ from ncr_core.training.losses import LOSSES
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
 VALIDATION_USERS = 10_000
+HELD_OUT_STEPS = 300
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,8 @@ def train_loop(
     """
     device = config.torch_device()
     model.to(device)
-    loss_of = LOSSES[config.loss]
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=schedule.rate, fused=True)
-    batches = Batches(split, config, device)
+    optimizer = _adam(model, schedule.rate)
+    batches = Batches(split.train, config, device)
     one_cycle = (
         torch.optim.lr_scheduler.OneCycleLR(
             optimizer, max_lr=schedule.rate, total_steps=schedule.epochs * len(batches)
@@ -96,20 +96,7 @@ def train_loop(
     best, kept = -1.0, copy.deepcopy(model.state_dict())
     for epoch in range(1, schedule.epochs + 1):
         started = time.perf_counter()
-        model.train()
-        total = torch.zeros((), device=device)
-        for users, i, j in batches:
-            optimizer.zero_grad(set_to_none=True)
-            vectors = model.user_vectors(users)
-            loss = loss_of(*model.pair_logits(vectors, i, j))
-            total += loss.detach()
-            if config.l2:
-                loss = loss + config.l2 * _batch_l2(model, vectors, i, j)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if one_cycle is not None:
-                one_cycle.step()
-        mean_loss = float(total) / len(batches)
+        mean_loss = _one_epoch(model, batches, config, optimizer, one_cycle)
         if not math.isfinite(mean_loss):
             model.load_state_dict(kept)
             raise TrainingError(
@@ -137,12 +124,60 @@ def train_loop(
     return history
 
 
+def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:
+    """A few passes over everything, held-out items included, at the rate of fine-tuning.
+
+    For a model that was measured and is to serve: what it was measured on are the latest things
+    that its users did. There is nothing left to validate on, so the passes are few and fixed: two,
+    or as many as make ``HELD_OUT_STEPS`` steps.
+    """
+    batches = Batches(interactions, config, model.device)
+    epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
+    model.requires_grad_(True)
+    if not model.config.learn_weights:
+        model.get_parameter("weight").requires_grad_(False)
+    optimizer = _adam(model, config.fine_tune_rate)
+    for _ in range(epochs):
+        loss = _one_epoch(model, batches, config, optimizer, None)
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss became {loss} while the held-out items were learned")
+    model.eval()
+
+
+def _adam(model: PairwiseRanker, rate: float) -> torch.optim.Adam:
+    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate, fused=True)
+
+
+def _one_epoch(
+    model: PairwiseRanker,
+    batches: Batches,
+    config: TrainConfig,
+    optimizer: torch.optim.Optimizer,
+    one_cycle: torch.optim.lr_scheduler.OneCycleLR | None,
+) -> float:
+    """One pass over the positives; the mean loss of its batches, without the l2 term."""
+    loss_of = LOSSES[config.loss]
+    model.train()
+    total = torch.zeros((), device=model.device)
+    for users, i, j in batches:
+        optimizer.zero_grad(set_to_none=True)
+        vectors = model.user_vectors(users)
+        loss = loss_of(*model.pair_logits(vectors, i, j))
+        total += loss.detach()
+        if config.l2:
+            loss = loss + config.l2 * _batch_l2(model, vectors, i, j)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if one_cycle is not None:
+            one_cycle.step()
+    return float(total) / len(batches)
+
+
 class Batches:
     """Positives in random order with fresh negatives: (B,) users, (B,) items, (B, n) negatives."""
 
-    def __init__(self, split: Split, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, train: Interactions, config: TrainConfig, device: torch.device) -> None:
         generator = torch.Generator(device=device).manual_seed(config.seed)
-        train = split.train
         lengths = train.indptr[1:] - train.indptr[:-1]
         useful = (lengths < train.n_items)[train.users]
         if not useful.any():

@@ -68,6 +68,18 @@ async def test_a_lost_lease_is_taken_up_and_its_old_owner_can_write_nothing(
     assert await finish(database, new, "succeeded")
 
 
+async def test_a_heartbeat_keeps_the_lease(database: Database) -> None:
+    await submit(database)
+    jobs = JobRepository(database)
+    claim = await jobs.claim("a", 0, 3)
+    assert claim is not None
+    assert await jobs.heartbeat(claim, LEASE, {"phase": "x"}) is False
+    assert await jobs.claim("b", LEASE, 3) is None
+    row = await jobs.get(claim.job_id)
+    assert row is not None
+    assert (row.owner, row.progress) == ("a", {"phase": "x"})
+
+
 async def test_attempts_are_capped(database: Database) -> None:
     job_id = await submit(database)
     jobs = JobRepository(database)
@@ -134,7 +146,7 @@ async def test_jobs_over_http(client: httpx2.AsyncClient) -> None:
         {"factors": 0},
         {"factors": 5000},
         {"factors": "8"},
-        {"layers": 1},
+        {"layers": 0},
         {"epochs": 0},
         {"alpha": 1.5},
         {"learning_rate": 0},

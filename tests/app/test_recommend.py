@@ -132,6 +132,61 @@ async def test_events_after_training_change_list_and_source(
     assert ids(await ask(client, "newcomer")) == ids(new)
 
 
+async def test_folding_in_follows_the_users_own_events(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    async def taste(user: str, items: list[str]) -> list[str]:
+        await client.post("/events", json=[{"user": user, "item": item} for item in items])
+        answer = await ask(client, user, exclude_seen=False, n=20)
+        return ids(answer)
+
+    one = await taste("new-1", SEEN["user-1"][:6])
+    two = await taste("new-2", SEEN["user-2"][:6])
+    assert one != two
+    # The same user, some events later: another order, not only other exclusions.
+    assert await taste("new-1", SEEN["user-2"][:6]) != one
+
+
+async def test_someone_who_was_erased_comes_back_as_new(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    assert (await client.delete("/users/user-1")).status_code == 204
+    assert sources(await ask(client, "user-1")) == {"popular"}
+    for user in ("user-1", "really-new"):
+        await client.post("/events", json={"user": user, "item": SEEN["user-2"][0]})
+    back, new = await ask(client, "user-1"), await ask(client, "really-new")
+    assert sources(back) == {"fold_in"}
+    assert ids(back) == ids(new)
+    assert [i["score"] for i in back["items"]] == pytest.approx([i["score"] for i in new["items"]])
+
+
+async def test_asking_for_a_version(client: httpx2.AsyncClient, app: FastAPI, trained: str) -> None:
+    assert ids(await ask(client, "user-1", model=trained))
+    unknown = await client.get("/recommend/user-1", params={"model": "nope"})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
+    await publish_model(app.state.services, seed=9)
+    await refresh(app)
+    old = await client.get("/recommend/user-1", params={"model": trained})
+    assert (old.status_code, old.json()["code"]) == (422, "model_not_served")
+
+
+async def test_the_popularity_list_counts_an_event_once(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.recommend import popular
+
+    monkeypatch.setattr(popular, "INCREMENT_SECONDS", 0.0)
+    services: Services = app.state.services
+    counted = popular.PopularList(services.events)
+    await counted.ranked(0)
+    for n in range(4):
+        await services.events.add_rows([{"user": f"u{n}", "item": "i"}], 0)
+        # An answer that began before the last event asks for what it knows of.
+        await counted.ranked(max(0, await services.events.last_seq() - 1))
+        await counted.ranked(await services.events.last_seq())
+    assert counted._counts.max() == 4
+
+
 async def test_a_user_of_unknown_items_only_gets_the_popular(
     client: httpx2.AsyncClient, trained: str
 ) -> None:
@@ -196,6 +251,7 @@ async def test_n_outside_its_bounds(client: httpx2.AsyncClient, n: str) -> None:
         ("/recommend/u?exclude=", "invalid_id"),
         ("/recommend/u?explain=why", "invalid_request"),
         ("/recommend/u?min_seq=-1", "invalid_request"),
+        ("/recommend/u?diversity=0.5", "invalid_request"),
     ],
 )
 async def test_other_bad_input(client: httpx2.AsyncClient, path: str, code: str) -> None:

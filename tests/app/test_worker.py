@@ -40,7 +40,7 @@ async def test_from_events_to_a_published_model(services: Services, settings: Se
     assert job.progress is not None
     assert [p["phase"] for p in seen if p["epoch"] <= 1] == [
         "read events", "pre-train nbpr", "pre-train dncr", "train neupr", "evaluate",
-        "write checkpoint",
+        "learn the held-out items", "write checkpoint",
     ]  # fmt: skip
     activation = await services.models.activation()
     assert activation.version == job.model_version

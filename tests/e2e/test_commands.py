@@ -108,7 +108,7 @@ def test_a_checkpoint_is_not_overwritten_and_other_data_is_noticed(
     ("arguments", "says"),
     [
         (("--factors", "0"), "factors must be 1 to"),
-        (("--layers", "9"), "layers must be 2 to 6"),
+        (("--layers", "9"), "layers must be 1 to 6"),
         (("--alpha", "2"), "alpha must be between"),
         (("--device", "cuda:7"), "not there"),
         (("--data", "/no/such/file"), "no/such/file"),

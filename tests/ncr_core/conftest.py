@@ -15,7 +15,10 @@ from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 CONFIGS = [
     ModelConfig(kind="nbpr", factors=4),
     ModelConfig(kind="nbpr", factors=3, learn_weights=False),
+    ModelConfig(kind="dncr", factors=2, layers=1),
     ModelConfig(kind="dncr", factors=2, layers=2),
+    ModelConfig(kind="dncr", factors=2, layers=6),
+    ModelConfig(kind="neupr", factors=3, layers=1),
     ModelConfig(kind="dncr", factors=4, layers=4, activation="relu"),
     ModelConfig(kind="neupr", factors=4, layers=3),
     ModelConfig(kind="neupr", factors=8, init="paper"),

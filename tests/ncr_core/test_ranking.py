@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,22 @@ def test_an_order_does_not_depend_on_the_batch(config: ModelConfig) -> None:
     for user in range(40):
         one = slice(user, user + 1)
         assert ranker.rank(users[one], candidates[one], 10).equal(together[one])
+
+
+def test_near_ties_are_decided_as_in_float64() -> None:
+    """Items that differ by a rounding error of float32: its own margins are mostly noise."""
+    model = wild_model(ModelConfig(kind="dncr", factors=8), 50, 40)
+    table = model.get_parameter("items.weight")
+    with torch.no_grad():
+        table[20:] = table[:20] * (1 + 2**-22)
+    users = model.user_vectors(torch.arange(50))
+    i, j = torch.arange(20).expand(50, -1), torch.arange(20, 40).expand(50, -1)
+    margins = ExactRanker(model).compare(users, i, j)
+    exact = copy.deepcopy(model).double()
+    u = users.double().repeat_interleave(20, dim=0)
+    expected = exact.logits(u, i.flatten(), j.flatten()) - exact.logits(u, j.flatten(), i.flatten())
+    assert expected.abs().max() < 1e-4
+    assert margins.flatten().sign().equal(expected.sign())
 
 
 def test_degenerate_shapes(config: ModelConfig) -> None:

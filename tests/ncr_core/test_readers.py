@@ -177,7 +177,7 @@ def test_positions_and_the_latest(tmp_path: Path) -> None:
     "text, seconds",
     [
         ("0", 0.0),
-        ("-62135596800", -62135596800.0),
+        ("32503679999", 32503679999.0),
         ("1.5e9", 1.5e9),
         ("2020-01-02T03:04:05Z", datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()),
         ("2020-01-02 03:04:05", datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()),
@@ -206,6 +206,8 @@ def test_timestamps(tmp_path: Path, text: str, seconds: float | None) -> None:
         ("u,i,1_0,1,1", "the rating is not a number"),
         ("u,i,1,nan,1", "the timestamp is outside"),
         ("u,i,1,1700000000000,1", "the timestamp is outside"),
+        ("u,i,1,-1,1", "the timestamp is outside"),
+        ("u,i,1,32503680000,1", "the timestamp is outside"),
         ("u,i,1,yesterday,1", "the timestamp is neither"),
         ("u,i,1,1,-1", "the position is not a whole"),
         ("u,i,1,1,1.5", "the position is not a whole"),

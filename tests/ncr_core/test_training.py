@@ -17,6 +17,7 @@ from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.training import Progress, TrainConfig, train_model
 from ncr_core.training import loop as loop_module
 from ncr_core.training.fold_in import fold_in, mean_user
+from ncr_core.training.loop import learn_held_out
 
 QUICK = TrainConfig(epochs=12, batch_size=256, patience=12, fine_tune_epochs=3, device="cpu")
 
@@ -75,6 +76,15 @@ def test_it_stops_early_and_keeps_the_best_epoch(
     assert trained.model.get_parameter("users.weight").equal(states[1])
 
 
+def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
+    """After it, a model prefers what was held out to what nobody took, more than before."""
+    model = train_model(ModelConfig(kind="nbpr", factors=8), QUICK, split).model
+    test = sampled_candidates(split, split.test, seed=1, negatives=50)
+    before = evaluate_sampled(ModelRanks(model), test)
+    learn_held_out(model, split.all_seen, QUICK)
+    assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
+
+
 def test_the_papers_stopping_rule(split: Split) -> None:
     config = TrainConfig(
         epochs=40, stopping="paper", schedule="constant", learning_rate=1e-9, device="cpu"
@@ -95,10 +105,9 @@ def test_users_who_have_seen_everything_are_left_out_of_training() -> None:
     rows = [("all", str(i), float(i)) for i in range(5)]
     rows += [("some", str(i), float(i)) for i in range(4)]
     matrix = build_interactions(rows)
-    everything = Split(matrix, np.full(2, -1), np.full(2, -1))
     users = {
         int(u)
-        for batch in loop_module.Batches(everything, TrainConfig(device="cpu"), torch.device("cpu"))
+        for batch in loop_module.Batches(matrix, TrainConfig(device="cpu"), torch.device("cpu"))
         for u in batch[0]
     }
     assert users == {1}
@@ -154,8 +163,14 @@ def test_folding_in_gives_left_out_users_lists_of_their_own(
     test = sampled_candidates(whole, whole.test, seed=1, negatives=50)
     new = test.users >= 240
     items = [torch.from_numpy(whole.train.items_of(u)) for u in test.users[new]]
-    vectors = fold_in(model, mean_user(model), items)
-    assert vectors.equal(fold_in(model, mean_user(model), items))
+    centre = mean_user(model)
+    starts = centre.expand(len(items), -1)
+    vectors = fold_in(model, starts, items, centre)
+    assert vectors.equal(fold_in(model, starts, items, centre))
+    for at in (0, 7):  # alone or in company
+        alone = fold_in(model, centre, items[at : at + 1], centre)[0]
+        torch.testing.assert_close(vectors[at], alone, atol=1e-4, rtol=1e-3)
+    assert (vectors - centre).norm(dim=1).min() > 0.1 * centre.norm()
 
     class Folded:
         def rank(self, users: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
