@@ -47,6 +47,7 @@ async def build_services(settings: Settings) -> Services:
     except BaseException:
         await database.close()
         raise
+    database.log_start()
     catalog = CatalogService(database)
     events = EventService(database, catalog, settings)
     events.start()

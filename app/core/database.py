@@ -52,11 +52,9 @@ class Database:
             self._reader = self._engine
             self._writer = self._engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
             self._single = self._engine.execution_options(**{_BEGIN: ""})
-            log.info("database", dialect="sqlite", sqlite=sqlite3.sqlite_version)
         else:
             self._reader = self._writer = self._engine
             self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-            log.info("database", dialect="postgresql", host=self.url.host)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -80,6 +78,13 @@ class Database:
         """The rows of one statement, outside any transaction: the fastest way to read."""
         async with self._single.connect() as conn:
             return (await conn.execute(statement, parameters)).all()
+
+    def log_start(self) -> None:
+        """Say which database this is; of SQLite also the version, some have bugs."""
+        if self.dialect == "sqlite":
+            log.info("database", dialect="sqlite", sqlite=sqlite3.sqlite_version)
+        else:
+            log.info("database", dialect="postgresql", host=self.url.host)
 
     async def ping(self) -> None:
         """Raise if the database cannot be reached."""
