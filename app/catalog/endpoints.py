@@ -15,8 +15,8 @@ from app.core.http import (
     PageSize,
     PathId,
     decode_cursor,
-    encode_cursor,
     json_response,
+    page_response,
     read_json,
 )
 
@@ -54,12 +54,7 @@ async def list_items(
 ) -> Response:
     """Hidden items are listed, deleted ones are not."""
     items, following = await service.page(decode_cursor(cursor), n, category or [])
-    return json_response(
-        {
-            "items": [item.as_json() for item in items],
-            "next_cursor": None if following is None else encode_cursor(following),
-        }
-    )
+    return page_response([item.as_json() for item in items], following)
 
 
 @router.post(

@@ -126,5 +126,11 @@ def decode_cursor(cursor: str | None) -> int | None:
     return int(text[1:])
 
 
+def page_response(items: list[dict[str, Any]], following: int | None) -> Response:
+    """A page of a list; ``following`` is where the next one begins, None after the last."""
+    cursor = None if following is None else encode_cursor(following)
+    return json_response({"items": items, "next_cursor": cursor})
+
+
 def _bad_cursor() -> NoReturn:
     raise Unprocessable("the cursor is not one that this service gave", code="invalid_cursor")

@@ -21,9 +21,9 @@ from app.core.http import (
     PageSize,
     PathId,
     decode_cursor,
-    encode_cursor,
     json_response,
     loads_lenient,
+    page_response,
 )
 from app.core.metadata import now_us
 from app.core.middleware import NDJSON, media_type
@@ -212,22 +212,20 @@ async def get_history(
 ) -> Response:
     """Pages stay stable while events come in: the cursor is a place in the order of events."""
     events, following = await service.history(user, decode_cursor(cursor), n)
-    return json_response(
-        {
-            "items": [
-                {
-                    "seq": event.seq,
-                    "event_id": event.event_id,
-                    "user": user,
-                    "item": item,
-                    "type": event.type,
-                    "value": event.value,
-                    "timestamp": format_timestamp(event.timestamp),
-                }
-                for event, item in events
-            ],
-            "next_cursor": None if following is None else encode_cursor(following),
-        }
+    return page_response(
+        [
+            {
+                "seq": event.seq,
+                "event_id": event.event_id,
+                "user": user,
+                "item": item,
+                "type": event.type,
+                "value": event.value,
+                "timestamp": format_timestamp(event.timestamp),
+            }
+            for event, item in events
+        ],
+        following,
     )
 
 

@@ -14,8 +14,8 @@ from app.core.http import (
     PageSize,
     PathId,
     decode_cursor,
-    encode_cursor,
     json_response,
+    page_response,
     read_json,
 )
 from app.jobs.schemas import JobAccepted, JobOut, JobPage, TrainParams
@@ -67,12 +67,7 @@ async def train(request: Request, service: Service) -> Response:
 async def list_jobs(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> Response:
     """History stays."""
     rows, following = await service.page(decode_cursor(cursor) or 0, n)
-    return json_response(
-        {
-            "items": [row.as_json() for row in rows],
-            "next_cursor": None if following is None else encode_cursor(following),
-        }
-    )
+    return page_response([row.as_json() for row in rows], following)
 
 
 @router.get(

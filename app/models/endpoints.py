@@ -13,8 +13,8 @@ from app.core.http import (
     PageSize,
     PathId,
     decode_cursor,
-    encode_cursor,
     json_response,
+    page_response,
 )
 from app.models.schemas import ModelOut, ModelPage
 from app.models.service import ModelRegistry
@@ -40,12 +40,7 @@ async def list_models(registry: Registry, n: PageSize = 100, cursor: PageCursor 
     """Every version that was ever published or rejected."""
     rows, following = await registry.page(decode_cursor(cursor) or 0, n)
     activation = await registry.activation()
-    return json_response(
-        {
-            "items": [row.as_json(activation) for row in rows],
-            "next_cursor": None if following is None else encode_cursor(following),
-        }
-    )
+    return page_response([row.as_json(activation) for row in rows], following)
 
 
 @router.post(

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
 
 from app.core.settings import load_settings
 from app.main import create_app
@@ -260,3 +261,25 @@ async def test_health(app: FastAPI, client: httpx2.AsyncClient) -> None:
     body = _check_problem(await client.get("/health/ready"), 503, "not_ready")
     assert body["checks"] == {"service": "stopping"}
     assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_ndjson_is_for_events_only(client: httpx2.AsyncClient) -> None:
+    """It is not bound by the limit on bodies, so no other route may take it."""
+    headers = {"Content-Type": "application/x-ndjson"}
+    for path in ("/items", "/admin/train"):
+        response = await client.post(path, content=b"{}\n", headers=headers)
+        assert response.status_code == 415
+    assert (await client.post("/events", content=b"{}\n", headers=headers)).status_code == 200
+
+
+async def test_a_database_that_does_not_answer_is_503(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise OperationalError("SELECT secret", {}, Exception("connection to hunter2 refused"))
+
+    monkeypatch.setattr(app.state.services.catalog, "get", away)
+    response = await client.get("/items/x")
+    assert (response.status_code, response.json()["code"]) == (503, "database_unavailable")
+    assert response.headers["retry-after"]
+    assert "hunter2" not in response.text
