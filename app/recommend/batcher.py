@@ -15,7 +15,7 @@ from app.recommend.serving import RankedItem, RankRequest, ServingModel
 
 MAX_BATCH = 64
 DEEP = 50  # lists longer than this take many times longer: they go by themselves,
-MAX_DEEP_BATCH = 8  # few at a time, so that others get their turn
+MAX_DEEP_BATCH = 8  # few at a time, in turns with the others
 MAX_WAITING = 1024
 PATIENCE_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
@@ -39,25 +39,29 @@ class Batcher:
 
     def __init__(self, threads: int) -> None:
         self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
-        self._waiting: deque[_Waiting] = deque()
+        self._short: deque[_Waiting] = deque()
+        self._deep: deque[_Waiting] = deque()
+        self._deep_is_next = False
         self._runner: asyncio.Task[None] | None = None
 
     async def rank(self, model: ServingModel, request: RankRequest) -> list[RankedItem]:
         """The ranked list. Raises Unavailable when too many are waiting already."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._short) + len(self._deep) >= MAX_WAITING:
             raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[RankedItem]] = loop.create_future()
-        self._waiting.append(_Waiting(model, request, answer, loop.time() + PATIENCE_SECONDS))
+        queue = self._deep if request.n > DEEP else self._short
+        queue.append(_Waiting(model, request, answer, loop.time() + PATIENCE_SECONDS))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await answer
 
     async def close(self) -> None:
         """Ends the thread after the pass that it is in; what waits is answered with 503."""
-        for one in self._waiting:
-            _set_exception(one, Unavailable("the service is stopping", code="stopping"))
-        self._waiting.clear()
+        for queue in (self._short, self._deep):
+            for one in queue:
+                _set_exception(one, Unavailable("the service is stopping", code="stopping"))
+            queue.clear()
         if self._runner is not None:
             await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
         self._thread.shutdown(wait=False)
@@ -80,20 +84,14 @@ class Batcher:
                     _set_result(one, ranked)
 
     def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        now = asyncio.get_running_loop().time()
-        while self._waiting:
-            one = self._waiting[0]
-            if one.answer.done():  # gone away
-                self._waiting.popleft()
-            elif one.until < now:
-                self._waiting.popleft()
-                _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
-            elif batch and not _fits(one, batch):
-                break
-            else:
-                batch.append(self._waiting.popleft())
-        return batch
+        turns = [(self._short, MAX_BATCH), (self._deep, MAX_DEEP_BATCH)]
+        if self._deep_is_next:
+            turns.reverse()
+        for queue, size in turns:
+            if batch := _take(queue, size):
+                self._deep_is_next = queue is self._short
+                return batch
+        return []
 
     async def _in_thread(self, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
         loop = asyncio.get_running_loop()
@@ -101,14 +99,22 @@ class Batcher:
         return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
 
 
-def _fits(one: _Waiting, batch: Sequence[_Waiting]) -> bool:
-    """Whether a request can go with these."""
-    deep = batch[0].request.n > DEEP
-    return (
-        one.model is batch[0].model
-        and (one.request.n > DEEP) == deep
-        and len(batch) < (MAX_DEEP_BATCH if deep else MAX_BATCH)
-    )
+def _take(queue: deque[_Waiting], size: int) -> list[_Waiting]:
+    """The next requests of one model that somebody still waits for."""
+    batch: list[_Waiting] = []
+    now = asyncio.get_running_loop().time()
+    while queue and len(batch) < size:
+        one = queue[0]
+        if one.answer.done():  # gone away
+            queue.popleft()
+        elif one.until < now:
+            queue.popleft()
+            _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
+        elif batch and one.model is not batch[0].model:
+            break
+        else:
+            batch.append(queue.popleft())
+    return batch
 
 
 def _set_result(one: _Waiting, ranked: list[RankedItem]) -> None:

@@ -109,3 +109,48 @@ async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.Mon
     assert refused.value.headers["Retry-After"] == "1"
     model.go.set()
     await asyncio.gather(*tasks)
+
+
+async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, 1000) for _ in range(20)] + [ask(batcher, model, 2)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert [len(batch) for batch in model.batches] == [1, 8, 1, 8, 4]
+    assert model.batches[2] == [2]
+
+
+async def test_a_request_that_waited_too_long_is_503(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0)
+    late = ask(batcher, model, 2)
+    await asyncio.sleep(0.1)
+    model.go.set()
+    with pytest.raises(Unavailable):
+        await late
+    assert (await first)[0].row == 1
+    assert model.batches == [[1]]
+
+
+async def test_closing_answers_what_waits(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    waiting = ask(batcher, model, 2)
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(batcher.close())
+    with pytest.raises(Unavailable):
+        await waiting
+    model.go.set()
+    await closing
+    assert (await first)[0].row == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,37 @@ async def test_a_server_that_starts_with_a_damaged_model_is_not_ready_and_says_w
     assert response.status_code == 503
     assert "damaged" in response.json()["detail"]
     assert (await client.get("/recommend/user-1")).json()["items"][0]["source"] == "popular"
+
+
+async def test_a_refused_model_is_tried_again(
+    app: FastAPI, client: httpx2.AsyncClient, versions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint on shared storage may come a little after its row."""
+    services: Services = app.state.services
+    third = await publish_model(services, seed=3)
+    weights = services.models.folder(third) / "model.safetensors"
+    content = weights.read_bytes()
+    monkeypatch.setattr("app.recommend.model_host.RETRY_SECONDS", 0.0)
+    weights.write_bytes(content[:-1])
+    await host_of(app).refresh()
+    assert await served(client) == versions[1]
+    weights.write_bytes(content)
+    await host_of(app).refresh()
+    assert await served(client) == third
+    assert host_of(app).refused is None
+
+
+async def test_only_old_folders_without_a_version_are_swept(
+    app: FastAPI, versions: list[str]
+) -> None:
+    services: Services = app.state.services
+    root = services.models.folder(versions[0]).parent
+    for name in ("unfinished", ".staging-x", "young"):
+        (root / name).mkdir()
+    for folder in root.iterdir():
+        if folder.name != "young":
+            os.utime(folder, (0, 0))
+    await services.models.sweep()
+    assert {folder.name for folder in root.iterdir()} == {*versions, "young"}
+    await services.models.discard(versions[1])  # published after all
+    assert (root / versions[1]).is_dir()
