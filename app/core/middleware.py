@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -14,6 +15,7 @@ from app.core.errors import (
     AppError,
     BadRequest,
     PayloadTooLarge,
+    Unavailable,
     UnsupportedMedia,
     problem,
     problem_of,
@@ -77,6 +79,12 @@ class RequestContext:
             if status:
                 raise
             await problem_of(error, request_id)(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            # The server's grace for stopping is over. The client can try again, elsewhere.
+            if status:
+                raise
+            stopping = Unavailable("the service is stopping", code="stopping")
+            await problem_of(stopping, request_id)(scope, receive, send_with_id)
         except Exception:
             log.exception(
                 "request failed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -283,3 +284,22 @@ async def test_a_database_that_does_not_answer_is_503(
     assert (response.status_code, response.json()["code"]) == (503, "database_unavailable")
     assert response.headers["retry-after"]
     assert "hunter2" not in response.text
+
+
+async def test_a_request_that_is_cut_off_by_a_stop_is_503(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server does when its grace is over: it cancels what still runs."""
+    running = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(app.state.services.catalog, "get", never)
+    request = asyncio.create_task(client.get("/items/x"))
+    await running.wait()
+    request.cancel()
+    response = await request
+    assert (response.status_code, response.json()["code"]) == (503, "stopping")
+    assert response.headers["retry-after"]
