@@ -38,20 +38,21 @@ class NegativeSampler:
         """(B,) users → (B, n) items, none of them among the user's, with replacement."""
         drawn = self._draw((len(users), n))
         base = (users * self.n_items).unsqueeze(1).expand(-1, n)
-        bad = self._seen(base + drawn)
+        bad = self.seen(base + drawn)
         for _ in range(MAX_ROUNDS):
             if not bool(bad.any()):
                 return drawn
             at = bad.nonzero(as_tuple=True)
             again = self._draw((len(at[0]),))
             drawn[at] = again
-            bad[at] = self._seen(base[at] + again)
+            bad[at] = self.seen(base[at] + again)
         return self._exhaust(users, drawn, bad)
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randint(self.n_items, shape, generator=self.generator, device=self.device)
 
-    def _seen(self, keys: Tensor) -> Tensor:
+    def seen(self, keys: Tensor) -> Tensor:
+        """Whether each key, user · n_items + item, is an interaction; any shape."""
         if self._mask is not None:
             return self._mask[keys]
         at = torch.searchsorted(self._keys, keys).clamp_(max=len(self._keys) - 1)
@@ -61,7 +62,7 @@ class NegativeSampler:
         """For users who have seen nearly everything, draws from the list of what they have not."""
         every = torch.arange(self.n_items, device=self.device)
         for row in bad.any(dim=1).nonzero().flatten().tolist():
-            unseen = every[~self._seen(users[row] * self.n_items + every)]
+            unseen = every[~self.seen(users[row] * self.n_items + every)]
             count = int(bad[row].sum())
             pick = torch.randint(
                 len(unseen), (count,), generator=self.generator, device=self.device

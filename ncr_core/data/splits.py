@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -35,6 +36,21 @@ class Split:
             user_ids=self.train.user_ids,
             item_ids=self.train.item_ids,
         )
+
+    def with_validation_in_train(self) -> Self:
+        """The split to refit on once the settings are chosen: no validation item is held out.
+
+        Each becomes the latest training item of its user, and ``validation`` is −1 throughout; the
+        test items stay as they are.
+        """
+        users = np.flatnonzero(self.validation >= 0)
+        train = Interactions.from_arrays(
+            np.concatenate([self.train.users, users]),
+            np.concatenate([self.train.items, self.validation[users]]),
+            user_ids=self.train.user_ids,
+            item_ids=self.train.item_ids,
+        )
+        return replace(self, train=train, validation=np.full_like(self.validation, -1))
 
 
 def leave_latest_out(interactions: Interactions, users: BoolArray | None = None) -> Split:

@@ -18,12 +18,17 @@ def held_out_ranks(ranked: IntArray, held_out: IntArray) -> IntArray:
 
 def hit_ratio(ranks: IntArray, k: int) -> float:
     """The share of users whose held-out item is among the first k."""
-    return float(np.mean((ranks >= 0) & (ranks < k)))
+    return float(np.mean(hit_of_each(ranks, k)))
 
 
 def ndcg(ranks: IntArray, k: int) -> float:
     """The mean of 1 / log₂(rank + 2), 0 where the held-out item is not among the first k."""
     return float(np.mean(ndcg_of_each(ranks, k)))
+
+
+def hit_of_each(ranks: IntArray, k: int) -> FloatArray:
+    """HR@k of each user: 1 where the held-out item is among the first k, else 0."""
+    return ((ranks >= 0) & (ranks < k)).astype(np.float64)
 
 
 def ndcg_of_each(ranks: IntArray, k: int) -> FloatArray:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ncr_core.data.interactions import IntArray
+from ncr_core.data.published import PublishedSplit
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.models.ranker import PairwiseRanker
@@ -91,6 +92,24 @@ def sampled_candidates(
         rng.shuffle(mixed)
         rows[row, : len(mixed)] = mixed
     return CandidateSet(users, held_out[users], rows)
+
+
+def given_candidates(published: PublishedSplit, seed: int) -> CandidateSet:
+    """P2: the held-out item at a random place among the negatives that were published for it.
+
+    The negatives keep their published order, and the candidates are (n, M + 1), padded with −1
+    where the held-out item was among its own M negatives.
+    """
+    users, negatives = published.test_users, published.negatives
+    held_out = published.test[users]
+    lengths = (negatives != PAD).sum(axis=1)
+    place = np.random.default_rng(seed).integers(lengths + 1)[:, None]
+    columns = np.arange(negatives.shape[1] + 1)
+    # A column after the held-out item has the negative of the column before.
+    source = np.minimum(columns - (columns > place), negatives.shape[1] - 1)
+    rows = np.take_along_axis(negatives, source, axis=1)
+    rows = np.where(columns == place, held_out[:, None], rows)
+    return CandidateSet(users, held_out, rows)
 
 
 def full_candidates(

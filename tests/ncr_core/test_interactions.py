@@ -89,6 +89,20 @@ def test_leave_latest_out() -> None:
     assert split.all_seen.nnz == 5
 
 
+def test_with_validation_in_train() -> None:
+    split = leave_latest_out(build_interactions(ROWS))
+    refit = split.with_validation_in_train()
+    assert ids_of(refit.train, "ann") == ["z", "x"]  # as the latest
+    assert ids_of(refit.train, "bob") == ["z", "x"]  # had none held out
+    assert refit.validation.tolist() == [-1, -1]
+    assert refit.test.tolist() == split.test.tolist()
+    assert refit.all_seen.nnz == split.all_seen.nnz
+    # The split it is made of stays, and once more changes nothing.
+    assert ids_of(split.train, "ann") == ["z"]
+    again = refit.with_validation_in_train()
+    assert again.train.items.tolist() == refit.train.items.tolist()
+
+
 def test_no_user_with_three_items() -> None:
     with pytest.raises(DataError, match="no user has 3 items"):
         leave_latest_out(build_interactions([("a", "x", 0), ("b", "y", 0)]))
