@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import PairwiseRanker, edge_weight, embedding
+from ncr_core.models.ranker import PairwiseRanker, edge_weight
 from ncr_core.models.tables import LinearTable, PairTables
 from ncr_core.models.tower import Tower
+from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
 
 
 class DNCR(PairwiseRanker):
@@ -16,23 +19,23 @@ class DNCR(PairwiseRanker):
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__(config, n_users, n_items)
         e = config.tower_embedding
-        self.users = embedding(n_users, e)
+        self.users = self.new_users(e)
         self.items = embedding(n_items, e)
         self.tower = Tower(config)
         self.weight = edge_weight(config.tower_width, config)
 
-    def user_vectors(self, users: Tensor) -> Tensor:
-        return nn.functional.embedding(users, self.users.weight)
+    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+        return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        return nn.functional.embedding(items, self.items.weight)
+        return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         hidden: Tensor = self.tower(users, self.item_vectors(i), self.item_vectors(j))
         return hidden @ self.weight
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        z = self.tower.both_orders(users, i, j, self.items.weight) @ self.weight
+        z = self.tower.both_orders(users, i, j, self.items.weight, self.item_rows) @ self.weight
         return z[0], z[1]
 
     def tables(self) -> PairTables:

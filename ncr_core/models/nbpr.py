@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import PairwiseRanker, edge_weight, embedding
+from ncr_core.models.ranker import PairwiseRanker, edge_weight
 from ncr_core.models.tables import LinearTable, PairTables
+from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
 
 
 class NBPR(PairwiseRanker):
-    """z_uij = w₁·(U_u⊙V_i) − w₂·(U_u⊙V_j).
+    """z_uij = w₁·(U_u⊙V_i) − w₂·(U_u⊙V_j), and b_i − b_j with ``item_bias``.
 
     With ``learn_weights=False`` w is fixed at 1; trained with the loss ``bpr`` that is BPR-MF
     (eq. 4, 16–18).
     """
 
+    shares_negatives = True
+
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__(config, n_users, n_items)
-        self.users = embedding(n_users, config.factors)
+        self.users = self.new_users(config.factors)
         self.items = embedding(n_items, config.factors)
         self.weight = edge_weight(2 * config.factors, config)
+        self.bias = nn.Parameter(torch.zeros(n_items)) if config.item_bias else None
         if not config.learn_weights:
             self.weight = nn.Parameter(torch.ones(2 * config.factors), requires_grad=False)
         elif config.init == "xavier":
@@ -29,24 +35,35 @@ class NBPR(PairwiseRanker):
             # which dimensions mean liking.
             nn.init.ones_(self.weight)
 
-    def user_vectors(self, users: Tensor) -> Tensor:
-        return nn.functional.embedding(users, self.users.weight)
+    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+        return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        return nn.functional.embedding(items, self.items.weight)
+        return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         f = torch.cat([users * self.item_vectors(i), -users * self.item_vectors(j)], dim=-1)
-        return f @ self.weight
+        z = f @ self.weight
+        return z if self.bias is None else z + self.bias[i] - self.bias[j]
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        return element_wise_logits(users, self.item_vectors(i), self.item_vectors(j), self.weight)
+        z_uij, z_uji = element_wise_logits(
+            users, self.item_vectors(i), self.item_vectors(j), self.weight
+        )
+        return with_bias(z_uij, z_uji, self.bias, i, j)
+
+    def shared_scores(
+        self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        d = self.config.factors
+        own = users * ((self.weight[:d] + self.weight[d:]) / 2)
+        of_i = (own[row] * self.item_vectors(i)).sum(1)
+        if self.bias is None:
+            return of_i, own @ self.item_vectors(j).T
+        return of_i + self.bias[i], torch.addmm(self.bias[j], own, self.item_vectors(j).T)
 
     def tables(self) -> PairTables:
-        d = self.config.factors
-        weight = self.frozen_double(self.weight)
-        items = self.frozen_double(self.items.weight) * (weight[:d] + weight[d:])
-        return PairTables(LinearTable(slice(0, d), items), None)
+        return PairTables(element_wise_table(self.items.weight, self.weight, self.bias), None)
 
 
 def element_wise_logits(
@@ -62,3 +79,24 @@ def element_wise_logits(
     of_j = torch.bmm(j, both)  # (B, n, 2)
     of_i = torch.stack([(first * i).sum(1), (second * i).sum(1)], dim=1).unsqueeze(1)
     return of_i[..., 0] - of_j[..., 1], of_j[..., 0] - of_i[..., 1]
+
+
+def with_bias(
+    z_uij: Tensor, z_uji: Tensor, bias: Tensor | None, i: Tensor, j: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Adds b_i − b_j; i is (B,), j is (B, n)."""
+    if bias is None:
+        return z_uij, z_uji
+    difference = bias[i].unsqueeze(1) - bias[j]
+    return z_uij + difference, z_uji - difference
+
+
+def element_wise_table(items: Tensor, weight: Tensor, bias: Tensor | None) -> LinearTable:
+    """The element-wise part for ranking: items (n_items, d), weight (2d,) = [w₁; w₂].
+
+    A margin holds b_i − b_j twice, once for each order.
+    """
+    d = items.shape[1]
+    both = weight.detach().double()[:d] + weight.detach().double()[d:]
+    twice = None if bias is None else 2.0 * bias.detach().double()
+    return LinearTable(slice(0, d), items.detach().double() * both, twice)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ncr_core.models.config import ModelConfig
 from ncr_core.models.tables import PairTables
-
-EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
+from ncr_core.models.users import EMBEDDING_STD, FreeUsers, Histories, HistoryUsers
 
 
 class PairwiseRanker(nn.Module, ABC):
@@ -21,15 +21,20 @@ class PairwiseRanker(nn.Module, ABC):
     both orders at once, and ``tables`` for ranking.
     """
 
+    shares_negatives = False  # whether ``shared_scores`` is there
+
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__()
         self.config = config
         self.n_users = n_users
         self.n_items = n_items
+        # Tables of which a batch touches few rows; the training loop chooses.
+        self.sparse_users = False
+        self.sparse_items = False
 
     @abstractmethod
-    def user_vectors(self, users: Tensor) -> Tensor:
-        """(B,) rows → (B, E) everything the model knows of these users."""
+    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+        """The parts of a user's vector, in order."""
 
     @abstractmethod
     def item_vectors(self, items: Tensor) -> Tensor:
@@ -47,6 +52,51 @@ class PairwiseRanker(nn.Module, ABC):
     def tables(self) -> PairTables:
         """Tables for ranking in float64, without gradients, on the model's device."""
 
+    def shared_scores(
+        self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """s_ui (R,) and s_uj (Q, S) with (z_uij − z_uji)/2 = s_ui − s_uj, as products of matrices.
+
+        The order rests on this half margin (§4.4). users are (Q, E) vectors, row (R,) tells whose
+        each positive i (R,) is, and j (S,) are items. Only for models with ``shares_negatives``.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def user_vectors(self, users: Tensor) -> Tensor:
+        """(B,) rows → (B, E) everything the model knows of these users."""
+        parts = [
+            nn.functional.embedding(users, part.weight, sparse=self.sparse_users)
+            for part in self.user_parts()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def training_vectors(self, users: Tensor, histories: Histories | None) -> Tensor:
+        """(B, E) user vectors for a training batch: a positive is never pooled for itself."""
+        if histories is None:
+            return self.user_vectors(users)
+        parts = [part.at(histories) for part in self._pooled()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def vectors_of(self, items: Sequence[Tensor]) -> Tensor:
+        """User vectors of any items, each user's from old to new, for users="history" → (B, E)."""
+        lengths = torch.tensor([len(own) for own in items], device=self.device)
+        every = torch.cat(list(items)).to(self.device)
+        return torch.cat([part.of(every, lengths) for part in self._pooled()], dim=-1)
+
+    def remember(self, items: Tensor, lengths: Tensor) -> None:
+        """Recomputes the vectors of the known users where they come from their items.
+
+        ``items`` (T,) are everyone's, oldest first, one user after the other; ``lengths``
+        (n_users,). Nothing happens for free embeddings.
+        """
+        if self.config.users == "history":
+            for part in self._pooled():
+                part.remember(items.to(self.device), lengths.to(self.device))
+
+    def item_rows(self, items: Tensor, table: Tensor) -> Tensor:
+        """Rows (…) of an item table (n_items, F) → (…, F)."""
+        return nn.functional.embedding(items, table, sparse=self.sparse_items)
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -54,12 +104,14 @@ class PairwiseRanker(nn.Module, ABC):
     def frozen_double(self, parameter: Tensor) -> Tensor:
         return parameter.detach().double()
 
+    def new_users(self, size: int) -> FreeUsers | HistoryUsers:
+        """A user part of this size, as the configuration says."""
+        if self.config.users == "free":
+            return FreeUsers(self.n_users, size)
+        return HistoryUsers(self.n_users, self.n_items, size, self.config.windows)
 
-def embedding(rows: int, size: int) -> nn.Embedding:
-    """An embedding table initialised from N(0, 0.01²)."""
-    table = nn.Embedding(rows, size)
-    nn.init.normal_(table.weight, std=EMBEDDING_STD)
-    return table
+    def _pooled(self) -> list[HistoryUsers]:
+        return [part for part in self.user_parts() if isinstance(part, HistoryUsers)]
 
 
 def edge_weight(size: int, config: ModelConfig) -> nn.Parameter:

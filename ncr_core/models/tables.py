@@ -4,17 +4,20 @@ The margin z_uij − z_uji of every model here is
 
     s_ui − s_uj  +  w·tower(C_u + A_i + B_j)  −  w·tower(C_u + A_j + B_i)
 
-with a linear part s and, unless the model is additive, a tower whose first layer is linear in the
-user, the preferred and the other item, so that its three projections C, A and B are computed once
-per user and per item.
+with an additive part s (a product of vectors, or towers over the user and one item) and, unless
+the model is additive, a tower whose first layer is linear in the user, the preferred and the other
+item, so that its three projections C, A and B are computed once per user and per item.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+Layers = tuple[tuple[Tensor, Tensor], ...]
+"""Weight (out, in) and bias (out,) of each dense layer above the first."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,42 @@ class LinearTable:
         bias = None if self.bias is None else self.bias.to(dtype)
         return LinearTable(self.columns, self.items.to(dtype), bias)
 
+    def plus_bias(self, bias: Tensor) -> LinearTable:
+        """The table with (n_items,) more on the bias."""
+        return replace(self, bias=bias if self.bias is None else self.bias + bias)
+
+
+@dataclass(frozen=True)
+class PointTable:
+    """s_ui = w·tower(C_u + A_i) + bias[i], a tower over the user and one item."""
+
+    user_weight: Tensor  # (h, e)
+    user_bias: Tensor  # (h,)
+    items: Tensor  # (n_items, h) A
+    layers: Layers
+    weight: Tensor  # (d,) w
+    activation: str
+    bias: Tensor | None = None  # (n_items,)
+
+    def to(self, dtype: torch.dtype) -> PointTable:
+        return PointTable(
+            self.user_weight.to(dtype),
+            self.user_bias.to(dtype),
+            self.items.to(dtype),
+            _layers_to(self.layers, dtype),
+            self.weight.to(dtype),
+            self.activation,
+            None if self.bias is None else self.bias.to(dtype),
+        )
+
+    def scores(self, vectors: Tensor, items: Tensor) -> Tensor:
+        """(R, e) user vectors and (R, L) items → (R, L)."""
+        if self.bias is not None:
+            return self.bias[items]
+        projected = torch.addmm(self.user_bias, vectors, self.user_weight.T)
+        x = projected.unsqueeze(1) + self.items[items]
+        return _above(x, self.layers, self.activation, None) @ self.weight
+
 
 @dataclass(frozen=True)
 class TowerTable:
@@ -39,9 +78,10 @@ class TowerTable:
     user_bias: Tensor  # (h,)
     first: Tensor  # (n_items, h) A, the item's projection where it is the preferred one
     second: Tensor  # (n_items, h) B, where it is the other one
-    layers: tuple[tuple[Tensor, Tensor], ...]  # weight (out, in), bias (out,) above the first
+    layers: Layers
     weight: Tensor  # (d,) w
     activation: str
+    items: Tensor | None = None  # (n_items, e), where [U⊙V_i; −U⊙V_j] joins the last layer (eq. 24)
 
     def to(self, dtype: torch.dtype) -> TowerTable:
         return TowerTable(
@@ -50,36 +90,48 @@ class TowerTable:
             self.user_bias.to(dtype),
             self.first.to(dtype),
             self.second.to(dtype),
-            tuple((w.to(dtype), b.to(dtype)) for w, b in self.layers),
+            _layers_to(self.layers, dtype),
             self.weight.to(dtype),
             self.activation,
+            None if self.items is None else self.items.to(dtype),
         )
 
     def project_user(self, vectors: Tensor) -> Tensor:
         """(B, E) user vectors → (B, h) C_u, bias included."""
-        own = vectors[:, self.columns].to(self.user_weight.dtype)
-        return torch.addmm(self.user_bias, own, self.user_weight.T)
+        return torch.addmm(self.user_bias, self.own(vectors), self.user_weight.T)
 
-    def above(self, first_layer: Tensor) -> Tensor:
-        """(…, h) inputs of the first activation → (…) w·tower."""
-        act = _tanh if self.activation == "tanh" else torch.relu
-        x = act(first_layer)
-        for weight, bias in self.layers:
-            x = act(torch.nn.functional.linear(x, weight, bias))
-        return x @ self.weight
+    def own(self, vectors: Tensor) -> Tensor:
+        """(B, E) user vectors → (B, e) the tower's part of them."""
+        return vectors[:, self.columns].to(self.user_weight.dtype)
 
-
-def _tanh(x: Tensor) -> Tensor:
-    """tanh(x) = 2σ(2x) − 1, which torch computes in less than half the time on a CPU."""
-    return x.mul(2).sigmoid_().mul_(2).sub_(1)
+    def margins(self, projected: Tensor, own: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The tower's part of the margin: (R, h) C_u, (R, e) U_u, (R, L) items each → (R, L)."""
+        user = projected.unsqueeze(1)
+        both = torch.stack(
+            [
+                (user + self.first[i]) + self.second[j],
+                (user + self.first[j]) + self.second[i],
+            ]
+        )
+        extra = None
+        if self.items is not None:
+            of_i, of_j = own.unsqueeze(1) * self.items[i], own.unsqueeze(1) * self.items[j]
+            extra = torch.stack([torch.cat([of_i, -of_j], -1), torch.cat([of_j, -of_i], -1)])
+        deep = _above(both, self.layers, self.activation, extra) @ self.weight
+        return deep[0] - deep[1]
 
 
 @dataclass(frozen=True)
 class PairTables:
-    """A model as the rankers see it; ``tower`` is None for additive models."""
+    """A model as the rankers see it; ``tower`` is None for additive models.
+
+    ``points`` are towers over a user and one item, each with what its score is multiplied by; they
+    see the whole user vector.
+    """
 
     linear: LinearTable | None
     tower: TowerTable | None
+    points: tuple[tuple[float, PointTable], ...] = ()
 
     @property
     def additive(self) -> bool:
@@ -89,4 +141,22 @@ class PairTables:
         return PairTables(
             self.linear.to(dtype) if self.linear else None,
             self.tower.to(dtype) if self.tower else None,
+            tuple((scale, table.to(dtype)) for scale, table in self.points),
         )
+
+
+def _layers_to(layers: Layers, dtype: torch.dtype) -> Layers:
+    return tuple((weight.to(dtype), bias.to(dtype)) for weight, bias in layers)
+
+
+def _above(x: Tensor, layers: Layers, activation: str, extra: Tensor | None) -> Tensor:
+    """(…, h) inputs of the first activation → (…, d) of the last; ``extra`` joins its inputs."""
+    act = _tanh if activation == "tanh" else torch.relu
+    for weight, bias in layers:
+        x = torch.nn.functional.linear(act(x), weight, bias)
+    return act(x if extra is None else x + extra)
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """tanh(x) = 2σ(2x) − 1, which torch computes in less than half the time on a CPU."""
+    return x.mul(2).sigmoid_().mul_(2).sub_(1)

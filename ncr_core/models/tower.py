@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from ncr_core.models.activations import activation_of
 from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import EMBEDDING_STD
 from ncr_core.models.tables import TowerTable
+from ncr_core.models.users import EMBEDDING_STD
+
+Rows = Callable[[Tensor, Tensor], Tensor]
+"""(rows, table) → the rows of a table."""
+
+
+def dense_layers(widths: list[int], init: str) -> nn.ModuleList:
+    """Linear layers from each width to the next."""
+    layers = [nn.Linear(below, above) for below, above in pairwise(widths)]
+    for layer in layers:
+        if init == "paper":
+            nn.init.normal_(layer.weight, std=EMBEDDING_STD)
+            nn.init.normal_(layer.bias, std=EMBEDDING_STD)
+        else:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return nn.ModuleList(layers)
 
 
 class Tower(nn.Module):
     """Dense layers 3e → e → e/2 → … → d, each followed by the activation.
 
-    With one hidden layer there are none: the tower is the concatenation, and so is additive.
+    With one hidden layer there are none: the tower is the concatenation, and so is additive. With
+    shared embeddings (eq. 24) the last layer is 2e wide and [U_u⊙V_i; −U_u⊙V_j] is added before
+    its activation: ``element_wise`` below.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -24,35 +44,36 @@ class Tower(nn.Module):
         e = config.tower_embedding
         self.embedding_size = e
         self.activation_name = config.activation
+        self._act = activation_of(config.activation, config.init)
+        self.element_wise = config.shared_embeddings
         widths = [3 * e] + [e // 2**depth for depth in range(config.layers - 1)]
-        linear = [nn.Linear(below, above) for below, above in pairwise(widths)]
-        self.layers = nn.ModuleList(linear)
-        for layer in linear:
-            if config.init == "paper":
-                nn.init.normal_(layer.weight, std=EMBEDDING_STD)
-                nn.init.normal_(layer.bias, std=EMBEDDING_STD)
-            else:
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
+        if config.shared_embeddings:
+            widths[-1] = 2 * e
+        self.layers = dense_layers(widths, config.init)
 
     def forward(self, user: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Embeddings (…, e) each → (…, d), as eq. 23 writes it."""
+        """Embeddings (…, e) each → (…, d), as eq. 23 or, shared, eq. 24 writes it."""
         x = torch.cat([user, i, -j], dim=-1)
-        for layer in self._linear():
+        if not self.layers:
+            return x
+        *below, last = self._linear()
+        for layer in below:
             x = self._act(layer(x))
-        return x
+        x = last(x)
+        if self.element_wise:
+            x = x + torch.cat([user * i, -user * j], dim=-1)
+        return self._act(x)
 
-    def both_orders(self, user: Tensor, i: Tensor, j: Tensor, all_items: Tensor) -> Tensor:
+    def both_orders(
+        self, user: Tensor, i: Tensor, j: Tensor, all_items: Tensor, rows_of: Rows
+    ) -> Tensor:
         """(B, e) users, (B,) items i, (B, n) items j → (2, B, n, d): towers of (i, j) and (j, i).
 
         The first layer is linear in its three parts, so each user and item is projected once for
         all its pairs; the whole item table at once when the batch holds more items than that.
         """
         if not self.layers:
-            own, other = (
-                nn.functional.embedding(i, all_items),
-                nn.functional.embedding(j, all_items),
-            )
+            own, other = rows_of(i, all_items), rows_of(j, all_items)
             user, own = (x.unsqueeze(1).expand_as(other) for x in (user, own))
             return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())
@@ -60,16 +81,18 @@ class Tower(nn.Module):
         if len(rows) >= len(all_items):
             projected = nn.functional.embedding(rows, all_items @ self._item_parts())
         else:
-            projected = nn.functional.embedding(rows, all_items) @ self._item_parts()
+            projected = rows_of(rows, all_items) @ self._item_parts()
         h = c.shape[1]
         of_i = projected[: len(i)]
         of_j = projected[len(i) :].view(*j.shape, 2 * h)
         ij = (c + of_i[:, :h]).unsqueeze(1) + of_j[..., h:]
         ji = (c.unsqueeze(1) + of_j[..., :h]) + of_i[:, h:].unsqueeze(1)
-        x = self._act(torch.stack([ij, ji]))
+        x = torch.stack([ij, ji])
         for layer in self._linear()[1:]:
-            x = self._act(layer(x))
-        return x
+            x = layer(self._act(x))
+        if self.element_wise:
+            x = x + self._both_element_wise(user, rows_of(i, all_items), rows_of(j, all_items))
+        return self._act(x)
 
     def item_bias(self, items: Tensor, weight: Tensor) -> Tensor | None:
         """(n_items,) s_ui of a tower without dense layers, (w_i + w_j)·V_i; else None."""
@@ -99,10 +122,15 @@ class Tower(nn.Module):
             tuple((double(m.weight), double(m.bias)) for m in self._linear()[1:]),
             double(weight),
             self.activation_name,
+            double(items) if self.element_wise else None,
         )
 
-    def _act(self, x: Tensor) -> Tensor:
-        return torch.tanh(x) if self.activation_name == "tanh" else torch.relu(x)
+    @staticmethod
+    def _both_element_wise(user: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """(B, e) users and items i, (B, n, e) items j → (2, B, n, 2e) [U⊙V_i; −U⊙V_j]."""
+        of_j = user.unsqueeze(1) * j
+        of_i = (user * i).unsqueeze(1).expand_as(of_j)
+        return torch.stack([torch.cat([of_i, -of_j], dim=-1), torch.cat([of_j, -of_i], dim=-1)])
 
     def _linear(self) -> list[nn.Linear]:
         return [cast(nn.Linear, layer) for layer in self.layers]

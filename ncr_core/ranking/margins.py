@@ -44,11 +44,15 @@ class BoundMargins:
         )
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
-        """s_ui of (R,) batch rows and (R, L) items → (R, L)."""
-        table, users = self._tables[double].linear, self._users[double]
+        """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
+        tables, users = self._tables[double], self._users[double]
+        scores = torch.zeros(items.shape, dtype=users.dtype, device=items.device)
+        for scale, point in tables.points:
+            scores += scale * point.scores(users[rows], items)
+        table = tables.linear
         if table is None:
-            return torch.zeros(items.shape, dtype=users.dtype, device=items.device)
-        scores = (users[rows, table.columns].unsqueeze(1) * table.items[items]).sum(dim=2)
+            return scores
+        scores += (users[rows, table.columns].unsqueeze(1) * table.items[items]).sum(dim=2)
         return scores if table.bias is None else scores + table.bias[items]
 
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -71,12 +75,5 @@ class BoundMargins:
         tower, projected = self._tables[double].tower, self._projected[double]
         if tower is None or projected is None:
             return linear
-        user = projected[rows].unsqueeze(1)
-        both = torch.stack(
-            [
-                (user + tower.first[i]) + tower.second[j],
-                (user + tower.first[j]) + tower.second[i],
-            ]
-        )
-        deep = tower.above(both)
-        return linear + deep[0] - deep[1]
+        own = tower.own(self._users[double][rows])
+        return linear + tower.margins(projected[rows], own, i, j)

@@ -9,9 +9,12 @@ import torch
 
 from ncr_core.errors import ConfigError
 
-Loss = Literal["bce", "bpr"]
+Loss = Literal["bce", "bpr", "listwise"]
 Schedule = Literal["one-cycle", "constant"]
 Stopping = Literal["validation", "paper"]
+Optimizer = Literal["auto", "dense", "sparse"]
+
+MAX_SHARED = 65_536
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class TrainConfig:
     negatives: int = 4
     """Negatives a positive, drawn anew each epoch (the paper: 1)."""
 
+    shared_negatives: int = 0
+    """Above 0, all positives of a batch are compared with the same so many items, drawn anew each
+    batch, in place of ``negatives`` of their own: products of matrices instead of look-ups. For
+    nbpr, and the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
+
     learning_rate: float = 1e-2
     """Adam's, and the peak of the one-cycle schedule."""
 
@@ -34,10 +42,17 @@ class TrainConfig:
     """``one-cycle`` warms up and cools down over ``epochs``; ``constant`` is the paper's."""
 
     loss: Loss = "bce"
-    """``bce`` over both orders of each pair (eq. 15); ``bpr`` is −log σ(z_uij) alone (eq. 3)."""
+    """``bce`` over both orders of each pair (eq. 15); ``bpr`` is −log σ(z_uij) alone (eq. 3);
+    ``listwise`` is −log of the probability that the positive beats all its negatives."""
 
     l2: float = 0.0
     """λ of λ‖Θ‖² (eq. 3) on the embeddings of each batch."""
+
+    dropout: float = 0.0
+    """The share of each user vector's coordinates left out at random in training."""
+
+    optimizer: Optimizer = "auto"
+    """Adam on whole tables (``dense``) or on the rows of each batch (``sparse``), by table."""
 
     stopping: Stopping = "validation"
     """``validation``: NDCG@10 with ``patience``; ``paper``: the loss falls by less than 0.1 %."""
@@ -64,7 +79,12 @@ class TrainConfig:
     """auto, cpu, cuda or cuda:N."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (("loss", Loss), ("schedule", Schedule), ("stopping", Stopping)):
+        for name, allowed in (
+            ("loss", Loss),
+            ("schedule", Schedule),
+            ("stopping", Stopping),
+            ("optimizer", Optimizer),
+        ):
             if getattr(self, name) not in get_args(allowed):
                 raise ConfigError(
                     f"{name} must be one of {', '.join(get_args(allowed))}, "
@@ -75,6 +95,12 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.batch_size < 0:
             raise ConfigError(f"batch_size must be at least 1, or 0, not {self.batch_size}")
+        if not 0 <= self.shared_negatives <= MAX_SHARED:
+            raise ConfigError(
+                f"shared_negatives must be 0 to {MAX_SHARED:,}, not {self.shared_negatives}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if not 0.0 <= self.alpha <= 1.0:
             raise ConfigError(f"alpha must be between 0 and 1, not {self.alpha}")
         if not (self.learning_rate > 0 and self.fine_tune_rate > 0 and self.l2 >= 0):

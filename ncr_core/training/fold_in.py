@@ -32,7 +32,7 @@ def mean_user(model: PairwiseRanker) -> Tensor:
 def fold_in(
     model: PairwiseRanker, start: Tensor, items: Sequence[Tensor], centre: Tensor, seed: int = 0
 ) -> Tensor:
-    """Fits (B, E) starting vectors to each user's item rows (each not empty) → (B, E).
+    """Fits (B, E) starting vectors to each user's item rows, old to new (each not empty) → (B, E).
 
     ``centre`` is ``mean_user(model)``, which gives the scale of the steps. The model's parameters
     must be frozen. All users share the random draws, so that a user's vector does not depend on who

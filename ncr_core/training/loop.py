@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ncr_core.data.interactions import Interactions
-from ncr_core.data.samplers import NegativeSampler
 from ncr_core.data.splits import Split
-from ncr_core.errors import DataError, TrainingError
+from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.evaluation.protocols import (
     CandidateSet,
     Metrics,
@@ -23,8 +22,10 @@ from ncr_core.evaluation.protocols import (
     sampled_candidates,
 )
 from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.training.batches import Batches, SharedRows
 from ncr_core.training.config import TrainConfig
-from ncr_core.training.losses import LOSSES
+from ncr_core.training.losses import LOSSES, SHARED_LOSSES
+from ncr_core.training.optimizers import Adam
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
 VALIDATION_USERS = 10_000
@@ -45,7 +46,10 @@ class Progress:
 
 @dataclass
 class History:
-    """What each epoch of a phase gave, and which one was kept."""
+    """What each epoch of a phase gave, and which one was kept.
+
+    ``ndcg`` and ``hr`` are on validation, and empty where there were no validation items.
+    """
 
     phase: str
     loss: list[float] = field(default_factory=list)
@@ -82,41 +86,39 @@ def train_loop(
     """
     device = config.torch_device()
     model.to(device)
-    optimizer = _adam(model, schedule.rate)
-    batches = Batches(split.train, config, device)
-    one_cycle = (
-        torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=schedule.rate, total_steps=schedule.epochs * len(batches)
-        )
-        if config.schedule == "one-cycle"
-        else None
-    )
-    held_out = validation_candidates(split, config.seed)
+    batches = _batches(model, split.train, config, device)
+    total_steps = schedule.epochs * len(batches) if config.schedule == "one-cycle" else None
+    optimizer = Adam(model, config, schedule.rate, total_steps)
+    # Without validation items, as when a chosen configuration is refitted on everything, all epochs
+    # are run and the last is kept.
+    validated = bool((split.validation >= 0).any())
+    held_out = validation_candidates(split, config.seed) if validated else None
     history = History(schedule.phase)
     best, kept = -1.0, copy.deepcopy(model.state_dict())
     for epoch in range(1, schedule.epochs + 1):
         started = time.perf_counter()
-        mean_loss = _one_epoch(model, batches, config, optimizer, one_cycle)
+        mean_loss = _one_epoch(model, batches, config, optimizer)
         if not math.isfinite(mean_loss):
             model.load_state_dict(kept)
             raise TrainingError(
                 f"the loss became {mean_loss} in epoch {epoch} of {schedule.phase} at learning "
                 f"rate {schedule.rate:g}: try a smaller rate or smaller l2"
             )
-        metrics = validate(model, held_out)
+        remember(model, split.train)
+        metrics = None if held_out is None else validate(model, held_out)
         history.loss.append(mean_loss)
-        history.ndcg.append(metrics.ndcg)
-        history.hr.append(metrics.hr)
+        if metrics is not None:
+            history.ndcg.append(metrics.ndcg)
+            history.hr.append(metrics.hr)
         history.seconds.append(time.perf_counter() - started)
-        if metrics.ndcg > best or config.stopping == "paper":
-            best, history.best_epoch = metrics.ndcg, epoch
+        if metrics is None or metrics.ndcg > best or config.stopping == "paper":
+            best, history.best_epoch = metrics.ndcg if metrics else best, epoch
             kept = copy.deepcopy(model.state_dict())
         if on_progress is not None:
             left = schedule.epochs - epoch
             eta = (left + later_phases) * sum(history.seconds) / epoch
-            on_progress(
-                Progress(schedule.phase, epoch, schedule.epochs, mean_loss, metrics.ndcg, eta)
-            )
+            ndcg = metrics.ndcg if metrics else None
+            on_progress(Progress(schedule.phase, epoch, schedule.epochs, mean_loss, ndcg, eta))
         if _should_stop(history, config):
             break
     model.load_state_dict(kept)
@@ -131,79 +133,59 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
     that its users did. There is nothing left to validate on, so the passes are few and fixed: two,
     or as many as make ``HELD_OUT_STEPS`` steps.
     """
-    batches = Batches(interactions, config, model.device)
+    batches = _batches(model, interactions, config, model.device)
     epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
     model.requires_grad_(True)
     if not model.config.learn_weights:
         model.get_parameter("weight").requires_grad_(False)
-    optimizer = _adam(model, config.fine_tune_rate)
+    optimizer = Adam(model, config, config.fine_tune_rate, None)
     for _ in range(epochs):
-        loss = _one_epoch(model, batches, config, optimizer, None)
+        loss = _one_epoch(model, batches, config, optimizer)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss became {loss} while the held-out items were learned")
+    remember(model, interactions)
     model.eval()
 
 
-def _adam(model: PairwiseRanker, rate: float) -> torch.optim.Adam:
-    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], rate, fused=True)
+def remember(model: PairwiseRanker, interactions: Interactions) -> None:
+    """Recomputes the user vectors of a model that pools them from these interactions."""
+    lengths = interactions.indptr[1:] - interactions.indptr[:-1]
+    model.remember(torch.from_numpy(interactions.items), torch.from_numpy(lengths))
+
+
+def _batches(
+    model: PairwiseRanker, train: Interactions, config: TrainConfig, device: torch.device
+) -> Batches:
+    if config.shared_negatives and not model.shares_negatives:
+        raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
+    return Batches(train, config, device, histories=model.config.users == "history")
 
 
 def _one_epoch(
-    model: PairwiseRanker,
-    batches: Batches,
-    config: TrainConfig,
-    optimizer: torch.optim.Optimizer,
-    one_cycle: torch.optim.lr_scheduler.OneCycleLR | None,
+    model: PairwiseRanker, batches: Batches, config: TrainConfig, optimizer: Adam
 ) -> float:
     """One pass over the positives; the mean loss of its batches, without the l2 term."""
-    loss_of = LOSSES[config.loss]
     model.train()
-    total = torch.zeros((), device=model.device)
-    for users, i, j in batches:
-        optimizer.zero_grad(set_to_none=True)
-        vectors = model.user_vectors(users)
-        loss = loss_of(*model.pair_logits(vectors, i, j))
+    total, steps = torch.zeros((), device=model.device), 0
+    for rows in batches:
+        optimizer.zero_grad()
+        vectors = model.training_vectors(rows.users, rows.histories)
+        if config.dropout:
+            vectors = torch.nn.functional.dropout(vectors, config.dropout)
+        if isinstance(rows, SharedRows):
+            s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
+            shared_loss = SHARED_LOSSES[config.loss]
+            loss = shared_loss(s_i, s_j, rows.valid, rows.row, batches.n_items)
+        else:
+            both = model.pair_logits(vectors, rows.items, rows.negatives)
+            loss = LOSSES[config.loss](*both, batches.n_items)
         total += loss.detach()
         if config.l2:
-            loss = loss + config.l2 * _batch_l2(model, vectors, i, j)
+            loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if one_cycle is not None:
-            one_cycle.step()
-    return float(total) / len(batches)
-
-
-class Batches:
-    """Positives in random order with fresh negatives: (B,) users, (B,) items, (B, n) negatives."""
-
-    def __init__(self, train: Interactions, config: TrainConfig, device: torch.device) -> None:
-        generator = torch.Generator(device=device).manual_seed(config.seed)
-        lengths = train.indptr[1:] - train.indptr[:-1]
-        useful = (lengths < train.n_items)[train.users]
-        if not useful.any():
-            raise DataError(
-                "every user has interacted with every item: there is nothing to compare with"
-                if train.nnz
-                else "there are no interactions to learn from"
-            )
-        # A user who has seen every item has no negatives, so nothing to learn from.
-        learned = train if useful.all() else train.select(useful)
-        self._users = torch.from_numpy(learned.users).to(device)
-        self._items = torch.from_numpy(learned.items).to(device)
-        self._sampler = NegativeSampler(learned, device, generator)
-        self._generator = generator
-        self._batch_size = config.batch_size_for(len(self._users))
-        self._negatives = config.negatives
-        self._device = device
-
-    def __len__(self) -> int:
-        return -(-len(self._users) // self._batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
-        for part in torch.split(order, self._batch_size):
-            users = self._users[part]
-            yield users, self._items[part], self._sampler.sample(users, self._negatives)
+        steps += 1
+    return float(total) / steps
 
 
 def validation_candidates(split: Split, seed: int) -> CandidateSet:
@@ -232,8 +214,7 @@ def _should_stop(history: History, config: TrainConfig) -> bool:
 
 
 def _batch_l2(model: PairwiseRanker, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """‖Θ‖² of the batch's embeddings, the mean over its pairs."""
-    of_users = users.square().sum()
-    of_i = model.item_vectors(i).square().sum()
-    of_j = model.item_vectors(j).square().sum()
-    return (of_users + of_i) / len(users) + of_j / j.numel()
+    """‖Θ‖² of the batch's embeddings, the mean over its users, its positives and its negatives."""
+    of_users = users.square().sum() / len(users)
+    of_i = model.item_vectors(i).square().sum() / len(i)
+    return of_users + of_i + model.item_vectors(j).square().sum() / j.numel()

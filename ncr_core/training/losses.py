@@ -1,14 +1,27 @@
-"""Losses over the logits of both orders of a pair."""
+"""Losses over pairs: logits of both orders, or scores where a batch shares its negatives."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+NEVER = -1e9  # a score that stands for "not compared"
 
-def bce_loss(z_uij: Tensor, z_uji: Tensor) -> Tensor:
+PairLoss = Callable[[Tensor, Tensor, int], Tensor]
+"""(B, n) logits z_uij and z_uji, and the number of items the n are a sample of → the mean loss."""
+
+SharedLoss = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+"""The same for pairs with z_uij = −z_uji = s_i − s_j: (R,) s_i, (Q, S) s_j of the rows' users,
+(Q, S) which of these pairs count, (R,) the user of each row, and the number of items the S are a
+sample of → the mean loss."""
+
+
+def bce_loss(z_uij: Tensor, z_uji: Tensor, catalogue: int = 0) -> Tensor:
     """Binary cross-entropy over D_S ∪ D̄_S on logits (eq. 15): −log σ(z_uij) − log(1 − σ(z_uji)).
 
     Any shape; the mean over the pairs of the sum of both orders.
@@ -16,9 +29,76 @@ def bce_loss(z_uij: Tensor, z_uji: Tensor) -> Tensor:
     return (softplus(-z_uij) + softplus(z_uji)).mean()
 
 
-def bpr_loss(z_uij: Tensor, z_uji: Tensor) -> Tensor:
+def bpr_loss(z_uij: Tensor, z_uji: Tensor, catalogue: int = 0) -> Tensor:
     """−log σ(z_uij) over D_S alone (eq. 3), the mean over the pairs."""
     return softplus(-z_uij).mean()
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce_loss, "bpr": bpr_loss}
+def listwise_loss(z_uij: Tensor, z_uji: Tensor, catalogue: int = 0) -> Tensor:
+    """log(1 + Σ_j exp(−z_uij)) + log(1 + Σ_j exp(z_uji)), the mean over the positives.
+
+    −log of the probability that i is chosen among itself and all j (Luce 1959), in both orders;
+    with one j it is ``bce_loss``. The sum stands for the whole catalogue: n drawn items weigh
+    ``catalogue``/n each.
+    """
+    more = math.log(max(1.0, catalogue / z_uij.shape[1]))
+    both = softplus((-z_uij).logsumexp(1) + more) + softplus(z_uji.logsumexp(1) + more)
+    return both.mean()
+
+
+def shared_bce_loss(
+    s_i: Tensor, s_j: Tensor, valid: Tensor, row: Tensor, catalogue: int = 0
+) -> Tensor:
+    """``bce_loss`` of z_uij = −z_uji = s_i − s_j."""
+    return 2.0 * shared_bpr_loss(s_i, s_j, valid, row, catalogue)
+
+
+def shared_bpr_loss(
+    s_i: Tensor, s_j: Tensor, valid: Tensor, row: Tensor, catalogue: int = 0
+) -> Tensor:
+    """``bpr_loss`` of z_uij = s_i − s_j, the mean over the pairs that count."""
+    each = softplus(s_j[row] - s_i.unsqueeze(1))
+    counts = valid[row]
+    return (each * counts).sum() / counts.sum().clamp(min=1)
+
+
+def shared_listwise_loss(
+    s_i: Tensor, s_j: Tensor, valid: Tensor, row: Tensor, catalogue: int = 0
+) -> Tensor:
+    """``listwise_loss`` of z_uij = −z_uji = s_i − s_j: 2 log(1 + exp(log Σ_j exp(s_j) − s_i)).
+
+    The sum over j is taken once a user, whatever number of rows the user has.
+    """
+    more = math.log(max(1.0, catalogue / s_j.shape[1]))
+    rivals: Tensor = _LogSumExp.apply(s_j, valid)  # type: ignore[no-untyped-call]
+    return 2.0 * softplus(rivals[row] + more - s_i).mean()
+
+
+LOSSES: dict[str, PairLoss] = {"bce": bce_loss, "bpr": bpr_loss, "listwise": listwise_loss}
+SHARED_LOSSES: dict[str, SharedLoss] = {
+    "bce": shared_bce_loss,
+    "bpr": shared_bpr_loss,
+    "listwise": shared_listwise_loss,
+}
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log Σ_j exp(x_j) over the valid j, (Q, S) → (Q,); keeps the softmax that is its gradient.
+
+    torch's own computes the exponentials once more on the way back, and masks in a pass of its
+    own each way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, valid: Tensor) -> Tensor:
+        share = torch.where(valid, x, NEVER)
+        top = share.amax(dim=1, keepdim=True)
+        share.sub_(top).exp_().mul_(valid)
+        total = share.sum(dim=1, keepdim=True)
+        ctx.save_for_backward(share.div_(total.clamp(min=1e-30)))
+        return (top + total.clamp(min=1e-30).log()).squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        (share,) = ctx.saved_tensors
+        return share * grads[0].unsqueeze(1), None

@@ -18,6 +18,9 @@ from ncr_core.training.loop import History, OnProgress, Schedule, train_loop
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}
 
 
+Parts = tuple[NBPR, DNCR]
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained model and what each of its phases gave."""
@@ -31,16 +34,18 @@ def train_model(
     config: TrainConfig,
     split: Split,
     on_progress: OnProgress | None = None,
+    parts: Parts | None = None,
 ) -> Trained:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
-    Repeatable by ``config.seed`` on one device. Raises DataError or TrainingError.
+    ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from. Repeatable
+    by ``config.seed`` on one device. Raises DataError or TrainingError.
     """
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
-    if model_config.kind != "neupr" or not config.pretrain:
+    if not pretrains(model_config, config):
         model = _build(model_config, split, config.seed)
         schedule = Schedule(f"train {model_config.kind}", config.epochs, config.learning_rate)
         return Trained(model, [train_loop(model, split, config, schedule, on_progress)])
@@ -50,19 +55,31 @@ def train_model(
     later = {"nbpr": config.epochs * EPOCH_COST["dncr"] + fine_tuning, "dncr": fine_tuning}
 
     def pretrained(kind: Kind) -> PairwiseRanker:
-        part = _build(replace(model_config, kind=kind), split, config.seed)
+        part = _build(part_config(model_config, kind), split, config.seed)
         schedule = Schedule(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
-        histories.append(train_loop(part, split, config, schedule, on_progress, left))
+        own = config if part.shares_negatives else replace(config, shared_negatives=0)
+        histories.append(train_loop(part, split, own, schedule, on_progress, left))
         return part
 
-    nbpr = cast(NBPR, pretrained("nbpr"))
-    dncr = cast(DNCR, pretrained("dncr"))
-    neupr = cast(NeuPR, _build(model_config, split, config.seed).to(nbpr.device))
-    neupr.start_from(nbpr, dncr, config.alpha)
+    if parts is None:
+        parts = (cast(NBPR, pretrained("nbpr")), cast(DNCR, pretrained("dncr")))
+    neupr = cast(NeuPR, _build(model_config, split, config.seed).to(parts[0].device))
+    neupr.start_from(*parts, config.alpha)
     schedule = Schedule("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
-    histories.append(train_loop(neupr, split, config, schedule, on_progress))
+    own = replace(config, shared_negatives=0)
+    histories.append(train_loop(neupr, split, own, schedule, on_progress))
     return Trained(neupr, histories)
+
+
+def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
+    """Whether training begins with two parts; with shared embeddings there are none to copy."""
+    return model_config.kind == "neupr" and config.pretrain and not model_config.shared_embeddings
+
+
+def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
+    """The configuration of a NeuPR's part."""
+    return replace(model_config, kind=kind, item_bias=model_config.item_bias and kind == "nbpr")
 
 
 def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:

@@ -22,6 +22,16 @@ CONFIGS = [
     ModelConfig(kind="dncr", factors=4, layers=4, activation="relu"),
     ModelConfig(kind="neupr", factors=4, layers=3),
     ModelConfig(kind="neupr", factors=8, init="paper"),
+    ModelConfig(kind="neupr", factors=3, layers=2, shared_embeddings=True),
+    ModelConfig(kind="neupr", factors=2, layers=4, shared_embeddings=True),
+    ModelConfig(kind="twotower", factors=4, layers=3),
+    ModelConfig(kind="twotower", factors=4, layers=2, shared_towers=True, activation="relu"),
+    ModelConfig(kind="twotower", factors=2, layers=1),
+    ModelConfig(kind="nbpr", factors=4, item_bias=True),
+    ModelConfig(kind="nbpr", factors=4, users="history", windows=(1, 3, 0), item_bias=True),
+    ModelConfig(kind="dncr", factors=2, layers=3, users="history"),
+    ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0), item_bias=True),
+    ModelConfig(kind="neupr", factors=2, layers=3, users="history", shared_embeddings=True),
 ]
 
 
@@ -33,10 +43,20 @@ def wild_model(config: ModelConfig, n_users: int, n_items: int, seed: int = 0) -
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(std=0.7)
+        for name, buffer in model.named_buffers():
+            assert name.endswith("weight"), name  # vectors that would be pooled
+            buffer.normal_(std=0.7)
     return model.requires_grad_(False).eval()
 
 
-@pytest.fixture(params=CONFIGS, ids=lambda c: f"{c.kind}-{c.factors}-{c.layers}-{c.activation}")
+def config_name(config: ModelConfig) -> str:
+    """What a configuration changes, for the names of tests."""
+    usual = ModelConfig(kind=config.kind, factors=config.factors).as_dict()
+    own = {k: v for k, v in config.as_dict().items() if v != usual[k]}
+    return "-".join([config.kind, str(config.factors), *(f"{k}={v}" for k, v in own.items())])
+
+
+@pytest.fixture(params=CONFIGS, ids=config_name)
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     chosen: ModelConfig = request.param
     return chosen

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ncr_core.errors import ConfigError
-from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, build_model
+from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
+from ncr_core.models.users import Histories
 from ncr_core.ranking import ExactRanker
 from tests.ncr_core.conftest import wild_model
 
@@ -117,7 +118,7 @@ class TestContract:
         model = wild_model(config, 4, 6)
         with torch.no_grad():
             for name, table in model.named_parameters():
-                if name.startswith("items"):
+                if name.startswith(("items", "bias")):
                     table[5] = table[2]
         ranker = ExactRanker(model)
         users = model.user_vectors(torch.arange(4))
@@ -133,13 +134,31 @@ class TestContract:
         model = wild_model(config, 5, 6).requires_grad_(True)
         if not config.learn_weights:
             model.get_parameter("weight").requires_grad_(False)
-        users = model.user_vectors(torch.arange(5))
-        z_uij, z_uji = model.pair_logits(users, torch.arange(5), torch.randint(6, (5, 4)))
+        users, i, j = torch.arange(5), torch.arange(5), torch.randint(6, (5, 4))
+        histories = None
+        if config.users == "history":  # one user's five items, a row each
+            histories = Histories(i, torch.zeros_like(i), i, torch.full((5,), 5))
+        z_uij, z_uji = model.pair_logits(model.training_vectors(users, histories), i, j)
         (z_uij.sigmoid().sum() - z_uji.sigmoid().square().sum()).backward()  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 assert parameter.grad is not None, name
                 assert parameter.grad.abs().sum() > 0, name
+
+    def test_shared_negatives_give_half_the_margin(self, config: ModelConfig) -> None:
+        model = wild_model(config, 5, 7)
+        users, i, shared = torch.randn(5, vector_size(model)), torch.arange(5), torch.arange(7)
+        if not model.shares_negatives:
+            pytest.skip("its logits are not bilinear")
+        z_uij, z_uji = model.pair_logits(users, i, shared.expand(5, -1))
+        row = torch.tensor([0, 1, 2, 3, 4])
+        s_i, s_j = model.shared_scores(users, row, i, shared)
+        half = s_i.unsqueeze(1) - s_j
+        torch.testing.assert_close(half, (z_uij - z_uji) / 2, atol=1e-5, rtol=1e-4)
+
+
+def vector_size(model: PairwiseRanker) -> int:
+    return model.user_vectors(torch.tensor([0])).shape[1]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_users_who_have_seen_everything_are_left_out_of_training() -> None:
     users = {
         int(u)
         for batch in loop_module.Batches(matrix, TrainConfig(device="cpu"), torch.device("cpu"))
-        for u in batch[0]
+        for u in batch.users
     }
     assert users == {1}
     alone = matrix.select(matrix.users == 0)

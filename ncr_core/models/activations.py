@@ -1,0 +1,44 @@
+"""Activations of the hidden layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _FastTanh(torch.autograd.Function):
+    """tanh(x) = 2σ(2x) − 1 with its gradient 1 − y²: on a CPU half the time of torch.tanh.
+
+    Its error is 1e-7 of 1, not of x: too much for inputs of 1e-6, which N(0, 0.01²) everywhere
+    (the paper's initialisation) gives in deep towers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.mul(2).sigmoid_().mul_(2).sub_(1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Tensor:
+        (y,) = ctx.saved_tensors
+        result: Tensor = torch.ops.aten.tanh_backward(grads[0], y)
+        return result
+
+
+def fast_tanh(x: Tensor) -> Tensor:
+    """tanh, by the logistic function where that is faster."""
+    if x.device.type != "cpu":
+        return torch.tanh(x)
+    result: Tensor = _FastTanh.apply(x)  # type: ignore[no-untyped-call]
+    return result
+
+
+def activation_of(name: str, init: str) -> Callable[[Tensor], Tensor]:
+    """The function of a ModelConfig's ``activation`` and ``init``."""
+    if name == "relu":
+        return torch.relu
+    return torch.tanh if init == "paper" else fast_tanh

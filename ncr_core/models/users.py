@@ -1,0 +1,111 @@
+"""Where a user's vector U_u comes from: a free embedding, or the user's own items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
+USERS_AT_ONCE = 256
+
+
+def embedding(rows: int, size: int) -> nn.Embedding:
+    """An embedding table initialised from N(0, 0.01²)."""
+    table = nn.Embedding(rows, size)
+    nn.init.normal_(table.weight, std=EMBEDDING_STD)
+    return table
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The items of some users, oldest first, and a place in them for each row of a batch.
+
+    ``items`` (T,) holds whole histories one after the other; row r's history is
+    ``items[start[r]:end[r]]`` and its positive stands at ``at[r]``.
+    """
+
+    items: Tensor
+    start: Tensor
+    at: Tensor
+    end: Tensor
+
+
+class HistoryUsers(nn.Module):
+    """U_u pooled from the user's own items, as in FISM (Kabbur et al. 2013), by recency.
+
+    U_u = Σ_w (Σ_k P_k / n_w^½) M_w, where k runs over the n_w latest items that window w holds (0:
+    all), P is an item embedding of its own and M_w a matrix (size, size). With the single window 0
+    order plays no part, and in training the positive is left out of the pool; otherwise the pool
+    ends before the positive, so that a vector is only ever made of what came earlier.
+
+    ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
+    them. A user who was not trained on needs no fitting: ``of`` gives the vector of any items.
+    """
+
+    weight: Tensor
+
+    def __init__(self, n_users: int, n_items: int, size: int, windows: tuple[int, ...]) -> None:
+        super().__init__()
+        self.windows = windows
+        self.items = embedding(n_items, size)
+        identity = torch.eye(size).repeat(len(windows), 1, 1) / len(windows)
+        self.mix = nn.Parameter(identity)
+        self.register_buffer("weight", torch.zeros(n_users, size))
+
+    def at(self, rows: Histories) -> Tensor:
+        """(B, size) vectors of a training batch, each without its own positive."""
+        embedded = nn.functional.embedding(rows.items, self.items.weight)
+        sums = nn.functional.pad(embedded.cumsum(0), (0, 0, 1, 0))
+        if self.windows == (0,):
+            others = (rows.end - rows.start - 1).clamp(min=1)
+            pooled = sums[rows.end] - sums[rows.start] - embedded[rows.at]
+            return (pooled / others.sqrt().unsqueeze(1)) @ self.mix[0]
+        vectors = torch.zeros((), device=sums.device)
+        for window, matrix in zip(self.windows, self.mix, strict=True):
+            first = self._first(window, rows.start, rows.at)
+            count = (rows.at - first).clamp(min=1)
+            pooled = (sums[rows.at] - sums[first]) / count.sqrt().unsqueeze(1)
+            vectors = vectors + pooled @ matrix
+        return vectors
+
+    def of(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size)."""
+        end = lengths.cumsum(0)
+        start = end - lengths
+        vectors = torch.zeros((), device=items.device)
+        for window, matrix in zip(self.windows, self.mix, strict=True):
+            first = self._first(window, start, end)
+            count = end - first
+            offsets = count.cumsum(0) - count
+            place = torch.arange(int(count.sum()), device=items.device)
+            rows = place + (first - offsets).repeat_interleave(count)
+            pooled = nn.functional.embedding_bag(
+                items[rows], self.items.weight, offsets, mode="sum"
+            )
+            vectors = vectors + (pooled / count.clamp(min=1).sqrt().unsqueeze(1)) @ matrix
+        return vectors
+
+    @torch.no_grad()
+    def remember(self, items: Tensor, lengths: Tensor) -> None:
+        """Computes ``weight`` from everyone's items; arguments as of ``of``, for all users."""
+        ends = lengths.cumsum(0)
+        for first in range(0, len(lengths), USERS_AT_ONCE):
+            users = slice(first, first + USERS_AT_ONCE)
+            own = lengths[users]
+            begin = ends[first] - lengths[first]
+            part = items[begin : ends[users][-1]]
+            self.weight[users] = self.of(part, own)
+
+    @staticmethod
+    def _first(window: int, start: Tensor, end: Tensor) -> Tensor:
+        return start if window == 0 else torch.maximum(start, end - window)
+
+
+class FreeUsers(nn.Embedding):
+    """U_u is an embedding of its own, initialised from N(0, 0.01²)."""
+
+    def __init__(self, n_users: int, size: int) -> None:
+        super().__init__(n_users, size)
+        nn.init.normal_(self.weight, std=EMBEDDING_STD)

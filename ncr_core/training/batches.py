@@ -1,0 +1,141 @@
+"""Batches of positives with their negatives, made on the training device without a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ncr_core.data.interactions import Interactions
+from ncr_core.data.samplers import NegativeSampler
+from ncr_core.errors import ConfigError, DataError
+from ncr_core.models.users import Histories
+from ncr_core.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A positive a row, each with negatives of its own.
+
+    ``users`` and ``items`` i are (R,), ``negatives`` j (R, n). ``histories`` is there where user
+    vectors come from items.
+    """
+
+    users: Tensor
+    items: Tensor
+    negatives: Tensor
+    histories: Histories | None
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """A positive a row, and negatives that all rows share.
+
+    ``users`` (Q,) are those a vector is needed for: each user once, or, with ``histories``, the
+    user of each row. ``row`` (R,) tells which of them a row belongs to, ``items`` (R,) are the
+    positives i, ``negatives`` (S,) the items j and ``valid`` (Q, S) which of these the user has not
+    interacted with.
+    """
+
+    users: Tensor
+    row: Tensor
+    items: Tensor
+    negatives: Tensor
+    valid: Tensor
+    histories: Histories | None
+
+
+class Batches:
+    """The positives in random order, each once an epoch, with fresh negatives.
+
+    With ``histories`` or shared negatives whole users come in random order, so that a user's items
+    are embedded and the negatives scored once for all the user's rows; a batch then has about as
+    many rows as asked for.
+    """
+
+    def __init__(
+        self,
+        train: Interactions,
+        config: TrainConfig,
+        device: torch.device,
+        *,
+        histories: bool = False,
+    ) -> None:
+        if train.n_items < config.negatives + 1:
+            raise ConfigError(
+                f"{train.n_items} items are too few for {config.negatives} negatives a positive: "
+                f"there must be at least {config.negatives + 1}"
+            )
+        lengths = train.indptr[1:] - train.indptr[:-1]
+        useful = (lengths < train.n_items)[train.users]
+        if not useful.any():
+            raise DataError(
+                "every user has interacted with every item: there is nothing to compare with"
+                if train.nnz
+                else "there are no interactions to learn from"
+            )
+        # A user who has seen every item has no negatives, so nothing to learn from.
+        learned = train if useful.all() else train.select(useful)
+        self._generator = torch.Generator(device=device).manual_seed(config.seed)
+        self._users = torch.from_numpy(learned.users).to(device)
+        self._items = torch.from_numpy(learned.items).to(device)
+        self._indptr = torch.from_numpy(learned.indptr).to(device)
+        self._sampler = NegativeSampler(learned, device, self._generator)
+        self.n_items = train.n_items
+        self.size = config.batch_size_for(len(self._users))
+        self._negatives = config.negatives
+        self._shared = min(config.shared_negatives, train.n_items)
+        self._histories = histories
+        self._device = device
+
+    def __len__(self) -> int:
+        """Batches an epoch; with histories, at least so many."""
+        return -(-len(self._users) // self.size)
+
+    def __iter__(self) -> Iterator[Rows | SharedRows]:
+        if self._histories or self._shared:
+            yield from self._by_user()
+            return
+        order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
+        for part in torch.split(order, self.size):
+            yield self._own(self._users[part], self._items[part], None)
+
+    def _by_user(self) -> Iterator[Rows | SharedRows]:
+        lengths = self._indptr[1:] - self._indptr[:-1]
+        some = lengths.nonzero().flatten()
+        order = some[torch.randperm(len(some), generator=self._generator, device=self._device)]
+        # As many batches as an epoch has, cut at the user in whom the next one begins.
+        before = lengths[order].cumsum(0) - lengths[order]
+        counts = torch.bincount(before // self.size)
+        for users in torch.split(order, counts[counts > 0].tolist()):
+            own = lengths[users]
+            end = own.cumsum(0)
+            at = torch.arange(int(end[-1]), device=self._device)
+            row = torch.arange(len(users), device=self._device).repeat_interleave(own)
+            start = (end - own)[row]
+            items = self._items[self._indptr[users][row] + at - start]
+            histories = Histories(items, start, at, end[row]) if self._histories else None
+            if self._shared:
+                yield self._share(users, row, items, histories)
+            else:
+                yield self._own(users[row], items, histories)
+
+    def _own(self, users: Tensor, items: Tensor, histories: Histories | None) -> Rows:
+        return Rows(users, items, self._sampler.sample(users, self._negatives), histories)
+
+    def _share(
+        self, users: Tensor, row: Tensor, items: Tensor, histories: Histories | None
+    ) -> SharedRows:
+        if self._shared == self.n_items:
+            drawn = torch.arange(self.n_items, device=self._device)
+        else:
+            drawn = torch.randint(
+                self.n_items, (self._shared,), generator=self._generator, device=self._device
+            )
+        valid = ~self._sampler.seen(users.unsqueeze(1) * self.n_items + drawn)
+        if histories is None:
+            return SharedRows(users, row, items, drawn, valid, None)
+        each = torch.arange(len(row), device=self._device)
+        return SharedRows(users[row], each, items, drawn, valid[row], histories)
