@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ncr_core.checkpoint import software_versions
+from ncr_core.experiments.machine import provenance
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,10 +20,7 @@ def publish(name: str, columns: list[str], rows: list[list[Any]], **more: Any) -
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     result = {
         "benchmark": name,
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.system()},
-        "software": software_versions(),
+        **provenance(),
         **more,
         "rows": [dict(zip(columns, row, strict=True)) for row in rows],
     }
@@ -39,19 +32,3 @@ def _text(cell: Any) -> str:
     if isinstance(cell, float):
         return f"{cell:,.2f}" if cell >= 1 else f"{cell:.4f}"
     return "" if cell is None else str(cell)
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
-    )
-    return done.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -89,6 +89,15 @@ class EpochLines:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def users(self, done: int, total: int) -> None:
+        """How many of the users have been ranked for, on a terminal."""
+        if not console.is_terminal:
+            return
+        if self._phase != "full ranking":
+            self._phase = "full ranking"
+            self._task = self._bar.add_task(self._phase, total=total)
+        self._bar.update(self._task, completed=done)
+
     def show(self, progress: dict[str, Any]) -> None:
         """Takes the progress as a job keeps it."""
         phase, epoch = progress["phase"], progress["epoch"]

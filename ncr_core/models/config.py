@@ -112,6 +112,11 @@ class ModelConfig:
         """Whether the order of a user's items plays a part."""
         return self.users == "history" and self.windows != (0,)
 
+    @property
+    def embedding_std(self) -> float:
+        """Embeddings start from N(0, 0.01²); larger where two item tables multiply each other."""
+        return 0.05 if self.users == "history" and self.init == "xavier" else 0.01
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -20,7 +20,7 @@ class DNCR(PairwiseRanker):
         super().__init__(config, n_users, n_items)
         e = config.tower_embedding
         self.users = self.new_users(e)
-        self.items = embedding(n_items, e)
+        self.items = embedding(n_items, e, config.embedding_std)
         self.tower = Tower(config)
         self.weight = edge_weight(config.tower_width, config)
 

@@ -25,7 +25,7 @@ class NBPR(PairwiseRanker):
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__(config, n_users, n_items)
         self.users = self.new_users(config.factors)
-        self.items = embedding(n_items, config.factors)
+        self.items = embedding(n_items, config.factors, config.embedding_std)
         self.weight = edge_weight(2 * config.factors, config)
         self.bias = nn.Parameter(torch.zeros(n_items)) if config.item_bias else None
         if not config.learn_weights:
@@ -57,10 +57,12 @@ class NBPR(PairwiseRanker):
     ) -> tuple[Tensor, Tensor]:
         d = self.config.factors
         own = users * ((self.weight[:d] + self.weight[d:]) / 2)
-        of_i = (own[row] * self.item_vectors(i)).sum(1)
-        if self.bias is None:
-            return of_i, own @ self.item_vectors(j).T
-        return of_i + self.bias[i], torch.addmm(self.bias[j], own, self.item_vectors(j).T)
+        of_j = self.item_vectors(j)
+        s_j = own @ of_j.T if self.bias is None else torch.addmm(self.bias[j], own, of_j.T)
+        if len(j) == self.n_items:  # the whole catalogue, in its order: the positives are there
+            return s_j.flatten().index_select(0, row * self.n_items + i), s_j
+        s_i = (own[row] * self.item_vectors(i)).sum(1)
+        return (s_i if self.bias is None else s_i + self.bias[i]), s_j
 
     def tables(self) -> PairTables:
         return PairTables(element_wise_table(self.items.weight, self.weight, self.bias), None)

@@ -27,8 +27,9 @@ class NeuPR(PairwiseRanker):
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__(config, n_users, n_items)
         d, e = config.factors, config.tower_embedding
-        self.users_n, self.items_n = self.new_users(d), embedding(n_items, d)
-        self.users_d, self.items_d = self.new_users(e), embedding(n_items, e)
+        std = config.embedding_std
+        self.users_n, self.items_n = self.new_users(d), embedding(n_items, d, std)
+        self.users_d, self.items_d = self.new_users(e), embedding(n_items, e, std)
         self.tower = Tower(config)
         self.weight = edge_weight(2 * d + config.tower_width, config)
         self.bias = nn.Parameter(torch.zeros(n_items)) if config.item_bias else None

@@ -58,7 +58,8 @@ class PairwiseRanker(nn.Module, ABC):
         """s_ui (R,) and s_uj (Q, S) with (z_uij − z_uji)/2 = s_ui − s_uj, as products of matrices.
 
         The order rests on this half margin (§4.4). users are (Q, E) vectors, row (R,) tells whose
-        each positive i (R,) is, and j (S,) are items. Only for models with ``shares_negatives``.
+        each positive i (R,) is, and j (S,) are items; where S is n_items, all items in their order.
+        Only for models with ``shares_negatives``.
         """
         raise NotImplementedError(type(self).__name__)
 
@@ -108,7 +109,8 @@ class PairwiseRanker(nn.Module, ABC):
         """A user part of this size, as the configuration says."""
         if self.config.users == "free":
             return FreeUsers(self.n_users, size)
-        return HistoryUsers(self.n_users, self.n_items, size, self.config.windows)
+        config = self.config
+        return HistoryUsers(self.n_users, self.n_items, size, config.windows, config.embedding_std)
 
     def _pooled(self) -> list[HistoryUsers]:
         return [part for part in self.user_parts() if isinstance(part, HistoryUsers)]

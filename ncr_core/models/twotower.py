@@ -74,7 +74,7 @@ class TwoTower(PairwiseRanker):
         super().__init__(config, n_users, n_items)
         e = config.tower_embedding
         self.users = self.new_users(e)
-        self.items = embedding(n_items, e)
+        self.items = embedding(n_items, e, config.embedding_std)
         self.preferred = PointTower(config)
         self.other = None if config.shared_towers else PointTower(config)
 

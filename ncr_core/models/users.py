@@ -11,10 +11,10 @@ EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
 
 
-def embedding(rows: int, size: int) -> nn.Embedding:
-    """An embedding table initialised from N(0, 0.01²)."""
+def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
+    """An embedding table initialised from N(0, std²)."""
     table = nn.Embedding(rows, size)
-    nn.init.normal_(table.weight, std=EMBEDDING_STD)
+    nn.init.normal_(table.weight, std=std)
     return table
 
 
@@ -46,10 +46,12 @@ class HistoryUsers(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, n_users: int, n_items: int, size: int, windows: tuple[int, ...]) -> None:
+    def __init__(
+        self, n_users: int, n_items: int, size: int, windows: tuple[int, ...], std: float
+    ) -> None:
         super().__init__()
         self.windows = windows
-        self.items = embedding(n_items, size)
+        self.items = embedding(n_items, size, std)
         identity = torch.eye(size).repeat(len(windows), 1, 1) / len(windows)
         self.mix = nn.Parameter(identity)
         self.register_buffer("weight", torch.zeros(n_users, size))

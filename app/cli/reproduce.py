@@ -1,0 +1,98 @@
+"""`ncr reproduce`: the paper's tables and figures on real data, and what goes beyond them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from app.cli.common import EpochLines, console
+
+if TYPE_CHECKING:
+    from ncr_core.experiments.cell import Cell
+    from ncr_core.training import Progress
+
+Target = Literal[
+    "table1", "table2", "table3", "figure3", "figure4", "figure5", "figure6", "loss",
+    "best", "forms", "tuning", "page",
+]  # fmt: skip
+SetName = Literal["ml-1m", "ncf-ml-1m", "amusic-deepcf"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(reproduce)
+
+
+def reproduce(
+    target: Annotated[
+        Target,
+        typer.Argument(
+            help="A table or figure of the paper; `best`: our models beside the strongest "
+            "baselines; `forms`: eq. 7-9 and 24; `tuning`: the grids; `page`: only the page."
+        ),
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The folder that holds the data sets' folders.")
+    ] = None,
+    data_set: Annotated[SetName, typer.Option("--set", help="The data set.")] = "ml-1m",
+    factors: Annotated[
+        list[int] | None, typer.Option(help="Only this size; may be repeated.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method; may be repeated.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full/--no-full", help="Rank over all unseen items too.")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of training.")] = 0,
+    results: Annotated[Path, typer.Option(help="Where results are kept.")] = Path(
+        "benchmarks/results"
+    ),
+    work: Annotated[Path, typer.Option(help="Where trained models are kept.")] = Path(
+        "var/reproduce"
+    ),
+    page: Annotated[
+        Path | None, typer.Option(help="A page to make of all results, such as docs/results.md.")
+    ] = None,
+) -> None:
+    """Reproduce a table or figure of the paper, with strong baselines and statistics beside it.
+
+    Each result is a JSON file; what was run already with the same settings on the same data is not
+    run again, so a run that was stopped goes on where it was.
+    """
+    from ncr_core.errors import ConfigError
+    from ncr_core.experiments.page import write_page
+    from ncr_core.experiments.report import table_of
+    from ncr_core.experiments.run import Runner, Watch
+    from ncr_core.experiments.targets import TARGETS, Choice
+
+    if target != "page":
+        if data is None:
+            raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
+        choice = Choice(data_set, tuple(factors or ()), tuple(method or ()), full, seed)
+        cells = TARGETS[target](choice)
+        if not cells:
+            raise ConfigError(f"{target} has no cell of these methods")
+        with EpochLines() as lines:
+
+            def on_cell(cell: Cell, number: int, count: int) -> None:
+                place = f"[{number}/{count}] " if number else "first "
+                console.print(f"{place}{cell.name}")
+
+            def on_progress(progress: Progress) -> None:
+                lines.show(vars(progress))
+
+            watch = Watch(
+                cell=on_cell,
+                progress=on_progress,
+                users=lambda done, total: lines.users(done, total),
+                skipped=lambda cell: console.print(f"have {cell.name}"),
+            )
+            found = Runner(data, results, work, watch).run(cells)
+        typer.echo(table_of(found))
+    if page is not None:
+        write_page(results, page)
+        typer.echo(f"wrote {page}")
+    elif target == "page":
+        raise ConfigError("--page is needed: the file to write")

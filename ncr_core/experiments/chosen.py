@@ -1,0 +1,128 @@
+"""The methods that are compared and the settings they are run with.
+
+Each was chosen on validation items from the grid that ``grids`` holds; towers of many factors get
+fewer passes and negatives, because a processor without a GPU has to finish them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ncr_core.errors import ConfigError
+
+SIZES = (8, 16, 24, 32, 64)
+WINDOWS = [1, 2, 4, 8, 16, 64, 0]
+Settings = dict[str, Any]
+
+# Passes, and negatives a positive, of a tower with so many predictive factors.
+TOWER_BUDGET = {8: (10, 4), 16: (8, 4), 24: (8, 3), 32: (6, 3), 64: (5, 2)}
+FINE_TUNING = {"fine_tune_epochs": 4, "fine_tune_rate": 2e-3}
+
+
+def _ours(kind: str, training: Settings, **model: Any) -> Settings:
+    return {"model": {"kind": kind, **model}, "training": training}
+
+
+def _nbpr(factors: int) -> Settings:
+    return _ours("nbpr", {"epochs": 15, "negatives": 8, "l2": 1e-3})
+
+
+def _bpr(factors: int) -> Settings:
+    training = {"epochs": 15, "negatives": 8, "l2": 1e-3, "loss": "bpr"}
+    return _ours("nbpr", training, learn_weights=False)
+
+
+def _tower_training(factors: int) -> Settings:
+    budget = min(TOWER_BUDGET, key=lambda size: abs(size - factors))
+    epochs, negatives = TOWER_BUDGET[budget]
+    return {"epochs": epochs, "negatives": negatives, "l2": 0.0}
+
+
+def _dncr(factors: int) -> Settings:
+    return _ours("dncr", _tower_training(factors))
+
+
+def _neupr(factors: int) -> Settings:
+    return _ours("neupr", {**_tower_training(factors), **FINE_TUNING})
+
+
+def _neupr_alone(factors: int) -> Settings:
+    return _ours("neupr", {**_tower_training(factors), "pretrain": False})
+
+
+def _neumf(factors: int) -> Settings:
+    if factors < 32:
+        return {"pretrain": False, "l2": 1e-3, "epochs": 12}
+    return {"l2": 1.2e-2, "epochs": 8, "fine_tune_epochs": 2, "fine_tune_rate": 1e-3}
+
+
+def _history(kind: str, training: Settings, windows: list[int]) -> Settings:
+    model: Settings = {"users": "history", "windows": windows}
+    if kind != "dncr":
+        model["item_bias"] = True
+    return _ours(kind, training, **model)
+
+
+def _shared(factors: int) -> Settings:
+    """Training on negatives that a batch shares; more factors want more dropout."""
+    return {
+        "loss": "listwise",
+        "shared_negatives": 512,
+        "batch_size": 4096,
+        "epochs": 8,
+        "dropout": 0.0 if factors < 16 else 0.3,
+    }
+
+
+def _dncr_history(factors: int) -> Settings:
+    training = {"epochs": 5, "negatives": 4, "loss": "listwise", "batch_size": 4096}
+    return _history("dncr", training, WINDOWS)
+
+
+def _neupr_history(factors: int) -> Settings:
+    training = {
+        "fine_tune_epochs": 2,
+        "fine_tune_rate": 1e-3,
+        "negatives": 8,
+        "loss": "listwise",
+        "batch_size": 4096,
+    }
+    return _history("neupr", training, WINDOWS)
+
+
+METHODS: dict[str, Callable[[int], Settings]] = {
+    "ItemPop": lambda factors: {},
+    "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
+    "BPR": _bpr,
+    "NeuMF": _neumf,
+    "NBPR": _nbpr,
+    "DNCR": _dncr,
+    "NeuPR": _neupr,
+    "NeuPR without pre-training": _neupr_alone,
+    "NeuPR shared embeddings": lambda d: _with_model(_neupr_alone(d), shared_embeddings=True),
+    "two towers": lambda d: _ours("twotower", _tower_training(d)),
+    "two towers shared": lambda d: _ours("twotower", _tower_training(d), shared_towers=True),
+    "NBPR pooled": lambda d: _history("nbpr", _shared(d), [0]),
+    "NBPR history": lambda d: _history("nbpr", _shared(d), WINDOWS),
+    "DNCR history": _dncr_history,
+    "NeuPR history": _neupr_history,
+    "iALS": lambda factors: {"alpha0": 0.6, "l2": 0.005, "iterations": 20},
+    "EASE": lambda factors: {"l2": 1320.0},
+    "EASE by recency": lambda factors: {"l2": 1320.0, "half_life": 5.0},
+    "cornac BPR": lambda factors: {},
+}
+PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
+SIZELESS = ("ItemPop", "EASE", "EASE by recency")
+LARGE = {"iALS": 192}
+
+
+def settings_of(method: str, factors: int) -> Settings:
+    """The settings of a method at this size. Raises ConfigError for a name that is not there."""
+    if method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}: {', '.join(METHODS)}")
+    return METHODS[method](factors)
+
+
+def _with_model(settings: Settings, **model: Any) -> Settings:
+    return {**settings, "model": {**settings["model"], **model}}

@@ -1,0 +1,130 @@
+"""The grids that settings were chosen from, by sampled NDCG@10 on the validation items.
+
+At most eight configurations a method, and the size they were tried at; ``ncr reproduce tuning``
+runs them. Iterations and epochs are chosen within each run in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Grid = list[dict[str, Any]]
+
+
+def _training(*changes: dict[str, Any]) -> Grid:
+    return [{"training": change} for change in changes]
+
+
+GRIDS: dict[str, tuple[int, Grid]] = {
+    "eALS": (
+        8,
+        [
+            {"c0": c0, "alpha": alpha, "l2": l2}
+            for c0, alpha, l2 in (
+                (512, 0.5, 0.01),
+                (512, 0.4, 0.01),
+                (1024, 0.5, 0.01),
+                (256, 0.5, 0.01),
+                (512, 0.5, 10.0),
+                (1024, 0.4, 10.0),
+                (2048, 0.4, 0.01),
+                (512, 0.0, 10.0),
+            )
+        ],
+    ),
+    "EASE": (0, [{"l2": l2} for l2 in (250.0, 500.0, 800.0, 1320.0, 2000.0, 3000.0)]),
+    "EASE by recency": (
+        0,
+        [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
+    ),
+    "iALS": (
+        192,
+        [
+            {"alpha0": alpha0, "l2": l2}
+            for alpha0, l2 in (
+                (0.3, 0.007),
+                (0.3, 0.005),
+                (0.3, 0.01),
+                (0.2, 0.007),
+                (0.4, 0.005),
+                (0.6, 0.005),
+                (0.6, 0.007),
+                (1.0, 0.005),
+            )
+        ],
+    ),
+    "NeuMF": (
+        8,
+        [
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 0.0},
+            {"pretrain": True, "learning_rate": 3e-3, "l2": 0.0},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 1e-3},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 3e-3},
+            {"pretrain": True, "learning_rate": 2e-2, "l2": 1e-3},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 0.0, "negatives": 8},
+            {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-3},
+            {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-2},
+        ],
+    ),
+    "BPR": (
+        8,
+        _training(
+            {"learning_rate": 1e-2, "l2": 1e-3},
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 2e-2, "l2": 1e-3},
+            {"learning_rate": 3e-3, "l2": 1e-3},
+            {"learning_rate": 1e-2, "l2": 0.0},
+            {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
+        ),
+    ),
+    "NBPR": (
+        8,
+        _training(
+            {"learning_rate": 1e-2, "l2": 1e-3},
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 2e-2, "l2": 1e-3},
+            {"learning_rate": 3e-3, "l2": 1e-3},
+            {"learning_rate": 1e-2, "l2": 0.0},
+            {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
+        ),
+    ),
+    "DNCR": (
+        8,
+        [
+            {"training": {"learning_rate": 1e-2}},
+            {"training": {"learning_rate": 5e-3}},
+            {"training": {"learning_rate": 2e-2}},
+            {"training": {"learning_rate": 1e-2, "l2": 1e-3}},
+            {"training": {"learning_rate": 1e-2}, "model": {"activation": "relu"}},
+            {"training": {"learning_rate": 1e-2, "batch_size": 2048}},
+        ],
+    ),
+    "NeuPR": (
+        8,
+        _training(
+            {"fine_tune_rate": 1e-3},
+            {"fine_tune_rate": 2e-3},
+            {"fine_tune_rate": 5e-3},
+            {"fine_tune_rate": 2e-3, "alpha": 0.7},
+            {"fine_tune_rate": 5e-3, "l2": 1e-3},
+        ),
+    ),
+    "NeuPR without pre-training": (
+        8,
+        _training(
+            {"learning_rate": 1e-2},
+            {"learning_rate": 1e-2, "l2": 1e-3},
+            {"learning_rate": 5e-3, "l2": 1e-3},
+            {"learning_rate": 2e-2, "l2": 1e-3},
+        ),
+    ),
+    "NBPR history": (
+        64,
+        _training(
+            {"learning_rate": 1e-2, "dropout": 0.3},
+            {"learning_rate": 1e-2, "dropout": 0.5},
+            {"learning_rate": 5e-3, "dropout": 0.3},
+            {"learning_rate": 2e-2, "dropout": 0.4, "batch_size": 8192},
+        ),
+    ),
+}

@@ -1,0 +1,53 @@
+"""Where and with what a result was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ncr_core.checkpoint import software_versions
+
+
+def provenance() -> dict[str, Any]:
+    """Time, commit, machine and versions."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "system": platform.system(),
+        },
+        "software": software_versions(),
+    }
+
+
+def commit() -> str:
+    """The commit of the checkout this runs in, ``-dirty`` with changes; ``unknown`` elsewhere."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def cpu_name() -> str:
+    """The processor's model name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,6 @@
+"""p"""
+
+from pathlib import Path
+
+
+def write_page(a: Path, b: Path) -> None: ...
