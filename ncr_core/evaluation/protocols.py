@@ -45,6 +45,24 @@ class ModelRanks:
         result: IntArray = ranked.cpu().numpy()
         return result
 
+    @torch.inference_mode()
+    def places(self, users: IntArray, held_out: IntArray, candidates: IntArray) -> IntArray:
+        """(B,) how many candidates of each row beat the held-out item, or tie before it.
+
+        For additive models, and wherever preferences are transitive, that is the held-out item's
+        place in the list of Algorithm 1, for a fifth of the comparisons.
+        """
+        rows = torch.from_numpy(users).to(self._model.device)
+        items = torch.from_numpy(candidates).to(self._model.device)
+        own = torch.from_numpy(held_out).to(self._model.device).unsqueeze(1).expand_as(items)
+        vectors = self._model.user_vectors(rows)
+        margins = self._ranker.compare(vectors, own, items.clamp(min=0))
+        place_of_own = (items == own).long().argmax(dim=1, keepdim=True)
+        before = torch.arange(items.shape[1], device=items.device) < place_of_own
+        beaten = ((margins < 0) | ((margins == 0) & before)) & (items != PAD)
+        result: IntArray = beaten.sum(dim=1).cpu().numpy()
+        return result
+
 
 @dataclass(frozen=True)
 class Metrics:

@@ -16,7 +16,7 @@ WINDOWS = [1, 2, 4, 8, 16, 64, 0]
 Settings = dict[str, Any]
 
 # Passes, and negatives a positive, of a tower with so many predictive factors.
-TOWER_BUDGET = {8: (10, 4), 16: (8, 4), 24: (8, 3), 32: (6, 3), 64: (5, 2)}
+TOWER_BUDGET = {8: (10, 4), 16: (8, 4), 24: (6, 4), 32: (5, 3), 64: (4, 2)}
 FINE_TUNING = {"fine_tune_epochs": 4, "fine_tune_rate": 2e-3}
 
 
@@ -36,7 +36,8 @@ def _bpr(factors: int) -> Settings:
 def _tower_training(factors: int) -> Settings:
     budget = min(TOWER_BUDGET, key=lambda size: abs(size - factors))
     epochs, negatives = TOWER_BUDGET[budget]
-    return {"epochs": epochs, "negatives": negatives, "l2": 0.0}
+    rate = 2e-2 if factors <= 16 else 1e-2
+    return {"epochs": epochs, "negatives": negatives, "learning_rate": rate}
 
 
 def _dncr(factors: int) -> Settings:
@@ -48,7 +49,8 @@ def _neupr(factors: int) -> Settings:
 
 
 def _neupr_alone(factors: int) -> Settings:
-    return _ours("neupr", {**_tower_training(factors), "pretrain": False})
+    training = {**_tower_training(factors), "learning_rate": 1e-2, "l2": 1e-3}
+    return _ours("neupr", {**training, "pretrain": False})
 
 
 def _neumf(factors: int) -> Settings:

@@ -77,16 +77,18 @@ class Tower(nn.Module):
             user, own = (x.unsqueeze(1).expand_as(other) for x in (user, own))
             return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())
-        rows = torch.cat([i, j.flatten()])
-        if len(rows) >= len(all_items):
-            projected = nn.functional.embedding(rows, all_items @ self._item_parts())
+        preferred, other = self._item_parts()
+        if len(i) + j.numel() >= len(all_items):
+            first, second = all_items @ preferred, all_items @ other
+            first_i, first_j = nn.functional.embedding(i, first), nn.functional.embedding(j, first)
+            second_i = nn.functional.embedding(i, second)
+            second_j = nn.functional.embedding(j, second)
         else:
-            projected = rows_of(rows, all_items) @ self._item_parts()
-        h = c.shape[1]
-        of_i = projected[: len(i)]
-        of_j = projected[len(i) :].view(*j.shape, 2 * h)
-        ij = (c + of_i[:, :h]).unsqueeze(1) + of_j[..., h:]
-        ji = (c.unsqueeze(1) + of_j[..., :h]) + of_i[:, h:].unsqueeze(1)
+            own, rival = rows_of(i, all_items), rows_of(j, all_items)
+            first_i, first_j = own @ preferred, rival @ preferred
+            second_i, second_j = own @ other, rival @ other
+        ij = (c + first_i).unsqueeze(1) + second_j
+        ji = first_j + (c + second_i).unsqueeze(1)
         x = torch.stack([ij, ji])
         for layer in self._linear()[1:]:
             x = layer(self._act(x))
@@ -111,14 +113,13 @@ class Tower(nn.Module):
             return x.detach().double()
 
         user_weight, user_bias = self._user_part()
-        projected = double(items) @ double(self._item_parts())
-        h = len(user_bias)
+        first, second = (double(items) @ double(part) for part in self._item_parts())
         return TowerTable(
             columns,
             double(user_weight),
             double(user_bias),
-            projected[:, :h].contiguous(),
-            projected[:, h:].contiguous(),
+            first,
+            second,
             tuple((double(m.weight), double(m.bias)) for m in self._linear()[1:]),
             double(weight),
             self.activation_name,
@@ -139,8 +140,8 @@ class Tower(nn.Module):
         layer = self._linear()[0]
         return layer.weight[:, : self.embedding_size], layer.bias
 
-    def _item_parts(self) -> Tensor:
-        """(e, 2h): projections of an item as the preferred and, with its minus, the other one."""
+    def _item_parts(self) -> tuple[Tensor, Tensor]:
+        """(e, h) each: projections of an item as the preferred and, with its minus, the other."""
         layer = self._linear()[0]
         e = self.embedding_size
-        return torch.cat([layer.weight[:, e : 2 * e].T, -layer.weight[:, 2 * e :].T], dim=1)
+        return layer.weight[:, e : 2 * e].T, -layer.weight[:, 2 * e :].T
