@@ -15,7 +15,7 @@ def _training(*changes: dict[str, Any]) -> Grid:
     return [{"training": change} for change in changes]
 
 
-GRIDS: dict[str, tuple[int, Grid]] = {
+_MOVIELENS: dict[str, tuple[int, Grid]] = {
     "eALS": (
         8,
         [
@@ -118,13 +118,74 @@ GRIDS: dict[str, tuple[int, Grid]] = {
             {"learning_rate": 2e-2, "l2": 1e-3},
         ),
     ),
+    "NBPR pooled": (
+        64,
+        _training(
+            {"start": "random", "learning_rate": 1e-2},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 3e-3},
+            {"learning_rate": 1e-3},
+        ),
+    ),
     "NBPR history": (
         64,
         _training(
-            {"learning_rate": 1e-2, "dropout": 0.3},
+            {"start": "random", "learning_rate": 1e-2},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 5e-3},
             {"learning_rate": 1e-2, "dropout": 0.5},
-            {"learning_rate": 5e-3, "dropout": 0.3},
-            {"learning_rate": 2e-2, "dropout": 0.4, "batch_size": 8192},
         ),
     ),
+}
+
+_AMAZON: dict[str, tuple[int, Grid]] = {
+    "eALS": (
+        64,
+        [
+            {"c0": c0, "l2": l2}
+            for c0, l2 in ((512, 10.0), (512, 1.0), (128, 1.0), (2048, 1.0), (512, 0.1))
+        ],
+    ),
+    "EASE": (0, [{"l2": l2} for l2 in (30.0, 100.0, 300.0)]),
+    "iALS": (
+        192,
+        [
+            {"alpha0": alpha0, "l2": l2}
+            for alpha0, l2 in (
+                (0.3, 0.01),
+                (0.1, 0.01),
+                (0.03, 0.01),
+                (0.1, 0.003),
+                (0.1, 0.02),
+                (0.15, 0.01),
+                (0.2, 0.007),
+                (0.07, 0.015),
+            )
+        ],
+    ),
+    "NeuMF": (
+        64,
+        [
+            {},
+            {"l2": 3e-2},
+            {"l2": 3e-3},
+            {"pretrain": False, "epochs": 12},
+        ],
+    ),
+    "NBPR": (64, _training({}, {"l2": 1e-2}, {"learning_rate": 3e-3}, {"l2": 3e-2})),
+    "NBPR pooled": (
+        64,
+        _training(
+            {},
+            {"start": "random", "learning_rate": 1e-2, "epochs": 20},
+            {"learning_rate": 3e-3, "dropout": 0.5},
+            {"loss": "bce", "shared_negatives": 256},
+        ),
+    ),
+}
+
+GRIDS: dict[str, dict[str, tuple[int, Grid]]] = {
+    "ml-1m": _MOVIELENS,
+    "ncf-ml-1m": {},  # the choices of P1
+    "amusic-deepcf": _AMAZON,
 }

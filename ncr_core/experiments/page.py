@@ -9,6 +9,7 @@ from ncr_core.errors import DataError
 from ncr_core.experiments import targets
 from ncr_core.experiments.cell import Cell
 from ncr_core.experiments.chosen import METHODS
+from ncr_core.experiments.datasets import DATA_SETS
 from ncr_core.experiments.paper import PAPER, PAPER_COUNTS
 from ncr_core.experiments.plots import Lines, plot
 from ncr_core.experiments.stored import Result, Stored
@@ -222,8 +223,9 @@ def _forms(stored: Stored) -> str:
 
 def _tuning(stored: Stored) -> str:
     sections = []
-    for method in METHODS:
-        results = [r for r in stored.every() if _is_grid(r) and r.method == method]
+    grids = [r for r in stored.every() if _is_grid(r)]
+    for data, method in ((d, m) for d in DATA_SETS for m in METHODS):
+        results = [r for r in grids if r.method == method and r.stored["data"]["name"] == data]
         if not results:
             continue
         best = max(results, key=lambda r: r.validation or 0.0)
@@ -234,7 +236,7 @@ def _tuning(stored: Stored) -> str:
         ]  # fmt: skip
         size = f", d = {results[0].factors}" if results[0].factors else ""
         head = ["", "validation NDCG@10", "rounds", "s"]
-        sections.append(f"### {method}{size}\n\n{_table(head, rows)}")
+        sections.append(f"### {method}{size}, {data}\n\n{_table(head, rows)}")
     if not sections:
         return ""
     note = (

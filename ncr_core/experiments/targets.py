@@ -8,12 +8,14 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.experiments.cell import Cell
-from ncr_core.experiments.chosen import LARGE, METHODS, PARTS, SIZELESS, SIZES, settings_of
+from ncr_core.experiments.chosen import LARGE, METHODS, PARTS, SIZELESS, SIZES, merged, settings_of
 from ncr_core.experiments.grids import GRIDS
 
 PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
-STRONG = ("iALS", "EASE", "EASE by recency", "cornac BPR")
+STRONG = ("cornac BPR", "iALS", "EASE", "EASE by recency")
 BEYOND = ("NBPR pooled", "NBPR history", "DNCR history", "NeuPR history")
+ORDERED = ("EASE by recency", "NBPR history", "DNCR history", "NeuPR history")
+WITHOUT_TIMES = ("amusic-deepcf",)
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
 NEGATIVES = tuple(range(1, 11))
@@ -56,10 +58,7 @@ def cell_of(
 
     NeuPR gets the cells of the two parts that it starts from, with the same changes.
     """
-    settings = settings_of(method, factors)
-    for key, value in (over or {}).items():
-        merged = isinstance(value, Mapping)
-        settings[key] = {**settings.get(key, {}), **value} if merged else value
+    settings = merged(settings_of(method, factors, choice.data), over or {})
     cell = Cell(
         choice.data,
         method,
@@ -161,6 +160,8 @@ def best(choice: Choice) -> list[Cell]:
     """Our models beside the strongest baselines: as the protocol has it, and on P1 also refitted
     with the validation items."""
     names = choice.names(("ItemPop", "eALS", "NeuMF", *STRONG, "NBPR", "NeuPR", *BEYOND))
+    if choice.data in WITHOUT_TIMES:
+        names = [name for name in names if name not in ORDERED]
     cells = []
     for name in names:
         for d in choice.sizes((LARGE.get(name, 64),)):
@@ -182,12 +183,22 @@ def forms(choice: Choice) -> list[Cell]:
 def tuning(choice: Choice) -> list[Cell]:
     """The grids the settings were chosen from, on validation items alone."""
     cells = []
-    for name in choice.names(tuple(GRIDS)):
-        size, grid = GRIDS[name]
+    grids = GRIDS[choice.data]
+    for name in choice.names(tuple(grids)):
+        size, grid = grids[name]
         for d in choice.sizes((size,)):
             for number, over in enumerate(grid, 1):
                 cells.append(
-                    _varied(name, choice, d, f"grid{number}", over, test=False, group="tuning")
+                    _varied(
+                        name,
+                        choice,
+                        d,
+                        f"grid{number}",
+                        over,
+                        refit=False,
+                        test=False,
+                        group="tuning",
+                    )
                 )
     return cells
 

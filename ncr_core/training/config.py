@@ -13,6 +13,7 @@ Loss = Literal["bce", "bpr", "listwise"]
 Schedule = Literal["one-cycle", "constant"]
 Stopping = Literal["validation", "paper"]
 Optimizer = Literal["auto", "dense", "sparse"]
+Start = Literal["random", "spectral"]
 
 MAX_SHARED = 65_536
 
@@ -34,6 +35,10 @@ class TrainConfig:
     """Above 0, all positives of a batch are compared with the same so many items, drawn anew each
     batch, in place of ``negatives`` of their own: products of matrices instead of look-ups. For
     nbpr, and the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
+
+    start: Start = "random"
+    """Where nbpr, and the nbpr part of a pre-trained neupr, begins: at random, or at the leading
+    singular vectors of the interactions."""
 
     learning_rate: float = 1e-2
     """Adam's, and the peak of the one-cycle schedule."""
@@ -84,6 +89,7 @@ class TrainConfig:
             ("schedule", Schedule),
             ("stopping", Stopping),
             ("optimizer", Optimizer),
+            ("start", Start),
         ):
             if getattr(self, name) not in get_args(allowed):
                 raise ConfigError(

@@ -13,6 +13,7 @@ from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, buil
 from ncr_core.models.config import Kind
 from ncr_core.training.config import TrainConfig
 from ncr_core.training.loop import History, OnProgress, Schedule, train_loop
+from ncr_core.training.spectral import spectral_start
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}
@@ -46,7 +47,7 @@ def train_model(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
     if not pretrains(model_config, config):
-        model = _build(model_config, split, config.seed)
+        model = _started(model_config, config, split)
         schedule = Schedule(f"train {model_config.kind}", config.epochs, config.learning_rate)
         return Trained(model, [train_loop(model, split, config, schedule, on_progress)])
 
@@ -55,7 +56,7 @@ def train_model(
     later = {"nbpr": config.epochs * EPOCH_COST["dncr"] + fine_tuning, "dncr": fine_tuning}
 
     def pretrained(kind: Kind) -> PairwiseRanker:
-        part = _build(part_config(model_config, kind), split, config.seed)
+        part = _started(part_config(model_config, kind), config, split)
         schedule = Schedule(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
         own = config if part.shares_negatives else replace(config, shared_negatives=0)
@@ -80,6 +81,15 @@ def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
 def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
     """The configuration of a NeuPR's part."""
     return replace(model_config, kind=kind, item_bias=model_config.item_bias and kind == "nbpr")
+
+
+def _started(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
+    """A model to train, at its start."""
+    model = _build(config, split, training.seed)
+    if training.start == "spectral" and isinstance(model, NBPR):
+        model.to(training.torch_device())
+        spectral_start(model, split.train, training.seed)
+    return model
 
 
 def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
