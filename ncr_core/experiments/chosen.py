@@ -24,12 +24,18 @@ def _ours(kind: str, training: Settings, **model: Any) -> Settings:
     return {"model": {"kind": kind, **model}, "training": training}
 
 
+def _factor_training(factors: int) -> Settings:
+    """More factors fit more of the noise, and want a larger λ."""
+    l2 = 1e-3 if factors <= 16 else 3e-3 if factors <= 32 else 1e-2
+    return {"epochs": 15, "negatives": 8, "l2": l2}
+
+
 def _nbpr(factors: int) -> Settings:
-    return _ours("nbpr", {"epochs": 15, "negatives": 8, "l2": 1e-3})
+    return _ours("nbpr", _factor_training(factors))
 
 
 def _bpr(factors: int) -> Settings:
-    training = {"epochs": 15, "negatives": 8, "l2": 1e-3, "loss": "bpr"}
+    training = {**_factor_training(factors), "loss": "bpr"}
     return _ours("nbpr", training, learn_weights=False)
 
 

@@ -105,8 +105,9 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
             {"fine_tune_rate": 1e-3},
             {"fine_tune_rate": 2e-3},
             {"fine_tune_rate": 5e-3},
-            {"fine_tune_rate": 2e-3, "alpha": 0.7},
-            {"fine_tune_rate": 5e-3, "l2": 1e-3},
+            {"fine_tune_rate": 5e-3, "fine_tune_epochs": 8},
+            {"fine_tune_rate": 1e-2, "fine_tune_epochs": 8},
+            {"fine_tune_rate": 5e-3, "fine_tune_epochs": 8, "l2": 1e-3},
         ),
     ),
     "NeuPR without pre-training": (

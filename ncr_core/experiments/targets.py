@@ -72,9 +72,12 @@ def cell_of(
     )
     if method not in PARTS or not settings["training"].get("pretrain", True):
         return cell
-    own = {section: dict(values) for section, values in (over or {}).items()}
-    own.get("training", {}).pop("alpha", None)  # α is no matter of the parts
-    named = "" if variant.startswith("alpha") else variant
+    if cell.group == "tuning":  # only what follows the parts is under trial
+        named, own, more = "", {}, {}
+    else:
+        own = {section: dict(values) for section, values in (over or {}).items()}
+        own.get("training", {}).pop("alpha", None)  # α is no matter of the parts
+        named = "" if variant.startswith("alpha") else variant
     first, second = (
         cell_of(part, choice, factors, variant=named, refit=refit, over=own, **more)
         for part in PARTS[method]
