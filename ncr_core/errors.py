@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class NcrError(Exception):
     """The root of the tree: something a user can read and act on."""
@@ -20,4 +22,13 @@ class CheckpointError(NcrError):
 
 
 class TrainingError(NcrError):
-    """Training could not go on, for example because the loss became NaN."""
+    """Training could not go on, for example because the loss became NaN.
+
+    ``model`` and ``history`` are what was being trained, set back to its best epoch, where at least
+    one epoch was good; else None.
+    """
+
+    def __init__(self, message: str, model: Any = None, history: Any = None) -> None:
+        super().__init__(message)
+        self.model = model
+        self.history = history

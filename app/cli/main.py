@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import admin, data, demo, reproduce, research, serve
+from app.cli import admin, data, demo, evaluate, reproduce, serve, train
 
 app = typer.Typer(
     name="ncr",
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (demo, serve, data, research, reproduce):
+for module in (demo, serve, data, train, evaluate, reproduce):
     module.register(app)
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ from ncr_core.evaluation.protocols import (
     sampled_candidates,
 )
 from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.training.batches import Batches, SharedRows
+from ncr_core.training.batches import Batches, Rows, SharedRows
 from ncr_core.training.config import TrainConfig
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
 from ncr_core.training.optimizers import Adam
@@ -100,12 +100,13 @@ def train_loop(
     best, kept = -1.0, copy.deepcopy(model.state_dict())
     for epoch in range(1, schedule.epochs + 1):
         started = time.perf_counter()
-        mean_loss = _one_epoch(model, batches, config, optimizer)
+        mean_loss = _one_epoch(model, batches, batches.n_items, config, optimizer)
         if not math.isfinite(mean_loss):
             model.load_state_dict(kept)
             raise TrainingError(
                 f"the loss became {mean_loss} in epoch {epoch} of {schedule.phase} at learning "
-                f"rate {schedule.rate:g}: try a smaller rate or smaller l2"
+                f"rate {schedule.rate:g}: try a smaller rate or smaller l2",
+                *((model, history) if history.best_epoch else ()),
             )
         remember(model, split.train)
         metrics = None if held_out is None else validate(model, held_out)
@@ -143,7 +144,7 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
         model.get_parameter("weight").requires_grad_(False)
     optimizer = Adam(model, config, config.fine_tune_rate, None)
     for _ in range(epochs):
-        loss = _one_epoch(model, batches, config, optimizer)
+        loss = _one_epoch(model, batches, batches.n_items, config, optimizer)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss became {loss} while the held-out items were learned")
     remember(model, interactions)
@@ -156,6 +157,21 @@ def remember(model: PairwiseRanker, interactions: Interactions) -> None:
     model.remember(torch.from_numpy(interactions.items), torch.from_numpy(lengths))
 
 
+def epoch_of(
+    model: PairwiseRanker,
+    train: Interactions,
+    config: TrainConfig,
+    through: Callable[[Iterator[Rows | SharedRows]], Iterable[Rows | SharedRows]],
+) -> float:
+    """One pass over those batches that ``through`` lets pass, at a constant rate; the mean loss.
+
+    For measuring: ``train_loop`` is what trains.
+    """
+    batches = _batches(model, train, config, model.device)
+    optimizer = Adam(model, config, config.learning_rate, None)
+    return _one_epoch(model, through(iter(batches)), batches.n_items, config, optimizer)
+
+
 def _batches(
     model: PairwiseRanker, train: Interactions, config: TrainConfig, device: torch.device
 ) -> Batches:
@@ -165,7 +181,11 @@ def _batches(
 
 
 def _one_epoch(
-    model: PairwiseRanker, batches: Batches, config: TrainConfig, optimizer: Adam
+    model: PairwiseRanker,
+    batches: Iterable[Rows | SharedRows],
+    n_items: int,
+    config: TrainConfig,
+    optimizer: Adam,
 ) -> float:
     """One pass over the positives; the mean loss of its batches, without the l2 term."""
     model.train()
@@ -178,10 +198,10 @@ def _one_epoch(
         if isinstance(rows, SharedRows):
             s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
             shared_loss = SHARED_LOSSES[config.loss]
-            loss = shared_loss(s_i, s_j, rows.valid, rows.row, batches.n_items)
+            loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items)
         else:
             both = model.pair_logits(vectors, rows.items, rows.negatives)
-            loss = LOSSES[config.loss](*both, batches.n_items)
+            loss = LOSSES[config.loss](*both, n_items)
         total += loss.detach()
         if config.l2:
             loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives)

@@ -73,6 +73,17 @@ def train_model(
     return Trained(neupr, histories)
 
 
+def refit_config(
+    model_config: ModelConfig, config: TrainConfig, history: list[History]
+) -> TrainConfig:
+    """The configuration of a fit without validation items: as many epochs as ``history`` chose."""
+    last = history[-1].best_epoch
+    if not pretrains(model_config, config):
+        return replace(config, epochs=last)
+    longest = max(phase.best_epoch for phase in history[:-1])
+    return replace(config, epochs=longest, fine_tune_epochs=last)
+
+
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
     """Whether training begins with two parts; with shared embeddings there are none to copy."""
     return model_config.kind == "neupr" and config.pretrain and not model_config.shared_embeddings
