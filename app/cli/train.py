@@ -61,7 +61,8 @@ def train(
         int, typer.Option(help="So many items compared with all of a batch's positives; 0: not.")
     ] = 0,
     start: Annotated[
-        Literal["random", "spectral"], typer.Option(help="Where the nbpr (part) begins.")
+        Literal["random", "spectral"],
+        typer.Option(help="Where embeddings begin; `spectral`: leading singular vectors."),
     ] = "random",
     users: Annotated[
         Literal["free", "history"],

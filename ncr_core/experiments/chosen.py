@@ -15,9 +15,9 @@ SIZES = (8, 16, 24, 32, 64)
 WINDOWS = [1, 2, 4, 8, 16, 64, 0]
 Settings = dict[str, Any]
 
-# Passes, and negatives a positive, of a tower with so many predictive factors.
-TOWER_BUDGET = {8: (10, 4), 16: (8, 4), 24: (6, 4), 32: (5, 3), 64: (4, 2)}
-FINE_TUNING = {"fine_tune_epochs": 4, "fine_tune_rate": 2e-3}
+# Passes, negatives a positive, and passes of fine-tuning of a tower with so many factors.
+TOWER_BUDGET = {8: (6, 4, 4), 16: (4, 3, 3), 24: (4, 2, 2), 32: (3, 2, 2), 64: (2, 1, 1)}
+TOWER = {"start": "spectral", "batch_size": 2048, "learning_rate": 5e-3}
 
 
 def _ours(kind: str, training: Settings, **model: Any) -> Settings:
@@ -39,11 +39,13 @@ def _bpr(factors: int) -> Settings:
     return _ours("nbpr", training, learn_weights=False)
 
 
+def _budget(factors: int) -> tuple[int, int, int]:
+    return TOWER_BUDGET[min(TOWER_BUDGET, key=lambda size: abs(size - factors))]
+
+
 def _tower_training(factors: int) -> Settings:
-    budget = min(TOWER_BUDGET, key=lambda size: abs(size - factors))
-    epochs, negatives = TOWER_BUDGET[budget]
-    rate = 2e-2 if factors <= 16 else 1e-2
-    return {"epochs": epochs, "negatives": negatives, "learning_rate": rate}
+    epochs, negatives, _ = _budget(factors)
+    return {**TOWER, "epochs": epochs, "negatives": negatives}
 
 
 def _dncr(factors: int) -> Settings:
@@ -51,12 +53,12 @@ def _dncr(factors: int) -> Settings:
 
 
 def _neupr(factors: int) -> Settings:
-    return _ours("neupr", {**_tower_training(factors), **FINE_TUNING})
+    fine_tuning = {"fine_tune_epochs": _budget(factors)[2], "fine_tune_rate": 2e-3}
+    return _ours("neupr", {**_tower_training(factors), **fine_tuning})
 
 
 def _neupr_alone(factors: int) -> Settings:
-    training = {**_tower_training(factors), "learning_rate": 1e-2, "l2": 1e-3}
-    return _ours("neupr", {**training, "pretrain": False})
+    return _ours("neupr", {**_tower_training(factors), "pretrain": False})
 
 
 def _neumf(factors: int) -> Settings:

@@ -91,12 +91,12 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
     "DNCR": (
         8,
         [
-            {"training": {"learning_rate": 1e-2}},
+            {"training": {"start": "random", "epochs": 10, "learning_rate": 2e-2}},
+            {"training": {"start": "random", "epochs": 10, "learning_rate": 1e-2}},
+            {"training": {"learning_rate": 1e-2, "batch_size": 4096}},
             {"training": {"learning_rate": 5e-3}},
-            {"training": {"learning_rate": 2e-2}},
-            {"training": {"learning_rate": 1e-2, "l2": 1e-3}},
-            {"training": {"learning_rate": 1e-2}, "model": {"activation": "relu"}},
-            {"training": {"learning_rate": 1e-2, "batch_size": 2048}},
+            {"training": {"learning_rate": 5e-3}, "model": {"activation": "relu"}},
+            {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
         ],
     ),
     "NeuPR": (
@@ -105,19 +105,12 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
             {"fine_tune_rate": 1e-3},
             {"fine_tune_rate": 2e-3},
             {"fine_tune_rate": 5e-3},
-            {"fine_tune_rate": 5e-3, "fine_tune_epochs": 8},
-            {"fine_tune_rate": 1e-2, "fine_tune_epochs": 8},
-            {"fine_tune_rate": 5e-3, "fine_tune_epochs": 8, "l2": 1e-3},
+            {"fine_tune_rate": 2e-3, "alpha": 0.3},
         ),
     ),
     "NeuPR without pre-training": (
         8,
-        _training(
-            {"learning_rate": 1e-2},
-            {"learning_rate": 1e-2, "l2": 1e-3},
-            {"learning_rate": 5e-3, "l2": 1e-3},
-            {"learning_rate": 2e-2, "l2": 1e-3},
-        ),
+        _training({"learning_rate": 5e-3}, {"learning_rate": 1e-2, "l2": 1e-3}),
     ),
     "NBPR pooled": (
         64,

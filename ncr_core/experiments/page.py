@@ -207,7 +207,7 @@ def _loss(stored: Stored, plots: Path) -> str:
         [[name, str(len(x)), f"{y[-1]:.4f}"] for name, (x, y) in lines.items()],
     )
     return (
-        "## The training loss, d = 8\n\nLearning rate 5e-4, one negative, batches of 1,024.\n\n"
+        "## The training loss, d = 8\n\nLearning rate 5e-4, one negative, batches of 4,096, random start.\n\n"
         f"![Training loss](plots/loss.svg)\n\n{last}"
     )
 

@@ -149,7 +149,8 @@ def loss(choice: Choice) -> list[Cell]:
         "learning_rate": 5e-4,
         "schedule": "constant",
         "l2": 0.0,
-        "batch_size": 1024,
+        "start": "random",
+        "batch_size": 4096,
         "pretrain": False,
     }
     return [

@@ -37,8 +37,7 @@ class TrainConfig:
     nbpr, and the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
 
     start: Start = "random"
-    """Where nbpr, and the nbpr part of a pre-trained neupr, begins: at random, or at the leading
-    singular vectors of the interactions."""
+    """Where embeddings begin: at random, or at the leading singular vectors of the interactions."""
 
     learning_rate: float = 1e-2
     """Adam's, and the peak of the one-cycle schedule."""

@@ -97,7 +97,7 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
 def _started(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
     """A model to train, at its start."""
     model = _build(config, split, training.seed)
-    if training.start == "spectral" and isinstance(model, NBPR):
+    if training.start == "spectral":
         model.to(training.torch_device())
         spectral_start(model, split.train, training.seed)
     return model
