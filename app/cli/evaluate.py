@@ -80,8 +80,12 @@ def evaluate(
     if own == "p2":
         split = given = published(data)
         check(split.all_seen)
-        if split.train.item_ids != list(loaded.item_ids):
-            raise DataError(f"{data} has other items than {checkpoint} was trained on")
+        ids = (split.train.user_ids, split.train.item_ids)
+        if ids != (loaded.user_ids, loaded.item_ids):
+            raise DataError(
+                f"{data} has other users or items, or in another order, than {checkpoint} was "
+                "trained on"
+            )
         candidates = given_candidates(given, seed)
     else:
         interactions = read_interactions(data, format_, columns, int(made_of["min_interactions"]))

@@ -59,7 +59,8 @@ class ModelRanks:
         margins = self._ranker.compare(vectors, own, items.clamp(min=0))
         place_of_own = (items == own).long().argmax(dim=1, keepdim=True)
         before = torch.arange(items.shape[1], device=items.device) < place_of_own
-        beaten = ((margins < 0) | ((margins == 0) & before)) & (items != PAD)
+        # Written so that a margin that is not a number counts against the held-out item.
+        beaten = ~((margins > 0) | ((margins == 0) & ~before)) & (items != PAD) & (items != own)
         result: IntArray = beaten.sum(dim=1).cpu().numpy()
         return result
 

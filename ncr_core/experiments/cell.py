@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,6 @@ def read_result(path: Path) -> dict[str, Any] | None:
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Writes a result; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_suffix(".partial")
-    staging.write_text(json.dumps({"format": FORMAT, **result}, indent=1) + "\n")
+    staging = path.with_suffix(f".{os.getpid()}.partial")
+    staging.write_text(json.dumps(result, indent=1) + "\n")
     staging.replace(path)

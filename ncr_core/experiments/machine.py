@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,23 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@cache
 def commit() -> str:
-    """The commit of the checkout this runs in, ``-dirty`` with changes; ``unknown`` elsewhere."""
+    """The commit of the checkout this runs in, ``-dirty`` with changes; ``unknown`` elsewhere.
+
+    As it was when first asked for: code that is running does not change with the checkout.
+    """
     here = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        cwd=here,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            cwd=here,
+            check=False,
+        )
+    except OSError:  # no git
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError
@@ -20,6 +21,7 @@ from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.models.baselines.cornac_bpr import fit_cornac_bpr
 from ncr_core.models.baselines.eals import EALSConfig, fit_eals
 from ncr_core.models.baselines.ease import fit_ease
+from ncr_core.models.baselines.extras import require
 from ncr_core.models.baselines.ials import IALSConfig, fit_ials
 from ncr_core.models.baselines.neumf_config import NeuMFConfig
 from ncr_core.models.baselines.neumf_training import fit_neumf
@@ -98,7 +100,7 @@ def _fit_ease(request: Request) -> Fitted:
 
 def _fit_cornac(request: Request) -> Fitted:
     fitted = _timed(
-        request, lambda: fit_cornac_bpr(request.split.train, request.factors, **request.settings)
+        request, lambda: fit_cornac_bpr(request.split.train, request.factors, seed=request.seed)
     )
     seconds = getattr(fitted.ranks, "seconds", fitted.seconds)
     return Fitted(fitted.ranks, seconds, fitted.validation)
@@ -142,6 +144,28 @@ def _fit_neumf(request: Request) -> Fitted:
     )
 
 
+def resolved(cell_settings: Settings, method: str, factors: int) -> dict[str, Any]:
+    """Every choice a method is run with, defaults included. Raises ConfigError, before any time is
+    spent, for what does not fit or is not installed."""
+    if "model" in cell_settings:
+        model, training = configs(Request(cast(Split, None), factors, cell_settings, 0))
+        every: dict[str, Any] = {"model": model.as_dict(), "training": training.as_dict()}
+    else:
+        if method in _EXTRAS:
+            require(*_EXTRAS[method])
+        every = dict(cell_settings)
+        if method in _CONFIGS:
+            every = asdict(_CONFIGS[method](**{**cell_settings, "factors": factors}))
+    plain: dict[str, Any] = json.loads(json.dumps(every))
+    return plain
+
+
+_EXTRAS = {"iALS": ("implicit", "research"), "cornac BPR": ("cornac", "cornac")}
+_CONFIGS: dict[str, Callable[..., Any]] = {
+    "eALS": EALSConfig,
+    "iALS": IALSConfig,
+    "NeuMF": NeuMFConfig,
+}
 FITS: dict[str, Callable[[Request], Fitted]] = {
     "ItemPop": _fit_popularity,
     "EASE": _fit_ease,
@@ -173,13 +197,13 @@ def _timed(request: Request, make: Callable[[], Ranks]) -> Fitted:
 def _by_iteration(
     request: Request, run: Callable[[Callable[[Any, int], bool] | None], Ranks]
 ) -> Fitted:
-    """Keeps the best iteration by validation NDCG@10, looked at every second one."""
+    """Keeps the best iteration by validation NDCG@10, looked at every second one and the first."""
     held_out = _validation(request)
     best: dict[str, Any] = {"ndcg": -1.0}
     spent = [0.0]
 
     def look(model: Any, iteration: int) -> bool:
-        if held_out is None or iteration % 2:
+        if held_out is None or (iteration % 2 and iteration > 1):
             return False
         started = time.perf_counter()
         metrics = evaluate_sampled(model, held_out)

@@ -8,8 +8,8 @@ from pathlib import Path
 from ncr_core.errors import DataError
 from ncr_core.experiments import targets
 from ncr_core.experiments.cell import Cell
-from ncr_core.experiments.chosen import METHODS
 from ncr_core.experiments.datasets import DATA_SETS
+from ncr_core.experiments.grids import GRIDS
 from ncr_core.experiments.paper import PAPER, PAPER_COUNTS
 from ncr_core.experiments.plots import Lines, plot
 from ncr_core.experiments.stored import Result, Stored
@@ -207,7 +207,8 @@ def _loss(stored: Stored, plots: Path) -> str:
         [[name, str(len(x)), f"{y[-1]:.4f}"] for name, (x, y) in lines.items()],
     )
     return (
-        "## The training loss, d = 8\n\nLearning rate 5e-4, one negative, batches of 4,096, random start.\n\n"
+        "## The training loss, d = 8\n\n"
+        "Learning rate 5e-4, one negative, batches of 4,096, random start.\n\n"
         f"![Training loss](plots/loss.svg)\n\n{last}"
     )
 
@@ -223,16 +224,15 @@ def _forms(stored: Stored) -> str:
 
 def _tuning(stored: Stored) -> str:
     sections = []
-    grids = [r for r in stored.every() if _is_grid(r)]
-    for data, method in ((d, m) for d in DATA_SETS for m in METHODS):
-        results = [r for r in grids if r.method == method and r.stored["data"]["name"] == data]
+    for data, method in ((d, m) for d in DATA_SETS for m in GRIDS[d]):
+        results = _found(stored, targets.tuning(Choice(data, methods=(method,))))
         if not results:
             continue
         best = max(results, key=lambda r: r.validation or 0.0)
         rows = [
             [_changes(r), _bold(r.validation, r is best), str(r.stored["rounds"] or ""),
              f"{r.seconds:.0f}"]
-            for r in sorted(results, key=_number)
+            for r in results
         ]  # fmt: skip
         size = f", d = {results[0].factors}" if results[0].factors else ""
         head = ["", "validation NDCG@10", "rounds", "s"]
@@ -244,11 +244,6 @@ def _tuning(stored: Stored) -> str:
         "`rounds` is the epoch or iteration that the same items chose.\n\n"
     )
     return "## The grids\n\n" + note + "\n".join(sections)
-
-
-def _number(result: Result) -> int:
-    """The place of a configuration in its grid."""
-    return int(result.name.rpartition("grid")[2])
 
 
 def _machines(stored: Stored) -> str:
@@ -264,10 +259,6 @@ def _machines(stored: Stored) -> str:
              commit in seen]  # fmt: skip
     head = ["processor", "threads", "GPU", "torch", "commit"]
     return _section("Made on", head, lines)
-
-
-def _is_grid(result: Result) -> bool:
-    return str(result.stored["cell"]).startswith("tuning/")
 
 
 def _changes(result: Result) -> str:

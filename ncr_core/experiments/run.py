@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from ncr_core.checkpoint import load_checkpoint, save_checkpoint
+from ncr_core.checkpoint import load_checkpoint, read_manifest, save_checkpoint
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.errors import CheckpointError, DataError
-from ncr_core.evaluation.metrics import hit_of_each, hit_ratio, ndcg, ndcg_of_each
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
-from ncr_core.evaluation.significance import bootstrap_interval
-from ncr_core.experiments.cell import Cell, ranks_as_text, read_result, write_result
+from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
+from ncr_core.experiments.cell import FORMAT, Cell, ranks_as_text, read_result, write_result
 from ncr_core.experiments.datasets import DataSet, load_data_set
 from ncr_core.experiments.machine import provenance
-from ncr_core.experiments.methods import Fitted, Request, fit
+from ncr_core.experiments.methods import Fitted, Request, fit, resolved
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts
@@ -56,6 +56,8 @@ class Runner:
     def run(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
         """The results of these cells, in their order."""
         every = list(cells)
+        for cell in every:
+            self._check(cell)
         results = []
         for number, cell in enumerate(every, 1):
             found = self._stored(cell)
@@ -74,6 +76,20 @@ class Runner:
             self._data[name] = data, data.described()
         return self._data[name]
 
+    def _check(self, cell: Cell) -> None:
+        """Raises what would stop this cell, before time is spent on those before it."""
+        resolved(cell.settings, cell.method, cell.factors)
+        found = read_result(self._path(cell))
+        _, described = self.data(cell.data)
+        if found is not None and found["data"]["fingerprint"] != described["fingerprint"]:
+            raise DataError(
+                f"{self._path(cell)} was made of other data than {self._root} holds (fingerprint "
+                f"{found['data']['fingerprint']}, here {described['fingerprint']}): give the "
+                "folder it began with, or another folder for results"
+            )
+        for part in cell.parts or ():
+            self._check(part)
+
     def _done(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell that another one needs."""
         found = self._stored(cell)
@@ -83,17 +99,11 @@ class Runner:
         return found
 
     def _stored(self, cell: Cell) -> dict[str, Any] | None:
-        path = self._path(cell)
-        found = read_result(path)
+        found = read_result(self._path(cell))
         if found is None or found["configuration"] != cell.configuration():
             return None  # other settings: the result is replaced
-        _, described = self.data(cell.data)
-        if found["data"]["fingerprint"] != described["fingerprint"]:
-            raise DataError(
-                f"{path} was made of other data than {self._root} holds (fingerprint "
-                f"{found['data']['fingerprint']}, here {described['fingerprint']}): give the "
-                "folder it began with, or another folder for results"
-            )
+        if found.get("resolved") != resolved(cell.settings, cell.method, cell.factors):
+            return None  # the same settings, of a version with other defaults
         if cell.test and ("full" if cell.full else "sampled") not in found.get("metrics", {}):
             return None
         return found
@@ -116,8 +126,10 @@ class Runner:
             self._keep(cell, fitted.model, request.split, described)
         validation = fitted.validation.as_dict() if fitted.validation else None
         result: dict[str, Any] = {
+            "format": FORMAT,
             "cell": cell.name,
             "configuration": cell.configuration(),
+            "resolved": resolved(cell.settings, cell.method, cell.factors),
             "data": described,
             "validation": chosen["validation"] if chosen else validation,
             "rounds": chosen["rounds"] if chosen else fitted.rounds,
@@ -129,8 +141,8 @@ class Runner:
             result |= self._measure(cell, data, fitted)
             result["seconds"]["evaluate"] = round(time.perf_counter() - started, 1)
         result |= provenance()
-        write_result(self._path(cell), result)
-        return result
+        # Of a result that was there already, only the model was missing: its figures stay.
+        return self._stored(cell) or self._written(cell, result)
 
     def _measure(self, cell: Cell, data: DataSet, fitted: Fitted) -> dict[str, Any]:
         sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
@@ -155,12 +167,18 @@ class Runner:
     def _parts(self, cell: Cell) -> Parts | None:
         if cell.parts is None:
             return None
+        models = []
         for part in cell.parts:
-            if self._stored(part) is None or not self._model_path(part).exists():
+            if self._stored(part) is None or not self._is_kept(part):
                 self._watch.cell(part, 0, 0)
                 self._run(part)
-        nbpr, dncr = (self._load(part) for part in cell.parts)
-        return cast(NBPR, nbpr), cast(DNCR, dncr)
+            loaded = load_checkpoint(self._model_path(part))
+            models.append(loaded.model.requires_grad_(True))
+        return cast(NBPR, models[0]), cast(DNCR, models[1])
+
+    def _written(self, cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+        write_result(self._path(cell), result)
+        return result
 
     def _keep(
         self, cell: Cell, model: PairwiseRanker, split: Split, described: dict[str, Any]
@@ -175,19 +193,26 @@ class Runner:
             user_ids=split.train.user_ids,
             item_ids=split.train.item_ids,
             item_counts=split.train.item_counts(),
-            training={"configuration": cell.configuration()},
+            training={
+                "configuration": cell.configuration(),
+                "resolved": resolved(cell.settings, cell.method, cell.factors),
+            },
             data=described,
         )
 
-    def _load(self, cell: Cell) -> PairwiseRanker:
-        path = self._model_path(cell)
-        loaded = load_checkpoint(path)
+    def _is_kept(self, cell: Cell) -> bool:
+        """Whether the model of a cell is there, as this version and this data make it."""
+        try:
+            manifest = read_manifest(self._model_path(cell))
+        except CheckpointError:
+            return False
         _, described = self.data(cell.data)
-        if loaded.manifest["data"].get("fingerprint") != described["fingerprint"]:
-            raise CheckpointError(f"{path} was trained on other data: remove it to train again")
-        if loaded.manifest["training"].get("configuration") != cell.configuration():
-            raise CheckpointError(f"{path} has other settings: remove it to train again")
-        return loaded.model.requires_grad_(True)
+        training = manifest["training"]
+        return bool(
+            manifest["data"].get("fingerprint") == described["fingerprint"]
+            and training.get("configuration") == cell.configuration()
+            and training.get("resolved") == resolved(cell.settings, cell.method, cell.factors)
+        )
 
     def _path(self, cell: Cell) -> Path:
         return self._results / f"{cell.name}.json"
@@ -199,15 +224,14 @@ class Runner:
 def summary(ranks: list[IntArray]) -> dict[str, Any]:
     """HR@10 and NDCG@10, each the mean over seeds of negatives, with 95 % bootstrap intervals over
     users, and the figures of each seed."""
-    hr = np.mean([hit_of_each(r, K) for r in ranks], axis=0)
-    gain = np.mean([ndcg_of_each(r, K) for r in ranks], axis=0)
+    every = Evaluation.of(ranks, K)
     return {
-        "hr": round(float(hr.mean()), 5),
-        "hr_interval": [round(x, 5) for x in bootstrap_interval(hr)],
-        "ndcg": round(float(gain.mean()), 5),
-        "ndcg_interval": [round(x, 5) for x in bootstrap_interval(gain)],
+        "hr": round(every.mean_hr, 5),
+        "hr_interval": [round(x, 5) for x in bootstrap_interval(every.hr)],
+        "ndcg": round(every.mean_ndcg, 5),
+        "ndcg_interval": [round(x, 5) for x in bootstrap_interval(every.ndcg)],
         "seeds": [{"hr": round(hit_ratio(r, K), 5), "ndcg": round(ndcg(r, K), 5)} for r in ranks],
-        "users": len(hr),
+        "users": len(every.hr),
     }
 
 

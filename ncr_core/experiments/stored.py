@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ncr_core.errors import DataError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, hit_ratio, ndcg, ndcg_of_each
 from ncr_core.evaluation.protocols import K
 from ncr_core.evaluation.significance import PairedTest, paired_t_test
@@ -85,11 +86,24 @@ class Stored:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._fingerprints: dict[str, str] = {}
 
     def of(self, cell: Cell) -> Result | None:
-        """The result of a cell whatever its settings, None where it was not run."""
+        """The result of a cell, None where it was not run, or with other settings."""
         found = read_result(self.folder / f"{cell.name}.json")
-        return None if found is None else Result(found)
+        if found is None or found["configuration"] != cell.configuration():
+            return None
+        self._check_data(found)
+        return Result(found)
+
+    def _check_data(self, found: dict[str, Any]) -> None:
+        """Results on one data set must be of the same data: users are compared one by one."""
+        name, own = found["data"]["name"], found["data"]["fingerprint"]
+        first = self._fingerprints.setdefault(name, own)
+        if own != first:
+            raise DataError(
+                f"{self.folder} holds results of different versions of {name} ({first}, {own})"
+            )
 
     def every(self) -> Iterator[Result]:
         """All results, by name."""

@@ -66,7 +66,7 @@ class ModelConfig:
                     f"{name} must be one of {', '.join(get_args(allowed))}, "
                     f"not {getattr(self, name)!r}"
                 )
-        if not 1 <= self.factors <= MAX_FACTORS:
+        if not isinstance(self.factors, int) or not 1 <= self.factors <= MAX_FACTORS:
             raise ConfigError(f"factors must be 1 to {MAX_FACTORS}, not {self.factors}")
         if not 1 <= self.layers <= 6:
             raise ConfigError(f"layers must be 1 to 6, not {self.layers}")
@@ -89,6 +89,8 @@ class ModelConfig:
         windows = self.windows
         if not 1 <= len(windows) <= MAX_WINDOWS or len(set(windows)) < len(windows):
             raise ConfigError(f"windows must be 1 to {MAX_WINDOWS} different numbers: {windows}")
+        if self.windows != (0,) and self.users != "history":
+            raise ConfigError('windows are for users="history" only')
         if not all(isinstance(w, int) and 0 <= w <= 2**31 for w in windows):
             raise ConfigError(f"a window is a number of items, or 0 for all of them: {windows}")
 

@@ -35,7 +35,9 @@ class DNCR(PairwiseRanker):
         return hidden @ self.weight
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        z = self.tower.both_orders(users, i, j, self.items.weight, self.item_rows) @ self.weight
+        table, by_rows = self.items.weight, self.sparse_items
+        hidden = self.tower.both_orders(users, i, j, table, self.item_rows, by_rows=by_rows)
+        z = hidden @ self.weight
         return z[0], z[1]
 
     def tables(self) -> PairTables:

@@ -55,7 +55,8 @@ class NeuPR(PairwiseRanker):
         d = self.config.factors
         of_i, of_j = (self.item_rows(rows, self.items_n.weight) for rows in (i, j))
         n_ij, n_ji = element_wise_logits(users[:, :d], of_i, of_j, self.weight[: 2 * d])
-        deep = self.tower.both_orders(users[:, d:], i, j, self.items_d.weight, self.item_rows)
+        table, by_rows = self.items_d.weight, self.sparse_items
+        deep = self.tower.both_orders(users[:, d:], i, j, table, self.item_rows, by_rows=by_rows)
         z = deep @ self.weight[2 * d :]
         return with_bias(n_ij + z[0], n_ji + z[1], self.bias, i, j)
 

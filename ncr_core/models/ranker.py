@@ -102,9 +102,6 @@ class PairwiseRanker(nn.Module, ABC):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def frozen_double(self, parameter: Tensor) -> Tensor:
-        return parameter.detach().double()
-
     def new_users(self, size: int) -> FreeUsers | HistoryUsers:
         """A user part of this size, as the configuration says."""
         if self.config.users == "free":

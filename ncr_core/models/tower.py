@@ -65,12 +65,20 @@ class Tower(nn.Module):
         return self._act(x)
 
     def both_orders(
-        self, user: Tensor, i: Tensor, j: Tensor, all_items: Tensor, rows_of: Rows
+        self,
+        user: Tensor,
+        i: Tensor,
+        j: Tensor,
+        all_items: Tensor,
+        rows_of: Rows,
+        *,
+        by_rows: bool = False,
     ) -> Tensor:
         """(B, e) users, (B,) items i, (B, n) items j → (2, B, n, d): towers of (i, j) and (j, i).
 
         The first layer is linear in its three parts, so each user and item is projected once for
-        all its pairs; the whole item table at once when the batch holds more items than that.
+        all its pairs; the whole item table at once when the batch holds more items than that,
+        unless ``by_rows``, where the table's gradient has to come by rows.
         """
         if not self.layers:
             own, other = rows_of(i, all_items), rows_of(j, all_items)
@@ -78,7 +86,7 @@ class Tower(nn.Module):
             return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())
         preferred, other = self._item_parts()
-        if len(i) + j.numel() >= len(all_items):
+        if not by_rows and len(i) + j.numel() >= len(all_items):
             first, second = all_items @ preferred, all_items @ other
             first_i, first_j = nn.functional.embedding(i, first), nn.functional.embedding(j, first)
             second_i = nn.functional.embedding(i, second)

@@ -49,7 +49,9 @@ class PointTower(nn.Module):
         if not self.layers:
             # The user's own part is the same for every item.
             none = own.new_zeros((0, e)), own.new_zeros(0), own.new_zeros((len(own), 0))
-            return PointTable(*none, (), own.new_zeros(0), "", own @ self.weight[e:].double())
+            return PointTable(
+                *none, (), own.new_zeros(0), "", own @ self.weight[e:].detach().double()
+            )
         first, *above = self._linear()
         return PointTable(
             first.weight[:, :e].detach().double(),

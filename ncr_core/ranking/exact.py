@@ -73,7 +73,15 @@ class ExactRanker:
         inside = torch.arange(items.shape[1], device=self.device) < lengths.unsqueeze(1)
         # Summed element by element in float64, a score does not depend on the rest of the batch;
         # rounding to TIE keeps what differs only by rounding a tie.
-        scores = (bound.linear_scores(rows, items, double=True) / TIE).round()
+        width = max(1, PAIRS_AT_ONCE // max(1, len(items)))
+        scores = torch.cat(
+            [
+                bound.linear_scores(rows, items[:, at : at + width], double=True)
+                for at in range(0, max(1, items.shape[1]), width)
+            ],
+            dim=1,
+        )
+        scores = (scores / TIE).round()
         scores = scores.masked_fill(~inside, -torch.inf)
         order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :k]
         ranks = torch.arange(k, device=self.device)

@@ -14,6 +14,8 @@ from ncr_core.errors import ConfigError, DataError
 from ncr_core.models.users import Histories
 from ncr_core.training.config import TrainConfig
 
+MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -86,12 +88,15 @@ class Batches:
         self.n_items = train.n_items
         self.size = config.batch_size_for(len(self._users))
         self._negatives = config.negatives
-        self._shared = min(config.shared_negatives, train.n_items)
+        # A matrix of users by shared negatives: bounded whatever the batch.
+        queries = self.size if histories else self.size * train.n_users // max(1, train.nnz)
+        most = max(1, MAX_CELLS // max(1, queries))
+        self._shared = min(config.shared_negatives, train.n_items, most)
         self._histories = histories
         self._device = device
 
     def __len__(self) -> int:
-        """Batches an epoch; with histories, at least so many."""
+        """Batches an epoch; where whole users are drawn, at most so many."""
         return -(-len(self._users) // self.size)
 
     def __iter__(self) -> Iterator[Rows | SharedRows]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -108,8 +109,9 @@ class TrainConfig:
             raise ConfigError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if not 0.0 <= self.alpha <= 1.0:
             raise ConfigError(f"alpha must be between 0 and 1, not {self.alpha}")
-        if not (self.learning_rate > 0 and self.fine_tune_rate > 0 and self.l2 >= 0):
-            raise ConfigError("learning rates must be above 0 and l2 not below 0")
+        rates = (self.learning_rate, self.fine_tune_rate)
+        if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.l2 < math.inf:
+            raise ConfigError("learning rates must be above 0, l2 not below 0, and both finite")
 
     def batch_size_for(self, positives: int) -> int:
         """The batch size for so many positives: about 80 steps an epoch where it is chosen."""

@@ -101,10 +101,12 @@ def train_loop(
     for epoch in range(1, schedule.epochs + 1):
         started = time.perf_counter()
         mean_loss = _one_epoch(model, batches, batches.n_items, config, optimizer)
-        if not math.isfinite(mean_loss):
+        if not (math.isfinite(mean_loss) and _finite(model)):
             model.load_state_dict(kept)
+            grown = "a parameter" if math.isfinite(mean_loss) else "the loss"
+            value = math.inf if math.isfinite(mean_loss) else mean_loss
             raise TrainingError(
-                f"the loss became {mean_loss} in epoch {epoch} of {schedule.phase} at learning "
+                f"{grown} became {value} in epoch {epoch} of {schedule.phase} at learning "
                 f"rate {schedule.rate:g}: try a smaller rate or smaller l2",
                 *((model, history) if history.best_epoch else ()),
             )
@@ -149,6 +151,11 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
             raise TrainingError(f"the loss became {loss} while the held-out items were learned")
     remember(model, interactions)
     model.eval()
+
+
+def _finite(model: PairwiseRanker) -> bool:
+    """Whether every parameter is a number: the last step of an epoch shows in no loss."""
+    return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:

@@ -44,7 +44,7 @@ class Adam:
     def step(self) -> None:
         for optimizer in self._optimizers:
             optimizer.step()
-        # With histories an epoch may have a batch more or less than foreseen.
+        # A schedule refuses more steps than it was told of.
         if self._left is not None and self._left > 1:
             self._left -= 1
             for schedule in self._schedules:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from ncr_core.data.splits import Split
-from ncr_core.errors import DataError
+from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
 from ncr_core.models.config import Kind
 from ncr_core.training.config import TrainConfig
@@ -98,6 +98,10 @@ def _started(config: ModelConfig, training: TrainConfig, split: Split) -> Pairwi
     """A model to train, at its start."""
     model = _build(config, split, training.seed)
     if training.start == "spectral":
+        if config.init == "paper":
+            raise ConfigError(
+                'init="paper" is N(0, 0.01²) everywhere, which a spectral start is not'
+            )
         model.to(training.torch_device())
         spectral_start(model, split.train, training.seed)
     return model

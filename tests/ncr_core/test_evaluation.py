@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ncr_core.data import (
     Interactions,
@@ -18,14 +19,19 @@ from ncr_core.data import (
 from ncr_core.data.readers import open_source
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.evaluation.protocols import (
+    CandidateSet,
     Metrics,
+    ModelRanks,
     evaluate_full,
     evaluate_sampled,
     full_candidates,
+    ranks_of,
     sampled_candidates,
 )
+from ncr_core.models import ModelConfig
 from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.ranking import PAD
+from tests.ncr_core.conftest import wild_model
 
 
 def test_metrics_by_hand() -> None:
@@ -79,6 +85,70 @@ def test_popularity_by_hand() -> None:
     model = Popularity(build_interactions([("a", "x", 0), ("b", "x", 0), ("a", "y", 0)]))
     ranked = model.rank(np.array([0, 1]), np.array([[1, 0, -1], [1, -1, -1]]), 2)
     assert ranked.tolist() == [[0, 1], [1, -1]]
+
+
+def candidates_of(n_users: int, n_items: int, lengths: list[int]) -> CandidateSet:
+    """Rows of different lengths in random order, a held-out item at a random place in each."""
+    rng = np.random.default_rng(0)
+    users = rng.integers(n_users, size=len(lengths))
+    rows = np.full((len(lengths), max(lengths)), PAD)
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = rng.permutation(n_items)[:length]
+    held_out = np.array(
+        [row[rng.integers(length)] for row, length in zip(rows, lengths, strict=True)]
+    )
+    return CandidateSet(users, held_out, rows)
+
+
+def test_places_are_the_ranks_of_an_additive_model(config: ModelConfig) -> None:
+    """Among them twins, which tie: the order of the candidates decides."""
+    model = wild_model(config, 9, 24)
+    if not model.tables().additive:
+        pytest.skip("its preferences may be intransitive")
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if name.startswith(("items", "bias")):
+                table[6:12] = table[0].clone()
+                table[12:15] = table[1].clone()
+    chosen = candidates_of(9, 24, [24, 20, 1, 7, 24, 13] * 30)
+    ranks = ModelRanks(model)
+    places = ranks.places(chosen.users, chosen.held_out, chosen.candidates)
+    for k in (1, 10, 24):
+        expected = ranks_of(ranks, chosen, k)
+        assert np.where(places < k, places, -1).tolist() == expected.tolist()
+    assert set(places.tolist()) >= set(range(15))
+
+
+def test_padding_takes_no_place() -> None:
+    model = wild_model(ModelConfig(kind="nbpr", factors=2, item_bias=True), 3, 8)
+    with torch.no_grad():
+        model.get_parameter("bias")[0] = 100.0  # padding is looked up as item 0
+    chosen = candidates_of(3, 8, [8, 5, 3, 1])
+    rows = np.where(chosen.candidates == 0, PAD, chosen.candidates)
+    rows = np.stack([np.append(row[row != PAD], row[row == PAD]) for row in rows])
+    held_out = rows[:, 0]
+    ranks = ModelRanks(model)
+    places = ranks.places(chosen.users, held_out, rows)
+    wider = np.concatenate([rows, np.full((4, 9), PAD)], axis=1)
+    assert places.tolist() == ranks.places(chosen.users, held_out, wider).tolist()
+    assert (
+        places.tolist() == ranks_of(ranks, CandidateSet(chosen.users, held_out, rows), 8).tolist()
+    )
+    alone = ranks.places(chosen.users, held_out, np.array([[0, i] for i in held_out]))
+    assert alone.tolist() == [1, 1, 1, 1]
+
+
+def test_places_of_a_tower_are_the_candidates_that_beat_the_held_out_item() -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2, layers=3), 4, 10)
+    chosen = candidates_of(4, 10, [10, 6, 4, 1])
+    places = ModelRanks(model).places(chosen.users, chosen.held_out, chosen.candidates)
+    vectors = model.user_vectors(torch.from_numpy(chosen.users))
+    for at, own in enumerate(chosen.held_out):
+        others = torch.tensor([i for i in chosen.candidates[at] if i not in (own, PAD)])
+        z_uij, z_uji = model.pair_logits(
+            vectors[at : at + 1], torch.tensor([own]), others.unsqueeze(0).long()
+        )
+        assert places[at] == int((z_uij < z_uji).sum())
 
 
 def test_a_plain_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,15 @@ from ncr_core.data import Interactions, Split, build_interactions, leave_latest_
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
-from ncr_core.models import ModelConfig
+from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker
 from ncr_core.models.baselines.popularity import Popularity
-from ncr_core.training import Progress, TrainConfig, train_model
+from ncr_core.training import History, Progress, TrainConfig, train_model
 from ncr_core.training import loop as loop_module
+from ncr_core.training import pretraining as pretraining_module
 from ncr_core.training.fold_in import fold_in, mean_user
 from ncr_core.training.loop import learn_held_out
+from ncr_core.training.pretraining import part_config, refit_config
+from tests.ncr_core.conftest import wild_model
 
 QUICK = TrainConfig(epochs=12, batch_size=256, patience=12, fine_tune_epochs=3, device="cpu")
 
@@ -76,6 +80,106 @@ def test_it_stops_early_and_keeps_the_best_epoch(
     assert trained.model.get_parameter("users.weight").equal(states[1])
 
 
+def test_without_validation_items_it_runs_all_epochs_and_keeps_the_last(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[torch.Tensor] = []
+    monkeypatch.setattr(
+        loop_module,
+        "remember",
+        lambda model, _: states.append(model.get_parameter("users.weight").detach().clone()),
+    )
+    seen: list[Progress] = []
+    config = TrainConfig(epochs=4, patience=1, batch_size=512, device="cpu")
+    whole = split.with_validation_in_train()
+    trained = train_model(ModelConfig(kind="nbpr", factors=4), config, whole, seen.append)
+    history = trained.history[0]
+    assert len(history.loss) == len(history.seconds) == len(states) == 4
+    assert history.ndcg == history.hr == []
+    assert history.best_epoch == 4
+    assert [p.ndcg for p in seen] == [None] * 4
+    assert trained.model.get_parameter("users.weight").equal(states[3])
+    assert not states[3].equal(states[2])
+
+
+@pytest.mark.parametrize("users", ["free", "history"])
+def test_given_parts_a_neupr_starts_from_them(
+    users: str, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z_uij = α z_uij^N + (1 − α) z_uij^D at the start (eq. 26), whatever the users are."""
+    shape = ModelConfig.from_dict(
+        {"kind": "neupr", "factors": 3, "layers": 3, "users": users, "item_bias": True}
+    )
+    n_users, n_items = split.train.n_users, split.train.n_items
+    nbpr, dncr = (
+        wild_model(part_config(shape, kind), n_users, n_items, seed)  # type: ignore[arg-type]
+        for seed, kind in enumerate(("nbpr", "dncr"))
+    )
+    assert isinstance(nbpr, NBPR)
+    assert isinstance(dncr, DNCR)
+    schedules: list[loop_module.Schedule] = []
+
+    def train_loop(
+        model: PairwiseRanker, split: Split, config: TrainConfig, schedule: loop_module.Schedule, *_
+    ) -> History:
+        schedules.append(schedule)
+        return History(schedule.phase)
+
+    monkeypatch.setattr(pretraining_module, "train_loop", train_loop)
+    config = TrainConfig(alpha=0.3, fine_tune_epochs=7, fine_tune_rate=0.02, device="cpu")
+    trained = train_model(shape, config, split, parts=(nbpr, dncr))
+    assert schedules == [loop_module.Schedule("train neupr", 7, 0.02)]
+    assert [h.phase for h in trained.history] == ["train neupr"]
+    model = trained.model
+    assert isinstance(model, NeuPR)
+    rows, i, j = torch.arange(20), torch.randint(n_items, (20,)), torch.randint(n_items, (20,))
+    z_n, z_d, z = (m.logits(m.user_vectors(rows), i, j) for m in (nbpr, dncr, model))
+    torch.testing.assert_close(z, 0.3 * z_n + 0.7 * z_d, atol=1e-5, rtol=1e-4)
+    before = nbpr.items.weight.clone()
+    with torch.no_grad():
+        model.items_n.weight.add_(1.0)
+    assert nbpr.items.weight.equal(before)
+
+
+def test_given_parts_only_the_whole_is_trained(split: Split) -> None:
+    config = TrainConfig(
+        epochs=1, fine_tune_epochs=1, batch_size=512, shared_negatives=50, device="cpu"
+    )
+    shape = ModelConfig(kind="neupr", factors=2, layers=3)
+    phases: list[Progress] = []
+    first = train_model(shape, config, split, phases.append)
+    assert [p.phase for p in phases] == ["pre-train nbpr", "pre-train dncr", "train neupr"]
+    parts = tuple(
+        train_model(part_config(shape, kind), replace(config, shared_negatives=n), split).model
+        for kind, n in (("nbpr", 50), ("dncr", 0))
+    )
+    again = train_model(shape, config, split, phases.append, parts)  # type: ignore[arg-type]
+    assert [p.phase for p in phases[3:]] == ["train neupr"]
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_the_configuration_of_a_refit_has_the_epochs_that_were_chosen() -> None:
+    config = TrainConfig(epochs=20, fine_tune_epochs=10, l2=0.5)
+    phases = [History(name, best_epoch=n) for name, n in (("a", 3), ("b", 8), ("c", 2))]
+    nbpr = ModelConfig(kind="nbpr", factors=2)
+    assert refit_config(nbpr, config, phases[:1]) == replace(config, epochs=3)
+    neupr = replace(nbpr, kind="neupr")
+    again = refit_config(neupr, config, phases)
+    assert again == replace(config, epochs=8, fine_tune_epochs=2)
+    alone = replace(config, pretrain=False)
+    assert refit_config(neupr, alone, phases[1:2]) == replace(alone, epochs=8)
+    shared = replace(neupr, shared_embeddings=True)
+    assert refit_config(shared, config, phases[:1]) == replace(config, epochs=3)
+
+
+@pytest.mark.parametrize("kind", ["dncr", "twotower", "neupr"])
+def test_shared_negatives_are_not_for_towers(kind: str, split: Split) -> None:
+    config = TrainConfig(shared_negatives=20, pretrain=False, device="cpu")
+    with pytest.raises(ConfigError, match=f"shared negatives are for nbpr, not {kind}"):
+        train_model(ModelConfig.from_dict({"kind": kind, "factors": 2}), config, split)
+
+
 def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     """After it, a model prefers what was held out to what nobody took, more than before."""
     model = train_model(ModelConfig(kind="nbpr", factors=8), QUICK, split).model
@@ -99,6 +203,45 @@ def test_a_loss_that_is_not_finite_says_what_to_try(split: Split) -> None:
     )
     with pytest.raises(TrainingError, match=r"epoch 1 .* learning rate 1e\+30: try a smaller"):
         train_model(ModelConfig(kind="nbpr", factors=4), config, split)
+
+
+@pytest.mark.parametrize("users", ["free", "history"])
+def test_a_loss_that_stops_being_finite_leaves_the_best_epoch(
+    users: str, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good_epoch = loop_module._one_epoch
+    states: list[dict[str, torch.Tensor]] = []
+
+    def one_epoch(model: PairwiseRanker, *others: object) -> float:
+        if states:
+            good_epoch(model, *others)  # type: ignore[arg-type]
+            return math.nan
+        loss = good_epoch(model, *others)  # type: ignore[arg-type]
+        states.append({name: x.detach().clone() for name, x in model.named_parameters()})
+        return loss
+
+    monkeypatch.setattr(loop_module, "_one_epoch", one_epoch)
+    config = TrainConfig(epochs=3, batch_size=512, device="cpu")
+    shape = ModelConfig.from_dict({"kind": "nbpr", "factors": 4, "users": users})
+    with pytest.raises(TrainingError, match="nan in epoch 2 of train nbpr") as caught:
+        train_model(shape, config, split)
+    error = caught.value
+    assert isinstance(error.model, NBPR)
+    for name, parameter in error.model.named_parameters():
+        assert parameter.equal(states[0][name])
+    assert len(error.history.loss) == len(error.history.ndcg) == error.history.best_epoch == 1
+    held_out = loop_module.validation_candidates(split, config.seed)
+    assert loop_module.validate(error.model, held_out).ndcg == error.history.ndcg[0]
+
+
+def test_a_first_epoch_without_a_finite_loss_leaves_nothing(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "_one_epoch", lambda *_: math.inf)
+    with pytest.raises(TrainingError, match="inf in epoch 1") as caught:
+        train_model(ModelConfig(kind="nbpr", factors=2), TrainConfig(device="cpu"), split)
+    assert caught.value.model is None
+    assert caught.value.history is None
 
 
 def test_users_who_have_seen_everything_are_left_out_of_training() -> None:
