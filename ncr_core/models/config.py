@@ -13,7 +13,7 @@ Init = Literal["xavier", "paper"]
 Users = Literal["free", "history"]
 
 MAX_FACTORS = 512
-MAX_EMBEDDING = 8192
+MAX_EMBEDDING = 4096
 MAX_WINDOWS = 16
 
 
@@ -85,14 +85,16 @@ class ModelConfig:
                 f"{self.factors} factors with {self.layers} layers need embeddings of "
                 f"{self.tower_embedding:,}; at most {MAX_EMBEDDING:,} are allowed"
             )
+        if not isinstance(self.windows, list | tuple):
+            raise ConfigError(f"windows must be numbers of items, not {self.windows!r}")
         object.__setattr__(self, "windows", tuple(self.windows))  # JSON has lists
         windows = self.windows
+        if not all(type(w) is int and 0 <= w <= 2**31 for w in windows):
+            raise ConfigError(f"a window is a number of items, or 0 for all of them: {windows}")
         if not 1 <= len(windows) <= MAX_WINDOWS or len(set(windows)) < len(windows):
             raise ConfigError(f"windows must be 1 to {MAX_WINDOWS} different numbers: {windows}")
         if self.windows != (0,) and self.users != "history":
             raise ConfigError('windows are for users="history" only')
-        if not all(isinstance(w, int) and 0 <= w <= 2**31 for w in windows):
-            raise ConfigError(f"a window is a number of items, or 0 for all of them: {windows}")
 
     @property
     def tower_embedding(self) -> int:

@@ -65,7 +65,7 @@ class Batches:
         *,
         histories: bool = False,
     ) -> None:
-        if train.n_items < config.negatives + 1:
+        if not config.shared_negatives and train.n_items < config.negatives + 1:
             raise ConfigError(
                 f"{train.n_items} items are too few for {config.negatives} negatives a positive: "
                 f"there must be at least {config.negatives + 1}"

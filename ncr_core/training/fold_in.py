@@ -37,7 +37,11 @@ def fold_in(
     ``centre`` is ``mean_user(model)``, which gives the scale of the steps. The model's parameters
     must be frozen. All users share the random draws, so that a user's vector does not depend on who
     else is in the batch, and the same items give the same vector.
+
+    A model that pools user vectors from items needs no fitting: it gives the pooled vectors.
     """
+    if model.config.users == "history":
+        return model.vectors_of(items)
     device = model.device
     generator = torch.Generator(device=device).manual_seed(seed)
     n = len(items)

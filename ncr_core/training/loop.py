@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -139,6 +139,8 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
     that its users did. There is nothing left to validate on, so the passes are few and fixed: two,
     or as many as make ``HELD_OUT_STEPS`` steps.
     """
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
     batches = _batches(model, interactions, config, model.device)
     epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
     model.requires_grad_(True)

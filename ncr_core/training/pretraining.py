@@ -80,8 +80,8 @@ def refit_config(
     last = history[-1].best_epoch
     if not pretrains(model_config, config):
         return replace(config, epochs=last)
-    longest = max(phase.best_epoch for phase in history[:-1])
-    return replace(config, epochs=longest, fine_tune_epochs=last)
+    parts = [phase.best_epoch for phase in history[:-1]]
+    return replace(config, epochs=max(parts, default=config.epochs), fine_tune_epochs=last)
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:

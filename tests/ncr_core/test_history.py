@@ -135,7 +135,6 @@ MODELS = [
 each_model = pytest.mark.parametrize("model_config", MODELS, ids=lambda config: config.kind)
 
 
-@pytest.mark.xfail(strict=True, reason="fold_in fits a vector by gradient, whatever the model")
 @each_model
 def test_folding_in_is_the_vector_of_the_items(model_config: ModelConfig) -> None:
     model = wild_model(model_config, 5, 9)
