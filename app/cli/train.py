@@ -61,8 +61,11 @@ def train(
         int, typer.Option(help="So many items compared with all of a batch's positives; 0: not.")
     ] = 0,
     start: Annotated[
-        Literal["random", "spectral"],
-        typer.Option(help="Where embeddings begin; `spectral`: leading singular vectors."),
+        Literal["random", "spectral", "als"],
+        typer.Option(
+            help="Where embeddings begin; `spectral`: leading singular vectors; `als`: the factors "
+            "of implicit ALS (nbpr)."
+        ),
     ] = "random",
     users: Annotated[
         Literal["free", "history"],

@@ -90,8 +90,13 @@ def _pooled(factors: int) -> Settings:
     return _history("nbpr", {**_shared(factors), "learning_rate": 3e-3}, [0])
 
 
+def _from_als(factors: int) -> Settings:
+    training = {"start": "als", "epochs": 8, "learning_rate": 1e-3, "negatives": 8, "l2": 1e-3}
+    return _ours("nbpr", training)
+
+
 def _dncr_history(factors: int) -> Settings:
-    training = {"epochs": 4, "negatives": 4, "loss": "listwise", "batch_size": 4096}
+    training = {**TOWER, "epochs": 4, "negatives": 4, "loss": "listwise"}
     return _history("dncr", training, WINDOWS)
 
 
@@ -119,6 +124,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "two towers": lambda d: _ours("twotower", _tower_training(d)),
     "two towers shared": lambda d: _ours("twotower", _tower_training(d), shared_towers=True),
     "NBPR pooled": _pooled,
+    "NBPR from ALS": _from_als,
     "NBPR history": lambda d: _history("nbpr", _shared(d), WINDOWS),
     "DNCR history": _dncr_history,
     "NeuPR history": _neupr_history,

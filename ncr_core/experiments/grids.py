@@ -176,6 +176,13 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
             {"loss": "bce", "shared_negatives": 256},
         ),
     ),
+    "NBPR from ALS": (
+        64,
+        _training(
+            {},
+            {"loss": "listwise", "shared_negatives": 16_384, "batch_size": 4096, "dropout": 0.3},
+        ),
+    ),
 }
 
 GRIDS: dict[str, dict[str, tuple[int, Grid]]] = {

@@ -13,7 +13,7 @@ from ncr_core.experiments.grids import GRIDS
 
 PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
 STRONG = ("cornac BPR", "iALS", "EASE", "EASE by recency")
-BEYOND = ("NBPR pooled", "NBPR history", "DNCR history", "NeuPR history")
+BEYOND = ("NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history")
 ORDERED = ("EASE by recency", "NBPR history", "DNCR history", "NeuPR history")
 WITHOUT_TIMES = ("amusic-deepcf",)
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")

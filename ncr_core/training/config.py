@@ -14,7 +14,7 @@ Loss = Literal["bce", "bpr", "listwise"]
 Schedule = Literal["one-cycle", "constant"]
 Stopping = Literal["validation", "paper"]
 Optimizer = Literal["auto", "dense", "sparse"]
-Start = Literal["random", "spectral"]
+Start = Literal["random", "spectral", "als"]
 
 MAX_SHARED = 65_536
 
@@ -38,7 +38,8 @@ class TrainConfig:
     nbpr, and the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
 
     start: Start = "random"
-    """Where embeddings begin: at random, or at the leading singular vectors of the interactions."""
+    """Where embeddings begin: at random, at the leading singular vectors of the interactions, or,
+    nbpr's, at the factors of implicit ALS."""
 
     learning_rate: float = 1e-2
     """Adam's, and the peak of the one-cycle schedule."""

@@ -11,6 +11,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
 from ncr_core.models.config import Kind
+from ncr_core.training.als import als_start
 from ncr_core.training.config import TrainConfig
 from ncr_core.training.loop import History, OnProgress, Schedule, train_loop
 from ncr_core.training.spectral import spectral_start
@@ -97,13 +98,12 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
 def _started(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
     """A model to train, at its start."""
     model = _build(config, split, training.seed)
-    if training.start == "spectral":
+    if training.start != "random":
         if config.init == "paper":
-            raise ConfigError(
-                'init="paper" is N(0, 0.01²) everywhere, which a spectral start is not'
-            )
+            raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
         model.to(training.torch_device())
-        spectral_start(model, split.train, training.seed)
+        begin = als_start if training.start == "als" else spectral_start
+        begin(model, split.train, training.seed)
     return model
 
 
