@@ -15,6 +15,15 @@ def _training(*changes: dict[str, Any]) -> Grid:
     return [{"training": change} for change in changes]
 
 
+_FACTORS = _training(
+    {"learning_rate": 1e-2, "l2": 1e-3},
+    {"learning_rate": 1e-2, "l2": 1e-2},
+    {"learning_rate": 2e-2, "l2": 1e-3},
+    {"learning_rate": 3e-3, "l2": 1e-3},
+    {"learning_rate": 1e-2, "l2": 0.0},
+    {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
+)
+
 _MOVIELENS: dict[str, tuple[int, Grid]] = {
     "eALS": (
         8,
@@ -66,28 +75,8 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
             {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-2},
         ],
     ),
-    "BPR": (
-        8,
-        _training(
-            {"learning_rate": 1e-2, "l2": 1e-3},
-            {"learning_rate": 1e-2, "l2": 1e-2},
-            {"learning_rate": 2e-2, "l2": 1e-3},
-            {"learning_rate": 3e-3, "l2": 1e-3},
-            {"learning_rate": 1e-2, "l2": 0.0},
-            {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
-        ),
-    ),
-    "NBPR": (
-        8,
-        _training(
-            {"learning_rate": 1e-2, "l2": 1e-3},
-            {"learning_rate": 1e-2, "l2": 1e-2},
-            {"learning_rate": 2e-2, "l2": 1e-3},
-            {"learning_rate": 3e-3, "l2": 1e-3},
-            {"learning_rate": 1e-2, "l2": 0.0},
-            {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
-        ),
-    ),
+    "BPR": (8, _FACTORS),
+    "NBPR": (8, _FACTORS),
     "DNCR": (
         8,
         [

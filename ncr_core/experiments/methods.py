@@ -107,23 +107,21 @@ def _fit_cornac(request: Request) -> Fitted:
 
 
 def _fit_eals(request: Request) -> Fitted:
-    settings = dict(request.settings, factors=request.factors, seed=request.seed)
-    if request.rounds is not None:
-        settings["iterations"] = request.rounds
-    config = EALSConfig(**settings)
-    return _by_iteration(
-        request, lambda on_iteration: fit_eals(request.split.train, config, on_iteration)
-    )
+    config = EALSConfig(**_iterations(request))
+    return _by_iteration(request, lambda look: fit_eals(request.split.train, config, look))
 
 
 def _fit_ials(request: Request) -> Fitted:
+    config = IALSConfig(**_iterations(request))
+    return _by_iteration(request, lambda look: fit_ials(request.split.train, config, look))
+
+
+def _iterations(request: Request) -> dict[str, Any]:
+    """The settings of a method that goes by iterations."""
     settings = dict(request.settings, factors=request.factors, seed=request.seed)
     if request.rounds is not None:
         settings["iterations"] = request.rounds
-    config = IALSConfig(**settings)
-    return _by_iteration(
-        request, lambda on_iteration: fit_ials(request.split.train, config, on_iteration)
-    )
+    return settings
 
 
 def _fit_neumf(request: Request) -> Fitted:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ncr_core.errors import ConfigError
 from ncr_core.models.config import ModelConfig
 from ncr_core.models.tables import PairTables
 from ncr_core.models.users import EMBEDDING_STD, FreeUsers, Histories, HistoryUsers
@@ -61,7 +62,7 @@ class PairwiseRanker(nn.Module, ABC):
         each positive i (R,) is, and j (S,) are items; where S is n_items, all items in their order.
         Only for models with ``shares_negatives``.
         """
-        raise NotImplementedError(type(self).__name__)
+        raise ConfigError(f"shared negatives are not for {self.config.kind}")
 
     def user_vectors(self, users: Tensor) -> Tensor:
         """(B,) rows → (B, E) everything the model knows of these users."""
