@@ -149,13 +149,25 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
     "NeuMF": (
         64,
         [
-            {},
-            {"l2": 3e-2},
-            {"l2": 3e-3},
-            {"pretrain": False, "epochs": 12},
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": True, "epochs": 8, "l2": 3e-2},
+            {"pretrain": True, "epochs": 8, "l2": 3e-3},
+            {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 12, "l2": 3e-2},
+            {"pretrain": False, "epochs": 12, "l2": 3e-3},
+            {"pretrain": False, "epochs": 20, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 20, "l2": 3e-2, "learning_rate": 3e-3},
         ],
     ),
-    "NBPR": (64, _training({}, {"l2": 1e-2}, {"learning_rate": 3e-3}, {"l2": 3e-2})),
+    "NBPR": (
+        64,
+        _training(
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 3e-3, "l2": 1e-2},
+            {"learning_rate": 1e-2, "l2": 3e-2},
+            {"learning_rate": 3e-3, "l2": 3e-2},
+        ),
+    ),
     "NBPR pooled": (
         64,
         _training(
@@ -174,8 +186,21 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
     ),
 }
 
+_PUBLISHED: dict[str, tuple[int, Grid]] = {
+    "iALS": _MOVIELENS["iALS"],
+    "NeuMF": (
+        64,
+        [
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 8, "l2": 3e-2},
+        ],
+    ),
+}
+
 GRIDS: dict[str, dict[str, tuple[int, Grid]]] = {
     "ml-1m": _MOVIELENS,
-    "ncf-ml-1m": {},  # the choices of P1
+    "ncf-ml-1m": _PUBLISHED,  # the rest are the choices of P1
     "amusic-deepcf": _AMAZON,
 }

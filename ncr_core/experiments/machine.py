@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,18 @@ def provenance() -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "system": platform.system(),
         },
-        "software": software_versions(),
+        "software": {**software_versions(), **_versions_of_baselines()},
     }
+
+
+@cache
+def _versions_of_baselines() -> dict[str, str]:
+    """Of the libraries that fit baselines, as far as they are installed."""
+    found = {}
+    for name in ("implicit", "scipy", "cornac"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @cache

@@ -95,7 +95,7 @@ def table1(choice: Choice) -> list[Cell]:
 
 def table2(choice: Choice) -> list[Cell]:
     """Counts of the data: ItemPop's cell holds them."""
-    return [cell_of("ItemPop", choice, 0)]
+    return [cell_of(name, choice, 0) for name in choice.names(("ItemPop",))]
 
 
 def table3(choice: Choice) -> list[Cell]:
@@ -125,7 +125,8 @@ def figure4(choice: Choice) -> list[Cell]:
 def figure5(choice: Choice) -> list[Cell]:
     """α of eq. 26 from 0 to 1."""
     return [
-        _varied("NeuPR", choice, d, f"alpha={alpha}", {"training": {"alpha": alpha}})
+        _varied(name, choice, d, f"alpha={alpha}", {"training": {"alpha": alpha}})
+        for name in choice.names(("NeuPR",))
         for d in choice.sizes((FIGURE_FACTORS,))
         for alpha in ALPHAS
     ]
@@ -134,7 +135,8 @@ def figure5(choice: Choice) -> list[Cell]:
 def figure6(choice: Choice) -> list[Cell]:
     """DNCR with 1 to 6 hidden layers."""
     return [
-        _varied("DNCR", choice, d, f"layers={n}", {"model": {"layers": n}})
+        _varied(name, choice, d, f"layers={n}", {"model": {"layers": n}})
+        for name in choice.names(("DNCR",))
         for d in choice.sizes((FIGURE_FACTORS,))
         for n in DEPTHS
     ]
