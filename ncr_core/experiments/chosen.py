@@ -144,7 +144,8 @@ ELSEWHERE: dict[tuple[str, str], Settings] = {
     ("iALS", "ncf-ml-1m"): {"alpha0": 0.3, "l2": 0.007},
     ("iALS", "amusic-deepcf"): {"alpha0": 0.1, "l2": 0.01},
     ("EASE", "amusic-deepcf"): {"l2": 100.0},
-    ("NBPR", "amusic-deepcf"): {"training": {"epochs": 20}},
+    ("NeuMF", "amusic-deepcf"): {"pretrain": False, "epochs": 12, "l2": 3e-2},
+    ("NBPR", "amusic-deepcf"): {"training": {"epochs": 20, "l2": 3e-2, "learning_rate": 3e-3}},
     ("NBPR pooled", "amusic-deepcf"): {
         "training": {"learning_rate": 1e-3, "batch_size": 2048, "shared_negatives": 1024}
     },
