@@ -195,6 +195,9 @@ _PUBLISHED: dict[str, tuple[int, Grid]] = {
             {"pretrain": False, "epochs": 8, "l2": 1.2e-2},
             {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
             {"pretrain": False, "epochs": 8, "l2": 3e-2},
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "fine_tune_epochs": 5},
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "negatives": 8},
+            {"pretrain": True, "epochs": 8, "l2": 6e-3},
         ],
     ),
 }
