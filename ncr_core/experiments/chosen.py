@@ -1,7 +1,9 @@
 """The methods that are compared and the settings they are run with.
 
-Each was chosen on validation items from the grid that ``grids`` holds; towers of many factors get
-fewer passes and negatives, because a processor without a GPU has to finish them.
+What ``grids`` varies was chosen there, on validation items, at the sizes it names, and holds at the
+others; of two within .001 the simpler stayed. What goes with the size (λ, dropout, the passes and
+negatives of towers, which a processor without a GPU has to finish) was set by single trials on
+validation items, as docs/experiments.md tells.
 """
 
 from __future__ import annotations
@@ -142,12 +144,18 @@ LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
 # Amazon Music is sixty times sparser and a hundredth of the size of MovieLens 1M.
 ELSEWHERE: dict[tuple[str, str], Settings] = {
     ("iALS", "ncf-ml-1m"): {"alpha0": 0.3, "l2": 0.007},
+    ("eALS", "amusic-deepcf"): {"c0": 2048, "l2": 1.0},
     ("iALS", "amusic-deepcf"): {"alpha0": 0.1, "l2": 0.01},
     ("EASE", "amusic-deepcf"): {"l2": 100.0},
     ("NeuMF", "amusic-deepcf"): {"pretrain": False, "epochs": 12, "l2": 3e-2},
     ("NBPR", "amusic-deepcf"): {"training": {"epochs": 20, "l2": 3e-2, "learning_rate": 3e-3}},
     ("NBPR pooled", "amusic-deepcf"): {
-        "training": {"learning_rate": 1e-3, "batch_size": 2048, "shared_negatives": 1024}
+        "training": {
+            "loss": "bce",
+            "learning_rate": 1e-3,
+            "batch_size": 2048,
+            "shared_negatives": 256,
+        }
     },
 }
 

@@ -171,9 +171,20 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
     "NBPR pooled": (
         64,
         _training(
-            {},
-            {"start": "random", "learning_rate": 1e-2, "epochs": 20},
-            {"learning_rate": 3e-3, "dropout": 0.5},
+            {"loss": "listwise", "shared_negatives": 1024},
+            {
+                "loss": "listwise",
+                "shared_negatives": 1024,
+                "start": "random",
+                "learning_rate": 1e-2,
+                "epochs": 20,
+            },
+            {
+                "loss": "listwise",
+                "shared_negatives": 1024,
+                "learning_rate": 3e-3,
+                "dropout": 0.5,
+            },
             {"loss": "bce", "shared_negatives": 256},
         ),
     ),
