@@ -1,7 +1,7 @@
 """The methods that are compared and the settings they are run with.
 
 What ``grids`` varies was chosen there, on validation items, at the sizes it names, and holds at the
-others; of two within .001 the simpler stayed. What goes with the size (λ, dropout, the passes and
+others; of settings within .001 any was taken. What goes with the size (λ, dropout, the passes and
 negatives of towers, which a processor without a GPU has to finish) was set by single trials on
 validation items, as docs/experiments.md tells.
 """
@@ -140,7 +140,7 @@ SIZELESS = ("ItemPop", "EASE", "EASE by recency")
 LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
 """Sizes in the comparison with strong baselines, where 64 is not it."""
 
-# P2 has the items that P1 leaves out, and its own grid where a method was near its published figure.
+# P2 has the items that P1 leaves out, and grids of its own for the methods published for it.
 # Amazon Music is sixty times sparser and a hundredth of the size of MovieLens 1M.
 ELSEWHERE: dict[tuple[str, str], Settings] = {
     ("iALS", "ncf-ml-1m"): {"alpha0": 0.3, "l2": 0.007},
