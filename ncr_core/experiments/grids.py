@@ -209,6 +209,7 @@ _PUBLISHED: dict[str, tuple[int, Grid]] = {
             {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "fine_tune_epochs": 5},
             {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "negatives": 8},
             {"pretrain": True, "epochs": 8, "l2": 6e-3},
+            {"pretrain": True, "epochs": 16, "l2": 1.2e-2},
         ],
     ),
 }
