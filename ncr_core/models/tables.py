@@ -39,7 +39,11 @@ class LinearTable:
 
 @dataclass(frozen=True)
 class PointTable:
-    """s_ui = w·tower(C_u + A_i) + bias[i], a tower over the user and one item."""
+    """s_ui = w·tower(C_u + A_i), a tower over the user and one item.
+
+    Where there is a bias, as for a tower of one layer, s_ui is bias[i] alone: the user adds the same
+    to every item.
+    """
 
     user_weight: Tensor  # (h, e)
     user_bias: Tensor  # (h,)
