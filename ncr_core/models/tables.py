@@ -41,8 +41,8 @@ class LinearTable:
 class PointTable:
     """s_ui = w·tower(C_u + A_i), a tower over the user and one item.
 
-    Where there is a bias, as for a tower of one layer, s_ui is bias[i] alone: the user adds the same
-    to every item.
+    Where there is a bias, as for a tower of one layer, s_ui is bias[i] alone: the user adds as much
+    to one item as to another.
     """
 
     user_weight: Tensor  # (h, e)
