@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.ranking.compiled import compiled_scan
 from ncr_core.ranking.margins import TIE, BoundMargins, Margins
 from ncr_core.ranking.scan import resumable_scan
 
@@ -17,12 +18,14 @@ class ExactRanker:
     """Ranks candidates by pairwise comparison, equal to the literal Algorithm 1 on its margins.
 
     Additive models are sorted by s_ui, which is what Algorithm 1 gives for them; for the others the
-    resumable scan asks for the margins it needs, for all users of the batch at once. Built once a
-    model; ``rank`` does not change it and may be called from several threads.
+    resumable scan asks for the margins it needs: in compiled code on a CPU where numba is there, or
+    in torch (``compiled=False``) for all users of the batch at once. Built once a model; ``rank``
+    does not change it and may be called from several threads.
     """
 
-    def __init__(self, model: PairwiseRanker) -> None:
+    def __init__(self, model: PairwiseRanker, *, compiled: bool = True) -> None:
         self.margins = Margins(model.tables())
+        self.compiled = compiled_scan(self.margins.double) if compiled else None
         self.n_items = model.n_items
         self.device = model.device
 
@@ -41,6 +44,9 @@ class ExactRanker:
         bound = self.margins.bind(users)
         if self.margins.additive:
             order = self._sorted_positions(bound, items, lengths, k)
+        elif self.compiled is not None:
+            linear = self._linear(bound, items)
+            order, _ = self.compiled.positions(users, items, lengths, linear, k)
         else:
             order = resumable_scan(
                 lambda rows, i, j: bound(
@@ -69,23 +75,23 @@ class ExactRanker:
     def _sorted_positions(
         self, bound: BoundMargins, items: Tensor, lengths: Tensor, k: int
     ) -> Tensor:
-        rows = torch.arange(len(items), device=self.device)
         inside = torch.arange(items.shape[1], device=self.device) < lengths.unsqueeze(1)
-        # Summed element by element in float64, a score does not depend on the rest of the batch;
-        # rounding to TIE keeps what differs only by rounding a tie.
-        width = max(1, PAIRS_AT_ONCE // max(1, len(items)))
-        scores = torch.cat(
-            [
-                bound.linear_scores(rows, items[:, at : at + width], double=True)
-                for at in range(0, max(1, items.shape[1]), width)
-            ],
-            dim=1,
-        )
-        scores = (scores / TIE).round()
+        # Rounding to TIE keeps what differs only by rounding a tie.
+        scores = (self._linear(bound, items) / TIE).round()
         scores = scores.masked_fill(~inside, -torch.inf)
         order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :k]
         ranks = torch.arange(k, device=self.device)
         return torch.where(ranks < lengths.unsqueeze(1), order, PAD)
+
+    def _linear(self, bound: BoundMargins, items: Tensor) -> Tensor:
+        """(B, M) s_ui in float64, element by element: not dependent on the rest of the batch."""
+        rows = torch.arange(len(items), device=self.device)
+        width = max(1, PAIRS_AT_ONCE // max(1, len(items)))
+        parts = [
+            bound.linear_scores(rows, items[:, at : at + width], double=True)
+            for at in range(0, max(1, items.shape[1]), width)
+        ]
+        return torch.cat(parts, dim=1)
 
 
 def _items_at(items: Tensor, rows: Tensor, positions: Tensor) -> Tensor:

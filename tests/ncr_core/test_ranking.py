@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import (
     PAD,
     CandidateGenerator,
@@ -100,13 +101,22 @@ def literal(
     return algorithm1(candidates, beats, k)
 
 
-def test_the_ranker_equals_algorithm1_on_its_own_margins(config: ModelConfig) -> None:
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether towers are ranked by compiled code; numba is there wherever the tests are run."""
+    chosen: bool = request.param
+    return chosen
+
+
+def test_the_ranker_equals_algorithm1_on_its_own_margins(
+    config: ModelConfig, compiled: bool
+) -> None:
     model = wild_model(config, 30, 25)
     with torch.no_grad():  # twins, which must tie exactly and fall in the candidates' order
         for name, table in model.named_parameters():
             if name.startswith("items"):
                 table[20:] = table[:5]
-    ranker = ExactRanker(model)
+    ranker = ExactRanker(model, compiled=compiled)
     rng = np.random.default_rng(1)
     rows = np.full((30, 18), PAD)
     for row in rows:
@@ -120,9 +130,9 @@ def test_the_ranker_equals_algorithm1_on_its_own_margins(config: ModelConfig) ->
         assert [i for i in ranked[user].tolist() if i != PAD] == expected
 
 
-def test_an_order_does_not_depend_on_the_batch(config: ModelConfig) -> None:
+def test_an_order_does_not_depend_on_the_batch(config: ModelConfig, compiled: bool) -> None:
     model = wild_model(config, 40, 60)
-    ranker = ExactRanker(model)
+    ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(40))
     candidates = torch.stack([torch.randperm(60)[:50] for _ in range(40)])
     together = ranker.rank(users, candidates, 10)
@@ -147,9 +157,67 @@ def test_near_ties_are_decided_as_in_float64() -> None:
     assert margins.flatten().sign().equal(expected.sign())
 
 
-def test_degenerate_shapes(config: ModelConfig) -> None:
-    model = wild_model(config, 2, 5)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(2, 5),
+    factors=st.integers(1, 9),
+    width=st.integers(1, 70),
+    k=st.integers(1, 75),
+    activation=st.sampled_from(["tanh", "relu"]),
+    shared=st.booleans(),
+    scale=st.sampled_from([1e-3, 0.3, 1.0, 8.0]),
+)
+def test_the_compiled_scan_equals_the_one_in_torch(
+    seed: int,
+    layers: int,
+    factors: int,
+    width: int,
+    k: int,
+    activation: Literal["tanh", "relu"],
+    shared: bool,
+    scale: float,
+) -> None:
+    """Random towers make tournaments of every kind: from one margin's size of ties and near ties to
+    intransitive ones, and weights whose exponentials do not fit into float32."""
+    kind: Literal["neupr", "dncr"] = "neupr" if shared or seed % 2 else "dncr"
+    config = ModelConfig(
+        kind=kind, factors=factors, layers=layers, activation=activation, shared_embeddings=shared
+    )
+    torch.manual_seed(seed)
+    model = build_model(config, 9, 80).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=scale)
+    for name, table in model.named_parameters():
+        if name.startswith("items"):
+            table[60:] = table[:20]
+    candidates = torch.stack([torch.randperm(80)[:width] for _ in range(9)])
+    lengths = torch.randint(0, width + 1, (9, 1))
+    candidates = candidates.masked_fill(torch.arange(width) >= lengths, PAD)
+    users = model.user_vectors(torch.arange(9))
+    fast, slow = (ExactRanker(model, compiled=c) for c in (True, False))
+    assert fast.compiled is not None
+    assert fast.rank(users, candidates, k).equal(slow.rank(users, candidates, k))
+
+
+def test_a_batch_is_split_over_threads_without_a_difference() -> None:
+    model = wild_model(ModelConfig(kind="neupr", factors=8), 23, 60)
     ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(23))
+    candidates = torch.stack([torch.randperm(60)[:40] for _ in range(23)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = ranker.rank(users, candidates, 10)
+        torch.set_num_threads(3)
+        assert ranker.rank(users, candidates, 10).equal(alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_degenerate_shapes(config: ModelConfig, compiled: bool) -> None:
+    model = wild_model(config, 2, 5)
+    ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(2))
     assert ranker.rank(users, torch.tensor([[3], [4]]), 10).tolist() == [[3], [4]]
     assert ranker.rank(users, torch.full((2, 3), PAD), 2).eq(PAD).all()

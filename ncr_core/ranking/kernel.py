@@ -1,0 +1,311 @@
+"""The resumable scan of one user after another as compiled code, for towers on a CPU.
+
+Margins are computed for ``LANES`` challengers against the champion at once, in both orders, feature
+by feature, so that every loop runs over neighbouring numbers: a compiler makes vector instructions
+of it. What is compared, and in which order, is what ``scan.resumable_scan`` describes.
+
+numba compiles at the first call, in some seconds, and keeps the code on disk where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+RELU, TANH, TANH_BY_EXPONENTIALS = 0, 1, 2
+LANES = 16
+BOTH = 2 * LANES  # the lanes of (i, j), then those of (j, i)
+UNROLLED = 4  # widths are padded to a multiple of it
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F, **options: Any) -> F:
+    """The function as machine code that leaves other threads alone."""
+    try:
+        made = njit(nogil=True, error_model="numpy", cache=True, **options)(function)
+    except RuntimeError:  # no folder to keep the code in
+        made = njit(nogil=True, error_model="numpy", **options)(function)
+    return cast(F, made)
+
+
+def _strict(function: F) -> F:
+    return _compiled(function)
+
+
+def _fast(function: F) -> F:
+    """The order of a sum may change, and products be fused with sums; infinities and NaN stay."""
+    return _compiled(function, fastmath={"contract", "reassoc", "arcp", "nsz"})
+
+
+@_fast
+def _dense(weights: Any, biases: Any, x: Any, y: Any, n_in: int, n_out: int) -> None:
+    """y = W x + b: (n_out, n_in) weights, x (n_in, BOTH), y (n_out, BOTH)."""
+    for o in range(0, n_out, 4):
+        for lane in range(BOTH):
+            y[o, lane] = biases[o]
+            y[o + 1, lane] = biases[o + 1]
+            y[o + 2, lane] = biases[o + 2]
+            y[o + 3, lane] = biases[o + 3]
+        for f in range(0, n_in, 4):
+            a0, a1, a2, a3 = weights[o, f], weights[o, f + 1], weights[o, f + 2], weights[o, f + 3]
+            b0, b1 = weights[o + 1, f], weights[o + 1, f + 1]
+            b2, b3 = weights[o + 1, f + 2], weights[o + 1, f + 3]
+            c0, c1 = weights[o + 2, f], weights[o + 2, f + 1]
+            c2, c3 = weights[o + 2, f + 2], weights[o + 2, f + 3]
+            d0, d1 = weights[o + 3, f], weights[o + 3, f + 1]
+            d2, d3 = weights[o + 3, f + 2], weights[o + 3, f + 3]
+            for lane in range(BOTH):
+                x0, x1, x2, x3 = x[f, lane], x[f + 1, lane], x[f + 2, lane], x[f + 3, lane]
+                y[o, lane] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                y[o + 1, lane] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+                y[o + 2, lane] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+                y[o + 3, lane] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
+@_fast
+def _activate(y: Any, n_out: int, kind: int) -> None:
+    """ReLU, or tanh as the quotient of polynomials that Eigen uses: within 4e-7 everywhere."""
+    if kind == RELU:
+        for o in range(n_out):
+            for lane in range(BOTH):
+                y[o, lane] = max(y[o, lane], np.float32(0.0))
+        return
+    limit = np.float32(7.90531110763549805)
+    for o in range(n_out):
+        for lane in range(BOTH):
+            x = min(max(y[o, lane], -limit), limit)
+            s = x * x
+            p = s * np.float32(-2.76076847742355e-16) + np.float32(2.00018790482477e-13)
+            p = s * p + np.float32(-8.60467152213735e-11)
+            p = s * p + np.float32(5.12229709037114e-08)
+            p = s * p + np.float32(1.48572235717979e-05)
+            p = s * p + np.float32(6.37261928875436e-04)
+            p = s * p + np.float32(4.89352455891786e-03)
+            q = s * np.float32(1.19825839466702e-06) + np.float32(1.18534705686654e-04)
+            q = s * q + np.float32(2.26843463243900e-03)
+            q = s * q + np.float32(4.89352518554385e-03)
+            y[o, lane] = x * p / q
+
+
+@_fast
+def _first_layer(first: Any, second: Any, at: int, champion: int, y: Any, kind: int) -> None:
+    """The first layer before its activation, or behind it where that comes by exponentials.
+
+    tanh(a + b) = 1 − 2 / (1 + e^2a·e^2b): with the exponentials of both sides at hand, a tanh is a
+    product and a quotient.
+    """
+    one, two = np.float32(1.0), np.float32(2.0)
+    for f in range(first.shape[0]):
+        own, other = first[f, champion], second[f, champion]
+        if kind == TANH_BY_EXPONENTIALS:
+            for lane in range(LANES):
+                y[f, lane] = one - two / (one + first[f, at + lane] * other)
+            for lane in range(LANES):
+                y[f, LANES + lane] = one - two / (one + own * second[f, at + lane])
+        else:
+            for lane in range(LANES):
+                y[f, lane] = first[f, at + lane] + other
+            for lane in range(LANES):
+                y[f, LANES + lane] = own + second[f, at + lane]
+
+
+@_fast
+def _element_wise(products: Any, at: int, champion: int, y: Any) -> None:
+    """Adds [U⊙V_i; −U⊙V_j] to the last layer (eq. 24): products (e, ·) are U⊙V."""
+    e = products.shape[0]
+    for f in range(e):
+        own = products[f, champion]
+        for lane in range(LANES):
+            y[f, lane] += products[f, at + lane]
+            y[f, LANES + lane] += own
+            y[e + f, lane] -= own
+            y[e + f, LANES + lane] -= products[f, at + lane]
+
+
+@_fast
+def _block(
+    first: Any,
+    second: Any,
+    products: Any,
+    tower: Any,
+    at: int,
+    champion: int,
+    kind: int,
+    buffers: Any,
+    margins: Any,
+) -> None:
+    """margins (2, LANES) ← the tower's part of the margins of positions at… over the champion, and
+    the sizes of all that was summed for them, which rounding errors grow with."""
+    widths, weights, biases, last = tower
+    x, y = buffers[0], buffers[1]
+    _first_layer(first, second, at, champion, x, kind)
+    n_layers = len(widths) - 1
+    inner = TANH if kind == TANH_BY_EXPONENTIALS else kind
+    if n_layers == 0 and len(products):
+        _element_wise(products, at, champion, x)
+    if kind != TANH_BY_EXPONENTIALS:
+        _activate(x, widths[0], inner)
+    w_at, b_at = 0, 0
+    for layer in range(n_layers):
+        n_in, n_out = widths[layer], widths[layer + 1]
+        matrix = weights[w_at : w_at + n_in * n_out].reshape(n_out, n_in)
+        _dense(matrix, biases[b_at : b_at + n_out], x, y, n_in, n_out)
+        if layer == n_layers - 1 and len(products):
+            _element_wise(products, at, champion, y)
+        _activate(y, n_out, inner)
+        w_at += n_in * n_out
+        b_at += n_out
+        x, y = y, x
+    margins[:] = 0.0
+    for o in range(widths[n_layers]):
+        w, size = last[o], abs(last[o])
+        for lane in range(LANES):
+            margins[0, lane] += w * (x[o, lane] - x[o, LANES + lane])
+            margins[1, lane] += size * (abs(x[o, lane]) + abs(x[o, LANES + lane]))
+
+
+@_strict
+def _deep(
+    user: Any, own: Any, i: int, j: int, first: Any, second: Any, items: Any, tower: Any, relu: bool
+) -> Any:
+    """w·tower of one pair in float64."""
+    widths, weights, biases, last = tower
+    n_layers = len(widths) - 1
+    x = user + first[i] + second[j]
+    w_at, b_at = 0, 0
+    for layer in range(n_layers + 1):
+        if layer == n_layers and len(items):
+            e = items.shape[1]
+            for f in range(e):
+                x[f] += own[f] * items[i, f]
+                x[e + f] -= own[f] * items[j, f]
+        for f in range(len(x)):
+            x[f] = max(x[f], 0.0) if relu else np.tanh(x[f])
+        if layer == n_layers:
+            break
+        n_in, n_out = widths[layer], widths[layer + 1]
+        y = np.empty(n_out)
+        for o in range(n_out):
+            total = biases[b_at + o]
+            for f in range(n_in):
+                total += weights[w_at + o * n_in + f] * x[f]
+            y[o] = total
+        w_at += n_in * n_out
+        b_at += n_out
+        x = y
+    total = 0.0
+    for o in range(len(x)):
+        total += last[o] * x[o]
+    return total
+
+
+@_fast
+def _gather(rows: Any, n: int, table: Any, user: Any, out: Any, times: bool) -> None:
+    """out (h, ≥ n) ← the rows of a table (n_items, h), with the user's (h,) part, by feature."""
+    for start in range(0, n, LANES):
+        stop = min(start + LANES, n)
+        for f in range(table.shape[1]):
+            if times:
+                for m in range(start, stop):
+                    out[f, m] = table[rows[m], f] * user[f]
+            else:
+                for m in range(start, stop):
+                    out[f, m] = table[rows[m], f] + user[f]
+
+
+@_strict
+def scan_batch(
+    items: Any,
+    lengths: Any,
+    k: int,
+    linear: Any,
+    single: Any,
+    double: Any,
+    kind: int,
+    close: float,
+    tie: float,
+    ranked: Any,
+    counts: Any,
+) -> None:
+    """Writes the positions of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
+
+    items (B, M) item rows, each row filled up to its length; linear (B, M) s_ui in float64. single
+    and double are the tower in float32, padded, and in float64: (users C (B, h), own U (B, e),
+    first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights, biases, w)).
+    Float32 margins under ``close``, times the size of what was summed where that is over 1, are
+    computed again in float64, and those under ``tie`` are ties. counts (B, 2) become the pairs that
+    were looked at and the blocks that were computed for them.
+    """
+    users, own, first, second, vectors, tower = single
+    users_d, own_d, first_d, second_d, vectors_d, tower_d = double
+    n_users, width = items.shape
+    h = first.shape[1]
+    exponentials = kind == TANH_BY_EXPONENTIALS
+    by_first = np.zeros((h, width + LANES), dtype=np.float32)
+    by_second = np.zeros((h, width + LANES), dtype=np.float32)
+    products = np.zeros((vectors.shape[1], width + LANES), dtype=np.float32)
+    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
+    nothing = np.ones(h, dtype=np.float32) if exponentials else np.zeros(h, dtype=np.float32)
+    margins = np.zeros((2, LANES), dtype=np.float32)
+    stack = np.zeros(width, dtype=np.int64)
+    taken = np.zeros(width, dtype=np.bool_)
+    for b in range(n_users):
+        n, rows = lengths[b], items[b]
+        wanted = min(k, n)
+        _gather(rows, n, first, users[b], by_first, exponentials)
+        _gather(rows, n, second, nothing, by_second, exponentials)
+        if len(vectors):
+            _gather(rows, n, vectors, own[b], products, True)
+        taken[:] = False
+        depth, at, found = 0, 0, 0
+        pairs, blocks = 0, 0
+        while found < wanted:
+            if depth == 0:  # an empty chain begins with the first candidate that is still there
+                while taken[at]:
+                    at += 1
+                stack[0] = at
+                depth = 1
+                at += 1
+            champion = stack[depth - 1]
+            challenger = -1
+            while at < n and challenger < 0:
+                _block(by_first, by_second, products, tower, at, champion, kind, buffers, margins)
+                blocks += 1
+                for position in range(at, min(at + LANES, n)):
+                    if taken[position]:
+                        continue
+                    pairs += 1
+                    of_linear = linear[b, position] - linear[b, champion]
+                    margin = margins[0, position - at] + of_linear
+                    if abs(margin) < close * max(1.0, margins[1, position - at]):
+                        i, j = rows[position], rows[champion]
+                        margin = of_linear + _deep(
+                            users_d[b], own_d[b], i, j, first_d, second_d, vectors_d, tower_d,
+                            kind == RELU,
+                        ) - _deep(
+                            users_d[b], own_d[b], j, i, first_d, second_d, vectors_d, tower_d,
+                            kind == RELU,
+                        )  # fmt: skip
+                        if abs(margin) < tie or i == j:
+                            margin = 0.0
+                    if margin > 0:
+                        challenger = position
+                        break
+                if challenger < 0:
+                    at += LANES
+            if challenger >= 0:
+                stack[depth] = challenger
+                depth += 1
+                at = challenger + 1
+            else:
+                ranked[b, found] = champion
+                taken[champion] = True
+                found += 1
+                depth -= 1
+                at = champion + 1
+        counts[b, 0] = pairs
+        counts[b, 1] = blocks
