@@ -144,9 +144,10 @@ LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
 # Amazon Music is sixty times sparser and a hundredth of the size of MovieLens 1M.
 ELSEWHERE: dict[tuple[str, str], Settings] = {
     ("iALS", "ncf-ml-1m"): {"alpha0": 0.3, "l2": 0.007},
+    ("NeuMF", "ncf-ml-1m"): {"epochs": 16},
     ("eALS", "amusic-deepcf"): {"c0": 2048, "l2": 1.0},
     ("iALS", "amusic-deepcf"): {"alpha0": 0.1, "l2": 0.01},
-    ("EASE", "amusic-deepcf"): {"l2": 100.0},
+    ("EASE", "amusic-deepcf"): {"l2": 300.0},
     ("NeuMF", "amusic-deepcf"): {"pretrain": False, "epochs": 12, "l2": 3e-2},
     ("NBPR", "amusic-deepcf"): {"training": {"epochs": 20, "l2": 3e-2, "learning_rate": 3e-3}},
     ("NBPR pooled", "amusic-deepcf"): {
