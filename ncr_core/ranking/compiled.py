@@ -53,48 +53,72 @@ class CompiledScan:
             _layers(tower, 1, torch.float64),
         )
         first, second = (_padded(x, kernel.UNROLLED) for x in (tower.first, tower.second))
-        largest = max(2 * float(x.abs().max()) if x.numel() else 0.0 for x in (first, second))
         self._tanh = tower.activation == "tanh"
         # Without a layer above, eq. 24 adds to the first one before its activation.
         added = tower.items is not None and not tower.layers
-        exp = [_array(torch.exp(2 * x).float()) for x in (first, second)]
-        plain = [_array(x.float()) for x in (first, second)]
-        others = (_items(tower, torch.float32), _layers(tower, kernel.UNROLLED, torch.float32))
-        self._plain = (*plain, *others)
-        small = self._tanh and largest < LARGEST and not added
-        self._by_exponentials = (*exp, *others) if small else None
+        small = all(bool((2 * x.abs() < LARGEST).all()) for x in (first, second))
+        self._fits = self._tanh and small and not added
+        exp = (torch.exp(2 * x) if self._fits else x[:0] for x in (first, second))
+        self._single = (
+            *(_array(x.float()) for x in (first, second, *exp)),
+            _items(tower, torch.float32),
+            _layers(tower, kernel.UNROLLED, torch.float32),
+        )
 
     def positions(
         self, users: Tensor, items: Tensor, lengths: Tensor, linear: Tensor, k: int
     ) -> tuple[Tensor, Work]:
         """(B, E) user vectors, (B, M) items and (B,) lengths, (B, M) s_ui in float64 → (B, k)
         positions of the top k, padded with −1, and what it took."""
-        tower = self._tower
-        own = tower.own(users.double())
-        projected = tower.project_user(users.double())
-        kernel = self._kernel
-        padded = _padded(projected, kernel.UNROLLED)
-        single, kind = self._plain, kernel.TANH if self._tanh else kernel.RELU
-        of_users = padded.float()
-        if self._by_exponentials is not None and bool((2 * padded.abs() < LARGEST).all()):
-            single, kind = self._by_exponentials, kernel.TANH_BY_EXPONENTIALS
-            of_users = torch.exp(2 * padded).float()
         ranked = np.full((len(users), k), -1, dtype=np.int64)
         counts = np.zeros((len(users), 2), dtype=np.int64)
-        by_user = [_array(x) for x in (items, lengths, linear, of_users, own.float())]
-        double = [_array(projected), _array(own)]
+        rows, ends, scores = _array(items), _array(lengths), _array(linear)
+        single, double = self._bound(users)
 
         def run(part: slice) -> None:
-            rows, ends, scores, user, own_part = (x[part] for x in by_user)
             self._kernel.scan_batch(
-                rows, ends, k, scores,
-                (user, own_part, *single), (double[0][part], double[1][part], *self._double),
-                kind, CLOSE, TIE, ranked[part], counts[part],
+                rows[part], ends[part], k, scores[part],
+                _part(single, 4, part), _part(double, 2, part), CLOSE, TIE,
+                ranked[part], counts[part],
             )  # fmt: skip
 
         if items.shape[1] and k:
             _in_threads(run, len(users))
         return torch.from_numpy(ranked), Work(counts[:, 0], counts[:, 1])
+
+    def mean_margins(self, users: Tensor, items: Tensor, n_anchors: int, linear: Tensor) -> Tensor:
+        """The mean margin of items over anchors: (B, E) user vectors, (A + T,) the anchors, then
+        the items, (B, A + T) their s_ui in float64 → (B, T) float64."""
+        mean = np.zeros((len(users), len(items) - n_anchors))
+        rows, scores = _array(items), _array(linear)
+        single, _ = self._bound(users)
+
+        def run(part: slice) -> None:
+            self._kernel.mean_margins(
+                rows, n_anchors, scores[part], _part(single, 4, part), mean[part]
+            )
+
+        if n_anchors:
+            _in_threads(run, len(users))
+        return torch.from_numpy(mean)
+
+    def _bound(self, users: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """``single`` and ``double`` of the kernel for (B, E) user vectors."""
+        tower, kernel = self._tower, self._kernel
+        own = tower.own(users.double())
+        projected = tower.project_user(users.double())
+        padded = _padded(projected, kernel.UNROLLED)
+        kinds = torch.full((len(users),), kernel.TANH if self._tanh else kernel.RELU)
+        if self._fits:  # each user by itself: a figure must not depend on the rest of the batch
+            kinds[(2 * padded.abs() < LARGEST).all(dim=1)] = kernel.TANH_BY_EXPONENTIALS
+        of_users = (kinds, padded.float(), torch.exp(2 * padded).float(), own.float())
+        single = (*(_array(x) for x in of_users), *self._single)
+        return single, (_array(projected), _array(own), *self._double)
+
+
+def _part(bound: tuple[Any, ...], of_users: int, part: slice) -> tuple[Any, ...]:
+    """Some rows of the users' arrays, which come first, and the tables as they are."""
+    return (*(array[part] for array in bound[:of_users]), *bound[of_users:])
 
 
 def _in_threads(run: Callable[[slice], None], n: int) -> None:

@@ -11,6 +11,7 @@ from ncr_core.ranking.margins import TIE, BoundMargins, Margins
 from ncr_core.ranking.scan import resumable_scan
 
 PAD = -1
+ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 PAIRS_AT_ONCE = 2**17  # bounds the memory of a comparison: some hundred bytes a pair at d = 8
 
 
@@ -71,6 +72,30 @@ class ExactRanker:
         ]
         empty = torch.zeros(i.shape, dtype=torch.float64, device=self.device)
         return torch.cat(parts, dim=1) if parts else empty
+
+    @torch.inference_mode()
+    def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
+        """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
+        users, anchors = users.to(self.device), anchors.to(self.device)
+        out = torch.empty((len(users), self.n_items), dtype=torch.float64, device=self.device)
+        for start in range(0, self.n_items, ITEMS_AT_ONCE):
+            stop = min(start + ITEMS_AT_ONCE, self.n_items)
+            block = torch.arange(start, stop, device=self.device)
+            out[:, start:stop] = self._mean_margins(users, anchors, block)
+        return out
+
+    def _mean_margins(self, users: Tensor, anchors: Tensor, block: Tensor) -> Tensor:
+        if self.margins.additive or self.compiled is not None:
+            items = torch.cat([anchors, block])
+            linear = self._linear(self.margins.bind(users), items.expand(len(users), -1))
+            if self.compiled is not None:
+                return self.compiled.mean_margins(users, items, len(anchors), linear)
+            of_anchors, of_items = linear.split([len(anchors), len(block)], dim=1)
+            return of_items - of_anchors.mean(dim=1, keepdim=True)
+        i = block.repeat_interleave(len(anchors)).expand(len(users), -1)
+        j = anchors.repeat(len(block)).expand(len(users), -1)
+        margins = self.compare(users, i, j)
+        return margins.view(len(users), len(block), len(anchors)).mean(dim=2)
 
     def _sorted_positions(
         self, bound: BoundMargins, items: Tensor, lengths: Tensor, k: int

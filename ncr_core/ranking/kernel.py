@@ -217,6 +217,22 @@ def _gather(rows: Any, n: int, table: Any, user: Any, out: Any, times: bool) -> 
                     out[f, m] = table[rows[m], f] + user[f]
 
 
+@_fast
+def _columns(
+    rows: Any, n: int, single: Any, b: int, by_first: Any, by_second: Any, products: Any
+) -> None:
+    """Fills what ``_block`` reads for user b and these items, feature by feature."""
+    kinds, users, users_exp, own, first, second, first_exp, second_exp, vectors, _ = single
+    if kinds[b] == TANH_BY_EXPONENTIALS:
+        _gather(rows, n, first_exp, users_exp[b], by_first, True)
+        _gather(rows, n, second_exp, np.ones(len(by_second), dtype=np.float32), by_second, True)
+    else:
+        _gather(rows, n, first, users[b], by_first, False)
+        _gather(rows, n, second, np.zeros(len(by_second), dtype=np.float32), by_second, False)
+    if len(vectors):
+        _gather(rows, n, vectors, own[b], products, True)
+
+
 @_strict
 def scan_batch(
     items: Any,
@@ -225,7 +241,6 @@ def scan_batch(
     linear: Any,
     single: Any,
     double: Any,
-    kind: int,
     close: float,
     tie: float,
     ranked: Any,
@@ -233,33 +248,30 @@ def scan_batch(
 ) -> None:
     """Writes the positions of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
 
-    items (B, M) item rows, each row filled up to its length; linear (B, M) s_ui in float64. single
-    and double are the tower in float32, padded, and in float64: (users C (B, h), own U (B, e),
-    first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights, biases, w)).
+    items (B, M) item rows, each row filled up to its length; linear (B, M) s_ui in float64. double
+    is the tower in float64: users C (B, h), own U (B, e), first A, second B (n_items, h), items V
+    (n_items, e) or (0, 0), (widths, weights, biases, w). single is the same in float32 and padded,
+    after each user's way to activate (B,), and with e^2C after C, e^2A and e^2B after A and B.
     Float32 margins under ``close``, times the size of what was summed where that is over 1, are
     computed again in float64, and those under ``tie`` are ties. counts (B, 2) become the pairs that
     were looked at and the blocks that were computed for them.
     """
-    users, own, first, second, vectors, tower = single
+    kinds, vectors, tower = single[0], single[8], single[9]
     users_d, own_d, first_d, second_d, vectors_d, tower_d = double
     n_users, width = items.shape
-    h = first.shape[1]
-    exponentials = kind == TANH_BY_EXPONENTIALS
+    h = single[4].shape[1]
     by_first = np.zeros((h, width + LANES), dtype=np.float32)
     by_second = np.zeros((h, width + LANES), dtype=np.float32)
     products = np.zeros((vectors.shape[1], width + LANES), dtype=np.float32)
     buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
-    nothing = np.ones(h, dtype=np.float32) if exponentials else np.zeros(h, dtype=np.float32)
     margins = np.zeros((2, LANES), dtype=np.float32)
     stack = np.zeros(width, dtype=np.int64)
     taken = np.zeros(width, dtype=np.bool_)
     for b in range(n_users):
         n, rows = lengths[b], items[b]
         wanted = min(k, n)
-        _gather(rows, n, first, users[b], by_first, exponentials)
-        _gather(rows, n, second, nothing, by_second, exponentials)
-        if len(vectors):
-            _gather(rows, n, vectors, own[b], products, True)
+        kind = kinds[b]
+        _columns(rows, n, single, b, by_first, by_second, products)
         taken[:] = False
         depth, at, found = 0, 0, 0
         pairs, blocks = 0, 0
@@ -309,3 +321,34 @@ def scan_batch(
                 at = champion + 1
         counts[b, 0] = pairs
         counts[b, 1] = blocks
+
+
+@_strict
+def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of: Any) -> None:
+    """margins_of (B, T) ← the mean margin of each of T items over the anchors, as float32 has it.
+
+    rows (n_anchors + T,) are the anchors, then the items; linear (B, n_anchors + T) their s_ui in
+    float64; ``single`` as for ``scan_batch``. A user's figures do not depend on the other users.
+    """
+    kinds, vectors, tower = single[0], single[8], single[9]
+    n, h = len(rows), single[4].shape[1]
+    by_first = np.zeros((h, n + LANES), dtype=np.float32)
+    by_second = np.zeros((h, n + LANES), dtype=np.float32)
+    products = np.zeros((vectors.shape[1], n + LANES), dtype=np.float32)
+    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
+    block = np.zeros((2, LANES), dtype=np.float32)
+    totals = np.zeros(LANES)
+    for b in range(len(kinds)):
+        kind = kinds[b]
+        _columns(rows, n, single, b, by_first, by_second, products)
+        for at in range(n_anchors, n, LANES):
+            count = min(LANES, n - at)
+            totals[:] = 0.0
+            for anchor in range(n_anchors):
+                _block(by_first, by_second, products, tower, at, anchor, kind, buffers, block)
+                for lane in range(count):
+                    if rows[at + lane] != rows[anchor]:
+                        of_linear = linear[b, at + lane] - linear[b, anchor]
+                        totals[lane] += block[0, lane] + of_linear
+            for lane in range(count):
+                margins_of[b, at - n_anchors + lane] = totals[lane] / n_anchors
