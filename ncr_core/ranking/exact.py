@@ -74,6 +74,11 @@ class ExactRanker:
         return torch.cat(parts, dim=1) if parts else empty
 
     @torch.inference_mode()
+    def linear_scores(self, users: Tensor, items: Tensor) -> Tensor:
+        """s_ui in float64 of (B, E) user vectors and (B, M) items → (B, M)."""
+        return self._linear(self.margins.bind(users.to(self.device)), items.to(self.device))
+
+    @torch.inference_mode()
     def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
         """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
         users, anchors = users.to(self.device), anchors.to(self.device)
