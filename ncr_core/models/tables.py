@@ -108,8 +108,11 @@ class TowerTable:
         """(B, E) user vectors → (B, e) the tower's part of them."""
         return vectors[:, self.columns].to(self.user_weight.dtype)
 
-    def margins(self, projected: Tensor, own: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """The tower's part of the margin: (R, h) C_u, (R, e) U_u, (R, L) items each → (R, L)."""
+    def margins(
+        self, projected: Tensor, own: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The tower's part of the margin: (R, h) C_u, (R, e) U_u, (R, L) items each → (R, L), and
+        the sizes of what was summed for it at last, which rounding errors grow with."""
         user = projected.unsqueeze(1)
         both = torch.stack(
             [
@@ -121,8 +124,9 @@ class TowerTable:
         if self.items is not None:
             of_i, of_j = own.unsqueeze(1) * self.items[i], own.unsqueeze(1) * self.items[j]
             extra = torch.stack([torch.cat([of_i, -of_j], -1), torch.cat([of_j, -of_i], -1)])
-        deep = _above(both, self.layers, self.activation, extra) @ self.weight
-        return deep[0] - deep[1]
+        last = _above(both, self.layers, self.activation, extra)
+        deep, size = last @ self.weight, last.abs() @ self.weight.abs()
+        return deep[0] - deep[1], size[0] + size[1]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class CandidateGenerator:
         Equal scores stand in a seeded order.
         """
         m = min(m, scores.shape[1])
+        scores = scores.nan_to_num(nan=-torch.inf)
         top = torch.topk(scores.masked_fill(~allowed, -torch.inf), m, dim=1)
         by_place = self.order[top.indices].argsort(dim=1)
         items, values = top.indices.gather(1, by_place), top.values.gather(1, by_place)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ncr_core.models.tables import PairTables, TowerTable
-from ncr_core.ranking.margins import CLOSE, TIE
+from ncr_core.models.tables import TowerTable
+from ncr_core.ranking.margins import CLOSE, TIE, Margins
 
 LARGEST = 28.0  # of 2x, so that a product of three exponentials fits into float32
+ROWS_AT_ONCE = 2**14
+MOST_COLUMNS = 2**27  # of features by candidates: a GiB in two float32 arrays
 
 
 @dataclass(frozen=True)
@@ -28,58 +32,69 @@ class Work:
     blocks: npt.NDArray[np.int64]
 
 
-def compiled_scan(tables: PairTables) -> CompiledScan | None:
-    """The compiled scan for float64 tables; None for what it is not made for, or without numba."""
-    tower = tables.tower
-    if tower is None or tower.first.device.type != "cpu" or find_spec("numba") is None:
+def compiled_scan(margins: Margins) -> CompiledScan | None:
+    """The compiled scan of a model; None for what it is not made for, or where numba is not."""
+    tower = margins.double.tower
+    if tower is None or tower.first.device.type != "cpu" or _kernel() is None:
         return None
-    return CompiledScan(tower)
+    return CompiledScan(margins)
 
 
 class CompiledScan:
-    """Algorithm 1 on the CPU for a model with a tower, from its float64 table.
+    """Algorithm 1 on the CPU for a model with a tower.
 
     May be called from several threads; splits a batch over as many as torch has for an operation.
     """
 
-    def __init__(self, tower: TowerTable) -> None:
-        from ncr_core.ranking import kernel  # numba takes half a second to import
-
-        self._kernel = kernel
-        self._tower = tower
+    def __init__(self, margins: Margins) -> None:
+        tower, single = margins.double.tower, margins.single.tower
+        if tower is None or single is None:
+            raise ValueError("an additive model is sorted")
+        kernel = _compiled_kernel()
+        self._tower, self._caution = tower, margins.caution
         self._double = (
             *(_array(x) for x in (tower.first, tower.second)),
             _items(tower, torch.float64),
             _layers(tower, 1, torch.float64),
         )
-        first, second = (_padded(x, kernel.UNROLLED) for x in (tower.first, tower.second))
+        first, second = (_padded(x, kernel.UNROLLED) for x in (single.first, single.second))
         self._tanh = tower.activation == "tanh"
         # Without a layer above, eq. 24 adds to the first one before its activation.
         added = tower.items is not None and not tower.layers
-        small = all(bool((2 * x.abs() < LARGEST).all()) for x in (first, second))
-        self._fits = self._tanh and small and not added
-        exp = (torch.exp(2 * x) if self._fits else x[:0] for x in (first, second))
+        self._fits = self._tanh and not added and all(_is_small(x) for x in (first, second))
+        exp = [_exponentials(x) if self._fits else x[:0] for x in (tower.first, tower.second)]
         self._single = (
-            *(_array(x.float()) for x in (first, second, *exp)),
-            _items(tower, torch.float32),
+            *(_array(x) for x in (first, second)),
+            *(_array(_padded(x, kernel.UNROLLED, 1.0)) for x in exp),
+            _items(single, torch.float32),
             _layers(tower, kernel.UNROLLED, torch.float32),
         )
+
+    def takes(self, n_candidates: int) -> bool:
+        """Whether so many candidates a user are few enough for its memory."""
+        return n_candidates * self._tower.first.shape[1] <= MOST_COLUMNS
 
     def positions(
         self, users: Tensor, items: Tensor, lengths: Tensor, linear: Tensor, k: int
     ) -> tuple[Tensor, Work]:
         """(B, E) user vectors, (B, M) items and (B,) lengths, (B, M) s_ui in float64 → (B, k)
-        positions of the top k, padded with −1, and what it took."""
+        positions of the top k, padded with −1, and what it took.
+
+        Raises IndexError for items that the model does not have.
+        """
+        if not len(users) == len(items) == len(lengths) == len(linear):
+            raise ValueError(f"{len(users)} users, but {len(items)} lists of candidates")
+        self._check(items)
         ranked = np.full((len(users), k), -1, dtype=np.int64)
         counts = np.zeros((len(users), 2), dtype=np.int64)
-        rows, ends, scores = _array(items), _array(lengths), _array(linear)
+        rows, ends, scores = _array(items.long()), _array(lengths.long()), _array(linear)
         single, double = self._bound(users)
+        kernel = _compiled_kernel()
 
         def run(part: slice) -> None:
-            self._kernel.scan_batch(
+            kernel.scan_batch(
                 rows[part], ends[part], k, scores[part],
-                _part(single, 4, part), _part(double, 2, part), CLOSE, TIE,
-                ranked[part], counts[part],
+                _part(single, 4, part), _part(double, 3, part), TIE, ranked[part], counts[part],
             )  # fmt: skip
 
         if items.shape[1] and k:
@@ -88,32 +103,102 @@ class CompiledScan:
 
     def mean_margins(self, users: Tensor, items: Tensor, n_anchors: int, linear: Tensor) -> Tensor:
         """The mean margin of items over anchors: (B, E) user vectors, (A + T,) the anchors, then
-        the items, (B, A + T) their s_ui in float64 → (B, T) float64."""
+        the items, (B, A + T) their s_ui in float64 → (B, T) float64.
+
+        Raises IndexError for items that the model does not have.
+        """
+        self._check(items)
         mean = np.zeros((len(users), len(items) - n_anchors))
-        rows, scores = _array(items), _array(linear)
+        rows, scores = _array(items.long()), _array(linear)
         single, _ = self._bound(users)
+        kernel = _compiled_kernel()
 
         def run(part: slice) -> None:
-            self._kernel.mean_margins(
-                rows, n_anchors, scores[part], _part(single, 4, part), mean[part]
-            )
+            kernel.mean_margins(rows, n_anchors, scores[part], _part(single, 4, part), mean[part])
 
         if n_anchors:
             _in_threads(run, len(users))
         return torch.from_numpy(mean)
 
+    def _check(self, items: Tensor) -> None:
+        """Compiled code reads whatever memory it is told to."""
+        if not items.numel():
+            return
+        low, high = (int(x) for x in torch.aminmax(items))
+        if low < 0 or high >= len(self._tower.first):
+            wrong = low if low < 0 else high
+            raise IndexError(f"no item has the row {wrong}: there are {len(self._tower.first):,}")
+
     def _bound(self, users: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """``single`` and ``double`` of the kernel for (B, E) user vectors."""
-        tower, kernel = self._tower, self._kernel
+        tower, kernel = self._tower, _compiled_kernel()
         own = tower.own(users.double())
-        projected = tower.project_user(users.double())
+        # One by one: products of other shapes round differently.
+        every = [tower.project_user(user) for user in torch.split(users.double(), 1)]
+        projected = torch.cat(every) if every else tower.project_user(users.double())
+        close = CLOSE * self._caution(projected)
         padded = _padded(projected, kernel.UNROLLED)
         kinds = torch.full((len(users),), kernel.TANH if self._tanh else kernel.RELU)
         if self._fits:  # each user by itself: a figure must not depend on the rest of the batch
             kinds[(2 * padded.abs() < LARGEST).all(dim=1)] = kernel.TANH_BY_EXPONENTIALS
         of_users = (kinds, padded.float(), torch.exp(2 * padded).float(), own.float())
         single = (*(_array(x) for x in of_users), *self._single)
-        return single, (_array(projected), _array(own), *self._double)
+        return single, (*(_array(x) for x in (projected, own, close)), *self._double)
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    """The compiled code, tried out once; None, with a warning, where it cannot be had."""
+    try:
+        import numba
+
+        from ncr_core.ranking import kernel  # numba takes half a second to import
+    except ModuleNotFoundError:
+        return None
+    except Exception as error:
+        _warn(error)
+        return None
+    if getattr(numba.config, "DISABLE_JIT", False):  # Python would take minutes
+        return None
+    try:
+        _try_out(kernel)
+    except Exception:
+        try:  # a full disk, or a damaged file of compiled code
+            kernel.keep_nothing()
+            _try_out(kernel)
+        except Exception as error:
+            _warn(error)
+            return None
+    return kernel
+
+
+def _compiled_kernel() -> ModuleType:
+    kernel = _kernel()
+    if kernel is None:
+        raise RuntimeError("there is no compiled code here")
+    return kernel
+
+
+def _warn(error: Exception) -> None:
+    reason = str(error).partition("\n")[0]
+    warnings.warn(f"lists are ranked in torch, which is slower: {reason}", stacklevel=3)
+
+
+def _try_out(kernel: ModuleType) -> None:
+    """Compiles what a ranker calls, for the types that it calls it with."""
+    one, none = np.zeros((1, 4)), np.zeros((0, 0))
+    floats = [x.astype(np.float32) for x in (one, none)]
+    widths, nothing = np.array([4]), np.zeros(0)
+    tower_d = (widths, nothing, nothing, np.zeros(4))
+    tower = (widths, *(x.astype(np.float32) for x in tower_d[1:]))
+    single = (np.array([kernel.TANH]), *floats[:1] * 7, floats[1], tower)
+    rows, scores, out = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1)), np.zeros((1, 2))
+    double = (one, one, np.ones(1), one, one, none, tower_d)
+    ranked, counts = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
+    kernel.scan_batch(
+        rows, np.ones(1, dtype=np.int64), 1, scores, single, double, TIE, ranked, counts
+    )
+    kernel.mean_margins(np.zeros(2, dtype=np.int64), 1, out, single, scores)
 
 
 def _part(bound: tuple[Any, ...], of_users: int, part: slice) -> tuple[Any, ...]:
@@ -167,9 +252,24 @@ def _layers(tower: TowerTable, multiple: int, dtype: torch.dtype) -> tuple[Any, 
     )
 
 
-def _padded(x: Tensor, multiple: int) -> Tensor:
-    """(n, h) with zeros up to a multiple: a unit without inputs gives act(0) = 0."""
-    return torch.nn.functional.pad(x, (0, _up(x.shape[1], multiple) - x.shape[1]))
+def _padded(x: Tensor, multiple: int, value: float = 0.0) -> Tensor:
+    """(n, h) filled up to a multiple: a unit without inputs, or with e^0, gives act(0) = 0."""
+    missing = _up(x.shape[1], multiple) - x.shape[1]
+    return torch.nn.functional.pad(x, (0, missing), value=value) if missing else x
+
+
+def _is_small(x: Tensor) -> bool:
+    low, high = torch.aminmax(x) if x.numel() else (0.0, 0.0)
+    return 2 * max(-float(low), float(high)) < LARGEST
+
+
+def _exponentials(x: Tensor) -> Tensor:
+    """e^2x of (n, h) float64 in float32, some rows at a time."""
+    out = torch.empty(x.shape, dtype=torch.float32)
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        out[rows] = torch.exp(2 * x[rows])
+    return out
 
 
 def _up(n: int, multiple: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.ranking.compiled import compiled_scan
+from ncr_core.ranking.compiled import CompiledScan, compiled_scan
 from ncr_core.ranking.margins import TIE, BoundMargins, Margins
 from ncr_core.ranking.scan import resumable_scan
 
@@ -26,9 +28,14 @@ class ExactRanker:
 
     def __init__(self, model: PairwiseRanker, *, compiled: bool = True) -> None:
         self.margins = Margins(model.tables())
-        self.compiled = compiled_scan(self.margins.double) if compiled else None
+        self._may_compile = compiled
         self.n_items = model.n_items
         self.device = model.device
+
+    @cached_property
+    def compiled(self) -> CompiledScan | None:
+        """The compiled scan, made when it is first asked for."""
+        return compiled_scan(self.margins) if self._may_compile else None
 
     @torch.inference_mode()
     def rank(self, users: Tensor, candidates: Tensor, k: int) -> Tensor:
@@ -45,7 +52,7 @@ class ExactRanker:
         bound = self.margins.bind(users)
         if self.margins.additive:
             order = self._sorted_positions(bound, items, lengths, k)
-        elif self.compiled is not None:
+        elif self.compiled is not None and self.compiled.takes(candidates.shape[1]):
             linear = self._linear(bound, items)
             order, _ = self.compiled.positions(users, items, lengths, linear, k)
         else:
@@ -82,7 +89,9 @@ class ExactRanker:
     def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
         """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
         users, anchors = users.to(self.device), anchors.to(self.device)
-        out = torch.empty((len(users), self.n_items), dtype=torch.float64, device=self.device)
+        out = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
+        if not len(anchors):
+            return out
         for start in range(0, self.n_items, ITEMS_AT_ONCE):
             stop = min(start + ITEMS_AT_ONCE, self.n_items)
             block = torch.arange(start, stop, device=self.device)
@@ -95,7 +104,7 @@ class ExactRanker:
             linear = self._linear(self.margins.bind(users), items.expand(len(users), -1))
             if self.compiled is not None:
                 return self.compiled.mean_margins(users, items, len(anchors), linear)
-            of_anchors, of_items = linear.split([len(anchors), len(block)], dim=1)
+            of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
             return of_items - of_anchors.mean(dim=1, keepdim=True)
         i = block.repeat_interleave(len(anchors)).expand(len(users), -1)
         j = anchors.repeat(len(block)).expand(len(users), -1)

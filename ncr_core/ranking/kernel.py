@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core.caching import NullCache
 
 RELU, TANH, TANH_BY_EXPONENTIALS = 0, 1, 2
 LANES = 16
@@ -139,7 +140,7 @@ def _block(
     margins: Any,
 ) -> None:
     """margins (2, LANES) ← the tower's part of the margins of positions at… over the champion, and
-    the sizes of all that was summed for them, which rounding errors grow with."""
+    the sizes of what was summed for them at last, which rounding errors grow with."""
     widths, weights, biases, last = tower
     x, y = buffers[0], buffers[1]
     _first_layer(first, second, at, champion, x, kind)
@@ -241,7 +242,6 @@ def scan_batch(
     linear: Any,
     single: Any,
     double: Any,
-    close: float,
     tie: float,
     ranked: Any,
     counts: Any,
@@ -249,15 +249,16 @@ def scan_batch(
     """Writes the positions of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
 
     items (B, M) item rows, each row filled up to its length; linear (B, M) s_ui in float64. double
-    is the tower in float64: users C (B, h), own U (B, e), first A, second B (n_items, h), items V
-    (n_items, e) or (0, 0), (widths, weights, biases, w). single is the same in float32 and padded,
-    after each user's way to activate (B,), and with e^2C after C, e^2A and e^2B after A and B.
-    Float32 margins under ``close``, times the size of what was summed where that is over 1, are
-    computed again in float64, and those under ``tie`` are ties. counts (B, 2) become the pairs that
-    were looked at and the blocks that were computed for them.
+    is the tower in float64: users C (B, h), own U (B, e), then how small a margin is uncertain in
+    float32 (B,), first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights,
+    biases, w). single is the same in float32 and padded, after each user's way to activate (B,),
+    and with e^2C after C, e^2A and e^2B after A and B. Float32 margins that are uncertain, times
+    the size of what was summed last where that is over 1, are computed again in float64, and those
+    under ``tie`` are ties. counts (B, 2) become the pairs that were looked at and the blocks that
+    were computed for them. Rows are not checked.
     """
     kinds, vectors, tower = single[0], single[8], single[9]
-    users_d, own_d, first_d, second_d, vectors_d, tower_d = double
+    users_d, own_d, uncertain, first_d, second_d, vectors_d, tower_d = double
     n_users, width = items.shape
     h = single[4].shape[1]
     by_first = np.zeros((h, width + LANES), dtype=np.float32)
@@ -293,7 +294,8 @@ def scan_batch(
                     pairs += 1
                     of_linear = linear[b, position] - linear[b, champion]
                     margin = margins[0, position - at] + of_linear
-                    if abs(margin) < close * max(1.0, margins[1, position - at]):
+                    bound = uncertain[b] * max(1.0, margins[1, position - at])
+                    if not abs(margin) >= bound:  # or not a number, as float64 may have it
                         i, j = rows[position], rows[champion]
                         margin = of_linear + _deep(
                             users_d[b], own_d[b], i, j, first_d, second_d, vectors_d, tower_d,
@@ -352,3 +354,10 @@ def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of
                         totals[lane] += block[0, lane] + of_linear
             for lane in range(count):
                 margins_of[b, at - n_anchors + lane] = totals[lane] / n_anchors
+
+
+def keep_nothing() -> None:
+    """Compiles anew from here on, without the code on disk."""
+    every: list[Any] = [_dense, _activate, _first_layer, _element_wise, _block, _deep, _gather]
+    for function in [*every, _columns, scan_batch, mean_margins]:
+        function._cache = NullCache()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ncr_core.models.tables import PairTables
+from ncr_core.models.tables import PairTables, TowerTable
 
-CLOSE = 1e-4  # float32 margins smaller than this are computed again in float64
+CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
+USUAL_INPUTS = 32.0  # of the first activation: CLOSE is a thousand times float32's error up to here
+USUAL_GAIN = 100.0  # of the layers above, as the product of their norms
 TIE = 1e-12  # and float64 margins smaller than this are ties
 
 
@@ -15,14 +19,23 @@ class Margins:
     """Computes margins of one model from its tables.
 
     Products of different batch shapes round differently, so a float32 margin near zero could change
-    its sign with the company it is computed in. Margins under ``CLOSE`` are therefore computed in
-    float64 and, where even that leaves nothing but rounding (``TIE``), set to zero: an order never
-    depends on the batch, and items with equal parameters tie exactly.
+    its sign with the company it is computed in. Small margins are therefore computed in float64
+    and, where even that leaves nothing but rounding (``TIE``), set to zero: an order does not
+    depend on the batch, and items with equal parameters tie exactly. Small is ``CLOSE`` times the
+    size of what the tower's margin is a sum of, and times ``caution`` for uncommonly large weights.
     """
 
     def __init__(self, tables: PairTables) -> None:
         self.double = tables.to(torch.float64)
         self.single = tables.to(torch.float32)
+        self._inputs, self._gain = _sizes(tables.tower) if tables.tower else (0.0, 1.0)
+
+    def caution(self, projected: Tensor) -> Tensor:
+        """How much more than usual float32 may err: (B, h) C_u of users → (B,) of at least 1."""
+        if not projected.numel():
+            return torch.ones(len(projected), dtype=torch.float64, device=projected.device)
+        inputs = projected.abs().amax(dim=1).double() + self._inputs
+        return (inputs / USUAL_INPUTS).clamp(min=1.0) * max(1.0, self._gain / USUAL_GAIN)
 
     @property
     def additive(self) -> bool:
@@ -42,6 +55,8 @@ class BoundMargins:
         self._projected = tuple(
             tables.tower.project_user(users) if tables.tower else None for tables in self._tables
         )
+        own = self._projected[1]
+        self._caution = None if own is None else margins.caution(own)
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
@@ -57,23 +72,42 @@ class BoundMargins:
 
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """How far i is preferred to j: (R,) batch rows, (R, L) items each → (R, L) float64."""
-        margin = self._compute(rows, i, j, double=False).double()
-        close = (margin.abs() < CLOSE) & (i != j)
+        margin = self.linear_scores(rows, i, double=True)
+        margin -= self.linear_scores(rows, j, double=True)
+        if self._caution is None:
+            margin[(margin.abs() < TIE) | (i == j)] = 0.0
+            return margin
+        deep, size = self._tower(rows, i, j, double=False)
+        bound = CLOSE * self._caution[rows].unsqueeze(1) * size.clamp(min=1.0)
+        # What is not a number in float32 may be one in float64.
+        close = ~((margin + deep).abs() >= bound) & (i != j)
+        exact = margin[close]
+        margin += deep
         margin[i == j] = 0.0
         if bool(close.any()):
-            at = close.nonzero(as_tuple=True)
-            exact = self._compute(
-                rows[at[0]], i[at].unsqueeze(1), j[at].unsqueeze(1), double=True
-            ).squeeze(1)
-            margin[at] = torch.where(exact.abs() < TIE, 0.0, exact)
+            row, column = close.nonzero(as_tuple=True)
+            at = i[row, column].unsqueeze(1), j[row, column].unsqueeze(1)
+            exact += self._tower(rows[row], *at, double=True)[0].squeeze(1)
+            margin[close] = torch.where(exact.abs() < TIE, 0.0, exact)
         return margin
 
-    def _compute(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> Tensor:
-        linear = self.linear_scores(rows, i, double=double) - self.linear_scores(
-            rows, j, double=double
-        )
+    def _tower(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> tuple[Tensor, Tensor]:
         tower, projected = self._tables[double].tower, self._projected[double]
         if tower is None or projected is None:
-            return linear
+            raise ValueError("an additive model has no tower")
         own = tower.own(self._users[double][rows])
-        return linear + tower.margins(projected[rows], own, i, j)
+        return tower.margins(projected[rows], own, i, j)
+
+
+def _sizes(tower: TowerTable) -> tuple[float, float]:
+    """The largest that items can put into the first activation, and by how much the layers above
+    may enlarge an error in their inputs."""
+    inputs, gain = 0.0, 1.0
+    for table in (tower.first, tower.second):
+        if table.numel():
+            low, high = torch.aminmax(table)
+            inputs += max(-float(low), float(high))
+    for weight, _ in tower.layers:
+        finite = bool(weight.isfinite().all())
+        gain *= float(torch.linalg.matrix_norm(weight, ord=2)) if finite else math.inf
+    return inputs, gain
