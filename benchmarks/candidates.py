@@ -47,7 +47,7 @@ def main(folder: Path, data: Path) -> None:
         f"{n} anchors": CandidateGenerator(ranker, spread_over_popularity(counts, n).tolist(), 0)
         for n in ANCHORS
     }
-    usual = pickers["16 anchors"]
+    usual = pickers["4 anchors"]
     best = torch.cat(
         [
             ranker.rank(part, usual.pick(usual.scores(part), free, model.n_items), K)

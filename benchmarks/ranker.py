@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.report import publish
 from ncr_core.checkpoint import load_checkpoint
-from ncr_core.ranking import CandidateGenerator, ExactRanker, algorithm1
+from ncr_core.ranking import CandidateGenerator, ExactRanker, algorithm1, anchors_of
 
 K = 10
 CASES = [(100, 1), (100, 32), (200, 1), (200, 32), (1000, 1), (1000, 32)]
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     checkpoint = load_checkpoint(folder)
     model = checkpoint.model
     compiled, in_torch = ExactRanker(model), ExactRanker(model, compiled=False)
-    picker = CandidateGenerator(compiled, checkpoint.reference_items, 0)
+    picker = CandidateGenerator(compiled, anchors_of(checkpoint.reference_items), 0)
     generator = torch.Generator().manual_seed(0)
     rows = []
     for m, batch in CASES:

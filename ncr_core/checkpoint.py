@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from ncr_core.data.interactions import IntArray
 from ncr_core.errors import CheckpointError, ConfigError
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
-from ncr_core.ranking.candidates import ANCHORS, spread_over_popularity
+from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 
 FORMAT = "ncr-checkpoint/1"
 MANIFEST, WEIGHTS, IDS = "manifest.json", "model.safetensors", "ids.json"
@@ -76,7 +76,7 @@ def save_checkpoint(
         WEIGHTS: save(tensors),
         IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
     }
-    references = spread_over_popularity(tensors[COUNTS], ANCHORS)
+    references = spread_over_popularity(tensors[COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from app.catalog.view import Catalogue
 from app.models.schemas import ModelRow
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker
+from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
 from ncr_core.training.fold_in import fold_in, mean_user
 
 CANDIDATE_SEED = 20_181_022
@@ -60,7 +60,7 @@ class ServingModel:
         self._ranker = ExactRanker(self._model)
         self._references = torch.tensor(checkpoint.reference_items, device=self._ranker.device)
         self._generator = CandidateGenerator(
-            self._ranker, checkpoint.reference_items, CANDIDATE_SEED
+            self._ranker, anchors_of(checkpoint.reference_items), CANDIDATE_SEED
         )
         self._mean_user = mean_user(self._model)
         self._candidates = candidates

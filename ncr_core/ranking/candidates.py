@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ncr_core.ranking.exact import PAD, ExactRanker
 
-ANCHORS = 16
+REFERENCES = 16  # that scores are told against
+ANCHORS = 4  # of them that candidates are chosen by: `python -m benchmarks.candidates`
 BEST_LAST = 32
 
 
@@ -20,6 +21,12 @@ def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
     steps = torch.linspace(0, len(ranked) - 1, n + 2)[1:-1] if n > 1 else torch.zeros(1)
     picked: Tensor = ranked[steps.round().long()]
     return picked
+
+
+def anchors_of(references: Sequence[int]) -> list[int]:
+    """A few of the reference items, which stand by popularity, at equal steps."""
+    n = min(ANCHORS, len(references))
+    return [references[(2 * step + 1) * len(references) // (2 * n)] for step in range(n)]
 
 
 class CandidateGenerator:

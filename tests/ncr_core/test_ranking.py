@@ -18,6 +18,7 @@ from ncr_core.ranking import (
     CandidateGenerator,
     ExactRanker,
     algorithm1,
+    anchors_of,
     resumable_scan,
     spread_over_popularity,
 )
@@ -408,6 +409,13 @@ def test_mean_margins_of_the_compiled_code(config: ModelConfig) -> None:
     alone = torch.cat([ranker.mean_margins(user[None], anchors) for user in users])
     if ranker.compiled is not None:
         assert alone.equal(fast)  # whoever else is in the batch
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (16, [2, 6, 10, 14])]
+)
+def test_anchors_are_reference_items_at_equal_steps(n: int, expected: list[int]) -> None:
+    assert anchors_of(range(n)) == expected
 
 
 @pytest.mark.parametrize("n", [1, 3, 16])
