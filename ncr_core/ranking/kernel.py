@@ -4,7 +4,8 @@ Margins are computed for ``LANES`` challengers against the champion at once, in 
 by feature, so that every loop runs over neighbouring numbers: a compiler makes vector instructions
 of it. What is compared, and in which order, is what ``scan.resumable_scan`` describes.
 
-numba compiles at the first call, in some seconds, and keeps the code on disk where it can.
+numba compiles at the first call, in some seconds, and keeps the code on disk where it can. All of
+it is in one file, because numba looks for changes only in that of the function that is called.
 """
 
 from __future__ import annotations

@@ -80,3 +80,10 @@ def ml_1m() -> Path:
     if not path.is_dir():
         pytest.skip("MovieLens 1M is not here: set NCR_TEST_DATA to the folder that holds ml-1m/")
     return path
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
+def compiled(request: pytest.FixtureRequest) -> bool:
+    """Whether towers are ranked by compiled code; numba is there wherever the tests are run."""
+    chosen: bool = request.param
+    return chosen

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import (
     PAD,
-    CandidateGenerator,
     ExactRanker,
     algorithm1,
-    anchors_of,
     resumable_scan,
-    spread_over_popularity,
 )
-from ncr_core.ranking import compiled as compiled_code
 from tests.ncr_core.conftest import wild_model
 
 
@@ -104,13 +97,6 @@ def literal(
     return algorithm1(candidates, beats, k)
 
 
-@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
-def compiled(request: pytest.FixtureRequest) -> bool:
-    """Whether towers are ranked by compiled code; numba is there wherever the tests are run."""
-    chosen: bool = request.param
-    return chosen
-
-
 def test_the_ranker_equals_algorithm1_on_its_own_margins(
     config: ModelConfig, compiled: bool
 ) -> None:
@@ -160,187 +146,6 @@ def test_near_ties_are_decided_as_in_float64() -> None:
     assert margins.flatten().sign().equal(expected.sign())
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    layers=st.integers(2, 5),
-    factors=st.integers(1, 9),
-    width=st.integers(1, 70),
-    k=st.integers(1, 75),
-    activation=st.sampled_from(["tanh", "relu"]),
-    shared=st.booleans(),
-    scale=st.sampled_from([1e-3, 0.3, 1.0, 8.0]),
-)
-def test_the_compiled_scan_equals_the_one_in_torch(
-    seed: int,
-    layers: int,
-    factors: int,
-    width: int,
-    k: int,
-    activation: Literal["tanh", "relu"],
-    shared: bool,
-    scale: float,
-) -> None:
-    """Random towers make tournaments of every kind: from one margin's size of ties and near ties to
-    intransitive ones, and weights whose exponentials do not fit into float32."""
-    kind: Literal["neupr", "dncr"] = "neupr" if shared or seed % 2 else "dncr"
-    config = ModelConfig(
-        kind=kind, factors=factors, layers=layers, activation=activation, shared_embeddings=shared
-    )
-    torch.manual_seed(seed)
-    model = build_model(config, 9, 80).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.normal_(std=scale)
-    for name, table in model.named_parameters():
-        if name.startswith("items"):
-            table[60:] = table[:20]
-    candidates = torch.stack([torch.randperm(80)[:width] for _ in range(9)])
-    lengths = torch.randint(0, width + 1, (9, 1))
-    candidates = candidates.masked_fill(torch.arange(width) >= lengths, PAD)
-    users = model.user_vectors(torch.arange(9))
-    fast, slow = (ExactRanker(model, compiled=c) for c in (True, False))
-    assert fast.compiled is not None
-    assert fast.rank(users, candidates, k).equal(slow.rank(users, candidates, k))
-
-
-def exact_answer(
-    model: PairwiseRanker, user: torch.Tensor, candidates: list[int], k: int
-) -> list[int]:
-    """The literal Algorithm 1 on z_uij − z_uji as the equations have it, in float64."""
-    exact = copy.deepcopy(model).double()
-    n = len(candidates)
-    i = torch.tensor(candidates).repeat_interleave(n)
-    j = torch.tensor(candidates).repeat(n)
-    users = user.double().expand(n * n, -1)
-    margins = (exact.logits(users, i, j) - exact.logits(users, j, i)).view(n, n)
-    # What is left of a tie is the rounding of two different sums.
-    beats = lambda a, b: bool(margins[a, b] > 1e-12)  # noqa: E731
-    return [candidates[at] for at in algorithm1(range(n), beats, k)]
-
-
-@pytest.mark.parametrize("kind", ["dncr", "neupr"])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize(
-    ("embeddings", "dense", "common"),
-    [(0.7, 0.7, 0.0), (3.0, 3.0, 0.0), (30.0, 0.3, 0.0), (1e-5, 30.0, 0.0), (0.3, 0.7, 1e4)],
-)
-def test_the_answer_is_that_of_float64(
-    kind: Literal["dncr", "neupr"],
-    activation: Literal["tanh", "relu"],
-    embeddings: float,
-    dense: float,
-    common: float,
-    compiled: bool,
-) -> None:
-    """Also where float32 cannot tell: near twins, weights of uncommon sizes, and a large common
-    part of the items, which cancels in a margin, since both sides are projected alike."""
-    torch.manual_seed(3)
-    model = build_model(ModelConfig(kind=kind, factors=4, activation=activation), 12, 40)
-    model.requires_grad_(False)
-    for name, table in model.named_parameters():
-        is_embedding = name.startswith(("users", "items"))
-        table.normal_(std=embeddings if is_embedding else dense)
-        if name.startswith("items"):
-            table += common
-            table[20:] = table[:20] * (1 + 2**-12 * torch.randn(20, 1))
-    users = model.user_vectors(torch.arange(12))
-    candidates = torch.stack([torch.randperm(40)[:30] for _ in range(12)])
-    ranked = ExactRanker(model, compiled=compiled).rank(users, candidates.int(), 8)
-    for user in range(12):
-        assert ranked[user].tolist() == exact_answer(
-            model, users[user], candidates[user].tolist(), 8
-        )
-
-
-def test_what_overflows_in_float32_is_decided_in_float64(compiled: bool) -> None:
-    model = wild_model(ModelConfig(kind="dncr", factors=2, layers=3, activation="relu"), 4, 20)
-    with torch.no_grad():
-        model.get_parameter("items.weight")[7] *= 3e38
-    users = model.user_vectors(torch.arange(4))
-    candidates = torch.stack([torch.randperm(20) for _ in range(4)])
-    ranked = ExactRanker(model, compiled=compiled).rank(users, candidates, 20)
-    for user in range(4):
-        expected = exact_answer(model, users[user], candidates[user].tolist(), 20)
-        assert ranked[user].tolist() == expected
-
-
-def test_items_that_there_are_not_are_an_error(compiled: bool) -> None:
-    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
-    ranker = ExactRanker(model, compiled=compiled)
-    users = model.user_vectors(torch.arange(3))
-    for wrong in (10, 10**9, -2):
-        candidates = torch.tensor([[1, 2], [wrong, 3], [4, 5]])
-        if wrong >= 0 or compiled:
-            with pytest.raises(IndexError):
-                ranker.mean_margins(users, torch.tensor([3, wrong]))
-        if wrong >= 0:
-            with pytest.raises(IndexError):
-                ranker.rank(users, candidates, 2)
-
-
-def test_several_threads_may_call_a_ranker() -> None:
-    model = wild_model(ModelConfig(kind="neupr", factors=4), 40, 60)
-    ranker = ExactRanker(model)
-    users = model.user_vectors(torch.arange(40))
-    candidates = torch.stack([torch.randperm(60)[:50] for _ in range(40)])
-    expected = ranker.rank(users, candidates, 10)
-    with ThreadPoolExecutor(6) as pool:
-        lists = list(pool.map(lambda _: ranker.rank(users, candidates, 10), range(24)))
-    assert all(ranked.equal(expected) for ranked in lists)
-
-
-def test_without_compiled_code_lists_come_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
-    users = model.user_vectors(torch.arange(3))
-    candidates = torch.arange(10).expand(3, -1)
-    expected = ExactRanker(model).rank(users, candidates, 5)
-    monkeypatch.setattr(compiled_code, "_kernel", lambda: None)
-    ranker = ExactRanker(model)
-    assert ranker.compiled is None
-    assert ranker.rank(users, candidates, 5).equal(expected)
-
-
-def test_a_full_disk_or_a_damaged_cache_costs_no_list(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """numba keeps its code on disk; where it cannot, it compiles for this process alone."""
-    from ncr_core.ranking import kernel
-
-    tried: list[str] = []
-
-    def fails_once(_: object) -> None:
-        tried.append("try")
-        if len(tried) == 1:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(compiled_code, "_try_out", fails_once)
-    monkeypatch.setattr(kernel, "keep_nothing", lambda: tried.append("keep nothing"))
-    assert compiled_code._kernel.__wrapped__() is kernel
-    assert tried == ["try", "keep nothing", "try"]
-
-    def fails(_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(compiled_code, "_try_out", fails)
-    with pytest.warns(UserWarning, match="No space left"):
-        assert compiled_code._kernel.__wrapped__() is None
-
-
-def test_a_batch_is_split_over_threads_without_a_difference() -> None:
-    model = wild_model(ModelConfig(kind="neupr", factors=8), 23, 60)
-    ranker = ExactRanker(model)
-    users = model.user_vectors(torch.arange(23))
-    candidates = torch.stack([torch.randperm(60)[:40] for _ in range(23)])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = ranker.rank(users, candidates, 10)
-        torch.set_num_threads(3)
-        assert ranker.rank(users, candidates, 10).equal(alone)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_degenerate_shapes(config: ModelConfig, compiled: bool) -> None:
     model = wild_model(config, 2, 5)
     ranker = ExactRanker(model, compiled=compiled)
@@ -348,79 +153,3 @@ def test_degenerate_shapes(config: ModelConfig, compiled: bool) -> None:
     assert ranker.rank(users, torch.tensor([[3], [4]]), 10).tolist() == [[3], [4]]
     assert ranker.rank(users, torch.full((2, 3), PAD), 2).eq(PAD).all()
     assert ranker.rank(users[:0], torch.empty((0, 4), dtype=torch.long), 2).shape == (0, 2)
-
-
-def test_candidates_of_an_additive_model_are_its_own_best() -> None:
-    model = wild_model(ModelConfig(kind="nbpr", factors=4), 6, 50)
-    ranker = ExactRanker(model)
-    generator = CandidateGenerator(ranker, [3, 17, 40], seed=5)
-    users = model.user_vectors(torch.arange(6))
-    allowed = torch.rand(6, 50) < 0.5
-    allowed[5] = False
-    picked = generator.pick(generator.scores(users), allowed, 8)
-    everything = torch.arange(50).masked_fill(~allowed, PAD)
-    for user in range(6):
-        mine = [i for i in picked[user].tolist() if i != PAD]
-        own = everything[user][everything[user] != PAD].unsqueeze(0)
-        if own.shape[1] == 0:
-            assert mine == []
-            continue
-        best = ranker.rank(users[user : user + 1], own, 8)[0].tolist()
-        assert sorted(mine) == sorted(best)
-        assert mine == best[::-1]  # so few come from bad to good
-
-
-def test_candidates_stand_in_the_order_that_is_cheap_to_rank(compiled: bool) -> None:
-    model = wild_model(ModelConfig(kind="neupr", factors=4), 5, 90)
-    with torch.no_grad():
-        for name, table in model.named_parameters():
-            if name.startswith("items"):
-                table[80:] = table[:10]  # equal scores
-    generator = CandidateGenerator(ExactRanker(model, compiled=compiled), [3, 17, 40], seed=5)
-    users = model.user_vectors(torch.arange(5))
-    scores = generator.scores(users)
-    allowed = torch.rand(5, 90) < 0.8
-    picked = generator.pick(scores, allowed, 50)
-    for user in range(5):
-        free = allowed[user].nonzero().flatten().tolist()
-        key = lambda i, user=user: (-float(scores[user, i]), int(generator.order[i]))  # noqa: E731
-        best = sorted(free, key=key)[:50]
-        assert picked[user].tolist() == best[32:] + best[:32][::-1]
-    few = allowed.clone()
-    few[:, 20:] = False
-    short = generator.pick(scores, few, 50)
-    assert all((row >= 0).sum() == n for row, n in zip(short, few.sum(dim=1), strict=True))
-
-
-def test_mean_margins_of_the_compiled_code(config: ModelConfig) -> None:
-    model = wild_model(config, 7, 45)
-    users = model.user_vectors(torch.arange(7))
-    anchors = torch.tensor([40, 2, 11])
-    fast, slow = (
-        ExactRanker(model, compiled=c).mean_margins(users, anchors) for c in (True, False)
-    )
-    assert torch.allclose(fast, slow, atol=1e-4, rtol=1e-5)
-    items = torch.arange(45).expand(7, -1)
-    expected = torch.stack(
-        [ExactRanker(model).compare(users, items, anchor.expand(7, 45)) for anchor in anchors]
-    ).mean(dim=0)
-    assert torch.allclose(slow, expected, atol=1e-5)
-    ranker = ExactRanker(model)
-    alone = torch.cat([ranker.mean_margins(user[None], anchors) for user in users])
-    if ranker.compiled is not None:
-        assert alone.equal(fast)  # whoever else is in the batch
-
-
-@pytest.mark.parametrize(
-    ("n", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (16, [2, 6, 10, 14])]
-)
-def test_anchors_are_reference_items_at_equal_steps(n: int, expected: list[int]) -> None:
-    assert anchors_of(range(n)) == expected
-
-
-@pytest.mark.parametrize("n", [1, 3, 16])
-def test_reference_items_spread_over_popularity(n: int) -> None:
-    counts = torch.randperm(100)
-    picked = spread_over_popularity(counts, n)
-    assert len(picked) == len(set(picked.tolist())) == n
-    assert counts[picked].tolist() == sorted(counts[picked].tolist(), reverse=True)

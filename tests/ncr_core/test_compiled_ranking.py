@@ -1,0 +1,198 @@
+"""The compiled ranker: its answers are those of float64, and nothing about it can stop a list."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.ranking import PAD, ExactRanker, algorithm1
+from ncr_core.ranking import compiled as compiled_code
+from tests.ncr_core.conftest import wild_model
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(2, 5),
+    factors=st.integers(1, 9),
+    width=st.integers(1, 70),
+    k=st.integers(1, 75),
+    activation=st.sampled_from(["tanh", "relu"]),
+    shared=st.booleans(),
+    scale=st.sampled_from([1e-3, 0.3, 1.0, 8.0]),
+)
+def test_the_compiled_scan_equals_the_one_in_torch(
+    seed: int,
+    layers: int,
+    factors: int,
+    width: int,
+    k: int,
+    activation: Literal["tanh", "relu"],
+    shared: bool,
+    scale: float,
+) -> None:
+    """Random towers make tournaments of every kind: from one margin's size of ties and near ties to
+    intransitive ones, and weights whose exponentials do not fit into float32."""
+    kind: Literal["neupr", "dncr"] = "neupr" if shared or seed % 2 else "dncr"
+    config = ModelConfig(
+        kind=kind, factors=factors, layers=layers, activation=activation, shared_embeddings=shared
+    )
+    torch.manual_seed(seed)
+    model = build_model(config, 9, 80).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=scale)
+    for name, table in model.named_parameters():
+        if name.startswith("items"):
+            table[60:] = table[:20]
+    candidates = torch.stack([torch.randperm(80)[:width] for _ in range(9)])
+    lengths = torch.randint(0, width + 1, (9, 1))
+    candidates = candidates.masked_fill(torch.arange(width) >= lengths, PAD)
+    users = model.user_vectors(torch.arange(9))
+    fast, slow = (ExactRanker(model, compiled=c) for c in (True, False))
+    assert fast.compiled is not None
+    assert fast.rank(users, candidates, k).equal(slow.rank(users, candidates, k))
+
+
+def exact_answer(
+    model: PairwiseRanker, user: torch.Tensor, candidates: list[int], k: int
+) -> list[int]:
+    """The literal Algorithm 1 on z_uij − z_uji as the equations have it, in float64."""
+    exact = copy.deepcopy(model).double()
+    n = len(candidates)
+    i = torch.tensor(candidates).repeat_interleave(n)
+    j = torch.tensor(candidates).repeat(n)
+    users = user.double().expand(n * n, -1)
+    margins = (exact.logits(users, i, j) - exact.logits(users, j, i)).view(n, n)
+    # What is left of a tie is the rounding of two different sums.
+    beats = lambda a, b: bool(margins[a, b] > 1e-12)  # noqa: E731
+    return [candidates[at] for at in algorithm1(range(n), beats, k)]
+
+
+@pytest.mark.parametrize("kind", ["dncr", "neupr"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize(
+    ("embeddings", "dense", "common"),
+    [(0.7, 0.7, 0.0), (3.0, 3.0, 0.0), (30.0, 0.3, 0.0), (1e-5, 30.0, 0.0), (0.3, 0.7, 1e4)],
+)
+def test_the_answer_is_that_of_float64(
+    kind: Literal["dncr", "neupr"],
+    activation: Literal["tanh", "relu"],
+    embeddings: float,
+    dense: float,
+    common: float,
+    compiled: bool,
+) -> None:
+    """Also where float32 cannot tell: near twins, weights of uncommon sizes, and a large common
+    part of the items, which cancels in a margin, since both sides are projected alike."""
+    torch.manual_seed(3)
+    model = build_model(ModelConfig(kind=kind, factors=4, activation=activation), 12, 40)
+    model.requires_grad_(False)
+    for name, table in model.named_parameters():
+        is_embedding = name.startswith(("users", "items"))
+        table.normal_(std=embeddings if is_embedding else dense)
+        if name.startswith("items"):
+            table += common
+            table[20:] = table[:20] * (1 + 2**-12 * torch.randn(20, 1))
+    users = model.user_vectors(torch.arange(12))
+    candidates = torch.stack([torch.randperm(40)[:30] for _ in range(12)])
+    ranked = ExactRanker(model, compiled=compiled).rank(users, candidates.int(), 8)
+    for user in range(12):
+        assert ranked[user].tolist() == exact_answer(
+            model, users[user], candidates[user].tolist(), 8
+        )
+
+
+def test_what_overflows_in_float32_is_decided_in_float64(compiled: bool) -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2, layers=3, activation="relu"), 4, 20)
+    with torch.no_grad():
+        model.get_parameter("items.weight")[7] *= 3e38
+    users = model.user_vectors(torch.arange(4))
+    candidates = torch.stack([torch.randperm(20) for _ in range(4)])
+    ranked = ExactRanker(model, compiled=compiled).rank(users, candidates, 20)
+    for user in range(4):
+        expected = exact_answer(model, users[user], candidates[user].tolist(), 20)
+        assert ranked[user].tolist() == expected
+
+
+def test_items_that_there_are_not_are_an_error(compiled: bool) -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(3))
+    for wrong in (10, 10**9, -2):
+        candidates = torch.tensor([[1, 2], [wrong, 3], [4, 5]])
+        if wrong >= 0 or compiled:
+            with pytest.raises(IndexError):
+                ranker.mean_margins(users, torch.tensor([3, wrong]))
+        if wrong >= 0:
+            with pytest.raises(IndexError):
+                ranker.rank(users, candidates, 2)
+
+
+def test_several_threads_may_call_a_ranker() -> None:
+    model = wild_model(ModelConfig(kind="neupr", factors=4), 40, 60)
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(40))
+    candidates = torch.stack([torch.randperm(60)[:50] for _ in range(40)])
+    expected = ranker.rank(users, candidates, 10)
+    with ThreadPoolExecutor(6) as pool:
+        lists = list(pool.map(lambda _: ranker.rank(users, candidates, 10), range(24)))
+    assert all(ranked.equal(expected) for ranked in lists)
+
+
+def test_without_compiled_code_lists_come_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
+    users = model.user_vectors(torch.arange(3))
+    candidates = torch.arange(10).expand(3, -1)
+    expected = ExactRanker(model).rank(users, candidates, 5)
+    monkeypatch.setattr(compiled_code, "_kernel", lambda: None)
+    ranker = ExactRanker(model)
+    assert ranker.compiled is None
+    assert ranker.rank(users, candidates, 5).equal(expected)
+
+
+def test_a_full_disk_or_a_damaged_cache_costs_no_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """numba keeps its code on disk; where it cannot, it compiles for this process alone."""
+    from ncr_core.ranking import kernel
+
+    tried: list[str] = []
+
+    def fails_once(_: object) -> None:
+        tried.append("try")
+        if len(tried) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiled_code, "_try_out", fails_once)
+    monkeypatch.setattr(kernel, "keep_nothing", lambda: tried.append("keep nothing"))
+    assert compiled_code._kernel.__wrapped__() is kernel
+    assert tried == ["try", "keep nothing", "try"]
+
+    def fails(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiled_code, "_try_out", fails)
+    with pytest.warns(UserWarning, match="No space left"):
+        assert compiled_code._kernel.__wrapped__() is None
+
+
+def test_a_batch_is_split_over_threads_without_a_difference() -> None:
+    model = wild_model(ModelConfig(kind="neupr", factors=8), 23, 60)
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(23))
+    candidates = torch.stack([torch.randperm(60)[:40] for _ in range(23)])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = ranker.rank(users, candidates, 10)
+        torch.set_num_threads(3)
+        assert ranker.rank(users, candidates, 10).equal(alone)
+    finally:
+        torch.set_num_threads(before)
