@@ -5,12 +5,15 @@ from ncr_core.ranking.candidates import CandidateGenerator, anchors_of, spread_o
 from ncr_core.ranking.exact import PAD, ExactRanker
 from ncr_core.ranking.margins import Margins
 from ncr_core.ranking.scan import resumable_scan
+from ncr_core.ranking.tournament import STRATEGIES, Strategy
 
 __all__ = [
     "PAD",
+    "STRATEGIES",
     "CandidateGenerator",
     "ExactRanker",
     "Margins",
+    "Strategy",
     "algorithm1",
     "anchors_of",
     "resumable_scan",

@@ -82,9 +82,7 @@ class CompiledScan:
 
         Raises IndexError for items that the model does not have.
         """
-        if not len(users) == len(items) == len(lengths) == len(linear):
-            raise ValueError(f"{len(users)} users, but {len(items)} lists of candidates")
-        self._check(items)
+        self._check_batch(users, items, lengths, linear)
         ranked = np.full((len(users), k), -1, dtype=np.int64)
         counts = np.zeros((len(users), 2), dtype=np.int64)
         rows, ends, scores = _array(items.long()), _array(lengths.long()), _array(linear)
@@ -100,6 +98,25 @@ class CompiledScan:
         if items.shape[1] and k:
             _in_threads(run, len(users))
         return torch.from_numpy(ranked), Work(counts[:, 0], counts[:, 1])
+
+    def all_margins(self, users: Tensor, items: Tensor, lengths: Tensor, linear: Tensor) -> Tensor:
+        """As for ``positions`` → (B, M, M) margins of each candidate over each, float32; 0 beyond
+        the lengths."""
+        self._check_batch(users, items, lengths, linear)
+        b, m = items.shape
+        margins = np.zeros((b, m, m), dtype=np.float32)
+        rows, ends, scores = _array(items.long()), _array(lengths.long()), _array(linear)
+        single, double = self._bound(users)
+        kernel = _compiled_kernel()
+
+        def run(part: slice) -> None:
+            kernel.all_margins(
+                rows[part], ends[part], scores[part], _part(single, 4, part),
+                _part(double, 3, part), TIE, margins[part],
+            )  # fmt: skip
+
+        _in_threads(run, len(users))
+        return torch.from_numpy(margins)
 
     def mean_margins(self, users: Tensor, items: Tensor, n_anchors: int, linear: Tensor) -> Tensor:
         """The mean margin of items over anchors: (B, E) user vectors, (A + T,) the anchors, then
@@ -119,6 +136,11 @@ class CompiledScan:
         if n_anchors:
             _in_threads(run, len(users))
         return torch.from_numpy(mean)
+
+    def _check_batch(self, users: Tensor, items: Tensor, *of_users: Tensor) -> None:
+        if any(len(other) != len(users) for other in (items, *of_users)):
+            raise ValueError(f"{len(users)} users, but {len(items)} lists of candidates")
+        self._check(items)
 
     def _check(self, items: Tensor) -> None:
         """Compiled code reads whatever memory it is told to."""
@@ -199,6 +221,8 @@ def _try_out(kernel: ModuleType) -> None:
         rows, np.ones(1, dtype=np.int64), 1, scores, single, double, TIE, ranked, counts
     )
     kernel.mean_margins(np.zeros(2, dtype=np.int64), 1, out, single, scores)
+    margins = np.zeros((1, 1, 1), dtype=np.float32)
+    kernel.all_margins(rows, np.ones(1, dtype=np.int64), scores, single, double, TIE, margins)
 
 
 def _part(bound: tuple[Any, ...], of_users: int, part: slice) -> tuple[Any, ...]:

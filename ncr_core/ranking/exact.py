@@ -7,10 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ncr_core.errors import ConfigError
 from ncr_core.models.ranker import PairwiseRanker
 from ncr_core.ranking.compiled import CompiledScan, compiled_scan
 from ncr_core.ranking.margins import TIE, BoundMargins, Margins
 from ncr_core.ranking.scan import resumable_scan
+from ncr_core.ranking.tournament import STRATEGIES, Strategy, order_by, preference, wins
 
 PAD = -1
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
@@ -38,19 +40,30 @@ class ExactRanker:
         return compiled_scan(self.margins) if self._may_compile else None
 
     @torch.inference_mode()
-    def rank(self, users: Tensor, candidates: Tensor, k: int) -> Tensor:
+    def rank(
+        self, users: Tensor, candidates: Tensor, k: int, strategy: Strategy = "algorithm1"
+    ) -> Tensor:
         """Top ``k`` of each user's candidates.
 
         ``users`` is (B, E) user vectors; ``candidates`` (B, M) item rows in the order that decides
         ties, each row filled from the left and padded with −1. Returns (B, min(k, M)) item rows,
-        best first, padded with −1.
+        best first, padded with −1. ``strategy`` is another order than Algorithm 1's: by wins or by
+        mean probability against all other candidates, which takes all their margins.
+
+        Raises ConfigError for a strategy that there is not, IndexError for an item.
         """
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"unknown strategy {strategy!r}: {', '.join(STRATEGIES)}")
         users, candidates = users.to(self.device), candidates.to(self.device)
         k = min(k, candidates.shape[1])
         lengths = (candidates != PAD).sum(dim=1)
         items = candidates.clamp(min=0)
         bound = self.margins.bind(users)
-        if self.margins.additive:
+        if strategy != "algorithm1":
+            of_all = self._all_margins(users, bound, items, lengths)
+            score = wins if strategy == "copeland" else preference
+            order = order_by(score(of_all, lengths), lengths, k)
+        elif self.margins.additive:
             order = self._sorted_positions(bound, items, lengths, k)
         elif self.compiled is not None and self.compiled.takes(candidates.shape[1]):
             linear = self._linear(bound, items)
@@ -65,6 +78,29 @@ class ExactRanker:
             )
         ranked = items.gather(1, order.clamp(min=0))
         return torch.where(order == PAD, PAD, ranked)
+
+    @torch.inference_mode()
+    def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
+        """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""
+        users, candidates = users.to(self.device), candidates.to(self.device)
+        lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
+        return self._all_margins(users, self.margins.bind(users), items, lengths)
+
+    def _all_margins(
+        self, users: Tensor, bound: BoundMargins, items: Tensor, lengths: Tensor
+    ) -> Tensor:
+        if self.compiled is not None:
+            return self.compiled.all_margins(users, items, lengths, self._linear(bound, items))
+        n, m = items.shape
+        rows = torch.arange(n, device=self.device)
+        out = torch.zeros((n, m, m), dtype=torch.float64, device=self.device)
+        width = max(1, PAIRS_AT_ONCE // max(1, n * m))
+        for start in range(0, m, width):
+            i = items[:, start : start + width]
+            some = i.repeat_interleave(m, dim=1), items.repeat(1, i.shape[1])
+            out[:, start : start + width] = bound(rows, *some).view(n, -1, m)
+        inside = torch.arange(m, device=self.device) < lengths.unsqueeze(1)
+        return out * (inside.unsqueeze(1) & inside.unsqueeze(2))
 
     @torch.inference_mode()
     def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:

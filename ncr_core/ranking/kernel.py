@@ -236,6 +236,30 @@ def _columns(
 
 
 @_strict
+def _decided(
+    deep: float,
+    size: float,
+    of_linear: float,
+    i: int,
+    j: int,
+    b: int,
+    double: Any,
+    relu: bool,
+    tie: float,
+) -> Any:
+    """The margin of item i over j for user b: as float32 has it, where that is certain."""
+    users, own, uncertain, first, second, vectors, tower = double
+    margin = deep + of_linear
+    if not abs(margin) >= uncertain[b] * max(1.0, size):  # or not a number, as float64 may have it
+        first_way = _deep(users[b], own[b], i, j, first, second, vectors, tower, relu)
+        other_way = _deep(users[b], own[b], j, i, first, second, vectors, tower, relu)
+        margin = of_linear + first_way - other_way
+        if abs(margin) < tie or i == j:
+            return 0.0
+    return margin
+
+
+@_strict
 def scan_batch(
     items: Any,
     lengths: Any,
@@ -259,7 +283,6 @@ def scan_batch(
     were computed for them. Rows are not checked.
     """
     kinds, vectors, tower = single[0], single[8], single[9]
-    users_d, own_d, uncertain, first_d, second_d, vectors_d, tower_d = double
     n_users, width = items.shape
     h = single[4].shape[1]
     by_first = np.zeros((h, width + LANES), dtype=np.float32)
@@ -293,20 +316,11 @@ def scan_batch(
                     if taken[position]:
                         continue
                     pairs += 1
-                    of_linear = linear[b, position] - linear[b, champion]
-                    margin = margins[0, position - at] + of_linear
-                    bound = uncertain[b] * max(1.0, margins[1, position - at])
-                    if not abs(margin) >= bound:  # or not a number, as float64 may have it
-                        i, j = rows[position], rows[champion]
-                        margin = of_linear + _deep(
-                            users_d[b], own_d[b], i, j, first_d, second_d, vectors_d, tower_d,
-                            kind == RELU,
-                        ) - _deep(
-                            users_d[b], own_d[b], j, i, first_d, second_d, vectors_d, tower_d,
-                            kind == RELU,
-                        )  # fmt: skip
-                        if abs(margin) < tie or i == j:
-                            margin = 0.0
+                    margin = _decided(
+                        margins[0, position - at], margins[1, position - at],
+                        linear[b, position] - linear[b, champion],
+                        rows[position], rows[champion], b, double, kind == RELU, tie,
+                    )  # fmt: skip
                     if margin > 0:
                         challenger = position
                         break
@@ -357,8 +371,39 @@ def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of
                 margins_of[b, at - n_anchors + lane] = totals[lane] / n_anchors
 
 
+@_strict
+def all_margins(
+    items: Any, lengths: Any, linear: Any, single: Any, double: Any, tie: float, margins_of: Any
+) -> None:
+    """margins_of (B, M, M) ← by how much the candidate of a row is preferred to that of a column.
+
+    As for ``scan_batch``; what is beyond a user's length is left as it is.
+    """
+    kinds, vectors, tower = single[0], single[8], single[9]
+    n_users, width = items.shape
+    h = single[4].shape[1]
+    by_first = np.zeros((h, width + LANES), dtype=np.float32)
+    by_second = np.zeros((h, width + LANES), dtype=np.float32)
+    products = np.zeros((vectors.shape[1], width + LANES), dtype=np.float32)
+    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
+    block = np.zeros((2, LANES), dtype=np.float32)
+    for b in range(n_users):
+        n, rows, kind = lengths[b], items[b], kinds[b]
+        _columns(rows, n, single, b, by_first, by_second, products)
+        for j in range(n):
+            for at in range(j + 1, n, LANES):
+                _block(by_first, by_second, products, tower, at, j, kind, buffers, block)
+                for i in range(at, min(at + LANES, n)):
+                    margin = _decided(
+                        block[0, i - at], block[1, i - at], linear[b, i] - linear[b, j],
+                        rows[i], rows[j], b, double, kind == RELU, tie,
+                    )  # fmt: skip
+                    margins_of[b, i, j] = margin
+                    margins_of[b, j, i] = -margin
+
+
 def keep_nothing() -> None:
     """Compiles anew from here on, without the code on disk."""
     every: list[Any] = [_dense, _activate, _first_layer, _element_wise, _block, _deep, _gather]
-    for function in [*every, _columns, scan_batch, mean_margins]:
+    for function in [*every, _columns, _decided, scan_batch, mean_margins, all_margins]:
         function._cache = NullCache()
