@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -47,16 +48,24 @@ class Margins:
 
 
 class BoundMargins:
-    """The margins of a batch of users; their projections are computed once."""
+    """The margins of a batch of users; their projections are computed once, if they are needed."""
 
     def __init__(self, margins: Margins, users: Tensor) -> None:
+        self._margins = margins
         self._tables = (margins.single, margins.double)
         self._users = tuple(users.to(dtype) for dtype in (torch.float32, torch.float64))
-        self._projected = tuple(
-            tables.tower.project_user(users) if tables.tower else None for tables in self._tables
+
+    @cached_property
+    def _projected(self) -> tuple[Tensor | None, ...]:
+        return tuple(
+            tables.tower.project_user(users) if tables.tower else None
+            for tables, users in zip(self._tables, self._users, strict=True)
         )
+
+    @cached_property
+    def _caution(self) -> Tensor | None:
         own = self._projected[1]
-        self._caution = None if own is None else margins.caution(own)
+        return None if own is None else self._margins.caution(own)
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
