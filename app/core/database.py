@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from app.core.logging import get_logger
 log = get_logger(__name__)
 
 _BEGIN = "ncr_begin"
+BUSY_SECONDS = 10
+RETRY_SECONDS = 0.02
 
 
 class Database:
@@ -39,7 +42,7 @@ class Database:
         if self.dialect == "sqlite":
             assert self.url.database  # noqa: S101 - the settings refuse a database in memory
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            options["connect_args"] = {"isolation_level": None, "timeout": 10}
+            options["connect_args"] = {"isolation_level": None, "timeout": BUSY_SECONDS}
         else:
             options["pool_pre_ping"] = True
             options["connect_args"] = {"connect_timeout": 5}
@@ -97,10 +100,9 @@ class Database:
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
+    _use_wal(connection, cursor)
     for pragma in (
-        # First, so that the change to WAL waits for others that start at the same moment.
-        "busy_timeout=10000",
-        "journal_mode=WAL",
+        f"busy_timeout={BUSY_SECONDS * 1000}",
         # An acknowledged event survives a power cut; NORMAL would only survive a crash.
         "synchronous=FULL",
         "foreign_keys=ON",
@@ -109,6 +111,24 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _use_wal(connection: Any, cursor: Any) -> None:
+    """Changes to WAL, once others that open a new database at the same moment are through.
+
+    SQLite refuses at once, whatever the busy timeout: two that wait for each other to give up their
+    shared lock would wait for ever.
+    """
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            connection.run_async(lambda _: asyncio.sleep(RETRY_SECONDS))
+        else:
+            return
 
 
 def _begin_sqlite(conn: sa.Connection) -> None:

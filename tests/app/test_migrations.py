@@ -58,7 +58,7 @@ async def test_down_and_up_again(empty: Database) -> None:
 
 async def test_several_may_start_at_once(empty: Database) -> None:
     url = empty.url.render_as_string(hide_password=False)
-    others = [Database(url) for _ in range(3)]
+    others = [Database(url) for _ in range(6)]
     await asyncio.gather(*(migrate(other) for other in others))
     for other in others:
         await other.close()
