@@ -20,7 +20,7 @@ from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.experiments.cell import FORMAT, Cell, ranks_as_text, read_result, write_result
 from ncr_core.experiments.datasets import DataSet, load_data_set
-from ncr_core.experiments.machine import provenance
+from ncr_core.experiments.machine import commit, provenance
 from ncr_core.experiments.methods import Fitted, Request, fit, resolved
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.training import OnProgress
@@ -51,6 +51,7 @@ class Runner:
         self._results = results
         self._work = work
         self._watch = watch or Watch()
+        commit()  # that of the code which runs: the checkout may change before the first result
         self._data: dict[str, tuple[DataSet, dict[str, Any]]] = {}
 
     def run(self, cells: Iterable[Cell]) -> list[dict[str, Any]]:
