@@ -235,6 +235,19 @@ def _columns(
         _gather(rows, n, vectors, own[b], products, True)
 
 
+@_fast
+def _workspace(single: Any, n: int) -> Any:
+    """Room for ``_columns`` of n items, for the layers of ``_block`` and for what it gives."""
+    h, vectors, widths = single[4].shape[1], single[8], single[9][0]
+    return (
+        np.zeros((h, n + LANES), dtype=np.float32),
+        np.zeros((h, n + LANES), dtype=np.float32),
+        np.zeros((vectors.shape[1], n + LANES), dtype=np.float32),
+        np.zeros((2, widths.max(), BOTH), dtype=np.float32),
+        np.zeros((2, LANES), dtype=np.float32),
+    )
+
+
 @_strict
 def _decided(
     deep: float,
@@ -282,14 +295,9 @@ def scan_batch(
     under ``tie`` are ties. counts (B, 2) become the pairs that were looked at and the blocks that
     were computed for them. Rows are not checked.
     """
-    kinds, vectors, tower = single[0], single[8], single[9]
+    kinds, tower = single[0], single[9]
     n_users, width = items.shape
-    h = single[4].shape[1]
-    by_first = np.zeros((h, width + LANES), dtype=np.float32)
-    by_second = np.zeros((h, width + LANES), dtype=np.float32)
-    products = np.zeros((vectors.shape[1], width + LANES), dtype=np.float32)
-    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
-    margins = np.zeros((2, LANES), dtype=np.float32)
+    by_first, by_second, products, buffers, margins = _workspace(single, width)
     stack = np.zeros(width, dtype=np.int64)
     taken = np.zeros(width, dtype=np.bool_)
     for b in range(n_users):
@@ -347,13 +355,9 @@ def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of
     rows (n_anchors + T,) are the anchors, then the items; linear (B, n_anchors + T) their s_ui in
     float64; ``single`` as for ``scan_batch``. A user's figures do not depend on the other users.
     """
-    kinds, vectors, tower = single[0], single[8], single[9]
-    n, h = len(rows), single[4].shape[1]
-    by_first = np.zeros((h, n + LANES), dtype=np.float32)
-    by_second = np.zeros((h, n + LANES), dtype=np.float32)
-    products = np.zeros((vectors.shape[1], n + LANES), dtype=np.float32)
-    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
-    block = np.zeros((2, LANES), dtype=np.float32)
+    kinds, tower = single[0], single[9]
+    n = len(rows)
+    by_first, by_second, products, buffers, block = _workspace(single, n)
     totals = np.zeros(LANES)
     for b in range(len(kinds)):
         kind = kinds[b]
@@ -379,14 +383,9 @@ def all_margins(
 
     As for ``scan_batch``; what is beyond a user's length is left as it is.
     """
-    kinds, vectors, tower = single[0], single[8], single[9]
+    kinds, tower = single[0], single[9]
     n_users, width = items.shape
-    h = single[4].shape[1]
-    by_first = np.zeros((h, width + LANES), dtype=np.float32)
-    by_second = np.zeros((h, width + LANES), dtype=np.float32)
-    products = np.zeros((vectors.shape[1], width + LANES), dtype=np.float32)
-    buffers = np.zeros((2, tower[0].max(), BOTH), dtype=np.float32)
-    block = np.zeros((2, LANES), dtype=np.float32)
+    by_first, by_second, products, buffers, block = _workspace(single, width)
     for b in range(n_users):
         n, rows, kind = lengths[b], items[b], kinds[b]
         _columns(rows, n, single, b, by_first, by_second, products)
@@ -405,5 +404,5 @@ def all_margins(
 def keep_nothing() -> None:
     """Compiles anew from here on, without the code on disk."""
     every: list[Any] = [_dense, _activate, _first_layer, _element_wise, _block, _deep, _gather]
-    for function in [*every, _columns, _decided, scan_batch, mean_margins, all_margins]:
+    for function in [*every, _columns, _workspace, _decided, scan_batch, mean_margins, all_margins]:
         function._cache = NullCache()

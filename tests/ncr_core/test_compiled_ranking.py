@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -157,30 +161,68 @@ def test_without_compiled_code_lists_come_from_torch(monkeypatch: pytest.MonkeyP
     assert ranker.rank(users, candidates, 5).equal(expected)
 
 
-def test_a_full_disk_or_a_damaged_cache_costs_no_list(
+def test_a_full_disk_costs_no_compiled_code(tmp_path: Path) -> None:
+    """numba keeps its code on disk; where it cannot, it compiles for this process alone."""
+    script = """
+import numba.core.caching as caching
+
+def full(self, *args):
+    raise OSError(28, "No space left on device")
+
+caching.IndexDataCacheFile.save = full
+
+import torch
+from ncr_core.models import ModelConfig, build_model
+from ncr_core.ranking import ExactRanker
+
+model = build_model(ModelConfig(kind="dncr", factors=2), 3, 10).requires_grad_(False)
+ranker = ExactRanker(model)
+assert ranker.compiled is not None
+users, candidates = model.user_vectors(torch.arange(3)), torch.arange(10).expand(3, -1)
+expected = ExactRanker(model, compiled=False).rank(users, candidates, 5)
+assert ranker.rank(users, candidates, 5).equal(expected)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", script],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_compiled_is_ranked_in_torch_and_said_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """numba keeps its code on disk; where it cannot, it compiles for this process alone."""
-    from ncr_core.ranking import kernel
-
-    tried: list[str] = []
-
-    def fails_once(_: object) -> None:
-        tried.append("try")
-        if len(tried) == 1:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(compiled_code, "_try_out", fails_once)
-    monkeypatch.setattr(kernel, "keep_nothing", lambda: tried.append("keep nothing"))
-    assert compiled_code._kernel.__wrapped__() is kernel
-    assert tried == ["try", "keep nothing", "try"]
-
     def fails(_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(compiled_code, "_try_out", fails)
     with pytest.warns(UserWarning, match="No space left"):
         assert compiled_code._kernel.__wrapped__() is None
+
+
+def test_lists_too_long_for_its_memory_are_ranked_in_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(3))
+    candidates = torch.arange(10).expand(3, -1)
+    expected = ranker.rank(users, candidates, 5)
+    monkeypatch.setattr(compiled_code, "MOST_COLUMNS", 10 * 8 - 1)  # one below what it takes
+    assert ranker.compiled is not None
+
+    def never(*_: object) -> None:
+        raise AssertionError("too long a list was compiled code's")
+
+    monkeypatch.setattr(ranker.compiled, "positions", never)
+    assert ranker.rank(users, candidates, 5).equal(expected)
+    monkeypatch.setattr(compiled_code, "MOST_COLUMNS", 10 * 8)
+    with pytest.raises(AssertionError, match="too long"):
+        ranker.rank(users, candidates, 5)
 
 
 def test_a_batch_is_split_over_threads_without_a_difference() -> None:
