@@ -11,8 +11,9 @@ from fastapi_offline import FastAPIOffline
 
 from app import __version__
 from app.catalog.endpoints import router as catalog_router
-from app.core import health
+from app.core import health, metrics
 from app.core.errors import install_error_handlers
+from app.core.metrics import new_registry
 from app.core.middleware import BodyLimit, RawPath, RequestContext
 from app.core.migrations import schema_is_current
 from app.core.security import Security
@@ -23,8 +24,10 @@ from app.jobs.worker import Worker
 from app.models.endpoints import router as models_router
 from app.recommend.batcher import Batcher
 from app.recommend.endpoints import router as recommend_router
+from app.recommend.metrics import CacheMetrics, RankerMetrics
 from app.recommend.model_host import ModelHost
 from app.recommend.service import RecommendService
+from app.recommend.serving import ServingModel
 from app.services import Services, build_services
 
 DESCRIPTION = "Post what users did; ask what they would like next."
@@ -47,6 +50,7 @@ ROUTERS = (
     jobs_router,
     models_router,
     health.router,
+    metrics.router,
 )
 
 
@@ -81,6 +85,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.state.settings = settings
     app.state.readiness = readiness
+    app.state.metrics = new_registry()
     install_error_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -98,11 +103,24 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
 async def _recommending(
     app: FastAPI, services: Services, readiness: health.Readiness
 ) -> AsyncIterator[None]:
-    host = ModelHost(services.models, services.settings)
-    batcher = Batcher(services.settings.inference_threads)
+    settings = services.settings
+    ranking, caches = RankerMetrics(app.state.metrics), CacheMetrics(app.state.metrics)
+
+    def on_model(model: ServingModel) -> None:
+        caches.add("candidates", model.candidates.cache)
+
+    host = ModelHost(services.models, settings, on_model, ranking.pairs.inc)
+    batcher = Batcher(settings.inference_threads, ranking)
     app.state.recommend = RecommendService(
-        services.events, services.catalog, services.models, host, batcher
+        services.events,
+        services.catalog,
+        services.models,
+        host,
+        batcher,
+        settings.list_cache_bytes,
     )
+    caches.add("lists", app.state.recommend.lists)
+    caches.add("profiles", services.events.profiles.cache)
     readiness.add("model", host.ready)
     try:
         await host.start()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
+import orjson
 import typer
 
 from app.cli.common import EpochLines, console, quiet_settings, services_of
@@ -141,7 +142,7 @@ async def _what_to_try(services: Services, settings: Settings, port: int) -> Non
         recommend = RecommendService(
             services.events, services.catalog, services.models, host, batcher
         )
-        answer = await recommend.recommend(user, Filters(n=5))
+        answer = orjson.loads(await recommend.recommend(user, Filters(n=5)))
     finally:
         await batcher.close()
     profile = await services.events.profile(user)
@@ -149,13 +150,13 @@ async def _what_to_try(services: Services, settings: Settings, port: int) -> Non
     genres = Counter(
         name
         for name, ids in catalogue.categories.items()
-        for _ in set(ids.tolist()) & set(profile.seen)
+        for _ in set(ids.tolist()) & set(profile.seen.tolist())
     )
     console.print(f"\n[bold]User {user}[/bold] has {len(profile.seen)} items", end="")
     if genres:
         top = ", ".join(f"{name} ({count})" for name, count in genres.most_common(4))
         console.print(f": most of {top}", end="", markup=False)
-    latest = [catalogue.titles[i] or catalogue.external_ids[i] for i in profile.seen[-5:]]
+    latest = [catalogue.titles[i] or catalogue.external_ids[i] for i in profile.seen[-5:].tolist()]
     console.print(f".\nThe latest: {'; '.join(latest)}.\nWould like next:", markup=False)
     for item in answer["items"]:
         number = catalogue.internal_ids[item["id"]]

@@ -47,6 +47,8 @@ class Database:
             options["pool_pre_ping"] = True
             options["connect_args"] = {"connect_timeout": 5}
         self._engine = create_async_engine(self.url, **options)
+        self.commits = 0
+        """Transactions that this process has ended: who has seen that many misses none of ours."""
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
         if self.dialect == "sqlite":
@@ -68,12 +70,16 @@ class Database:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction: committed at the end, rolled back on an error."""
-        if self._write_lock is None:
-            async with self._writer.begin() as conn:
-                yield conn
-        else:
-            async with self._write_lock, self._writer.begin() as conn:
-                yield conn
+        try:
+            if self._write_lock is None:
+                async with self._writer.begin() as conn:
+                    yield conn
+            else:
+                async with self._write_lock, self._writer.begin() as conn:
+                    yield conn
+        finally:
+            # After an error too: a commit whose confirmation was lost is a commit.
+            self.commits += 1
 
     async def fetch(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None

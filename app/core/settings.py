@@ -88,6 +88,15 @@ class Settings(BaseSettings):
     candidates: int = Field(default=200, ge=1)
     """How many candidates the ranker orders for each user."""
 
+    list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
+    """Memory for lists that are ready to be sent, in bytes; 0: each is ranked anew."""
+
+    candidate_cache_bytes: int = Field(default=128 * 2**20, ge=0)
+    """Memory for users' candidates, in bytes."""
+
+    profile_cache_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory for what is known of users, in bytes."""
+
     default_model: Literal["nbpr", "dncr", "neupr"] = "neupr"
     """The model that is trained when a request for training names none."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import insert_many, one_of, update_many
 from app.core.database import Database
 from app.core.metadata import CATALOG_SEQ, EVENT_SEQ, current_value, now_us
 from app.events.schemas import Profile, StoredEvent
-from app.events.tables import events, users
+from app.events.tables import events, retractions, users
 
 _EVENT_COLUMNS = (
     "seq",
@@ -27,6 +29,17 @@ _EVENT_COLUMNS = (
     "created_at",
 )
 _STORED = tuple(events.c[name] for name in _EVENT_COLUMNS[:-1])
+_NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+_COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
+_USERS_SINCE = (
+    sa.select(users.c.external_id)
+    .join(events, events.c.user_id == users.c.id)
+    .where(events.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
+    .distinct()
+)
+_RETRACTED_SINCE = sa.select(retractions.c.user_id).where(
+    retractions.c.seq > sa.bindparam("seq", type_=sa.BigInteger)
+)
 
 
 class EventRepository:
@@ -42,10 +55,24 @@ class EventRepository:
         row = (await self.database.fetch(self._profile, {"user": external_id}))[0]
         event_seq, catalog_seq, user_id, last_seq, seen, seqs = row
         if user_id is None:
-            return Profile(None, 0, [], [], event_seq, catalog_seq)
+            return Profile(None, 0, _NO_IDS, _NO_IDS, event_seq, catalog_seq)
         if self.dialect == "sqlite":
             seen, seqs = orjson.loads(seen), orjson.loads(seqs)
-        return Profile(user_id, last_seq, seen, seqs, event_seq, catalog_seq)
+        own = np.array(seen, dtype=np.int64), np.array(seqs, dtype=np.int64)
+        return Profile(user_id, last_seq, *own, event_seq, catalog_seq)
+
+    async def counters(self) -> tuple[int, int]:
+        """The highest seq given out, and the catalogue's number."""
+        row = (await self.database.fetch(_COUNTERS))[0]
+        return row[0], row[1]
+
+    async def users_since(self, seq: int) -> list[str]:
+        """The clients' ids of the users with events after a seq."""
+        return [row[0] for row in await self.database.fetch(_USERS_SINCE, {"seq": seq})]
+
+    async def retracted_since(self, seq: int) -> list[int]:
+        """The internal ids of users who took something back after a seq, or were erased."""
+        return [row[0] for row in await self.database.fetch(_RETRACTED_SINCE, {"seq": seq})]
 
     async def stored(
         self, conn: AsyncConnection, event_ids: Collection[str]
@@ -91,16 +118,18 @@ class EventRepository:
         return user_id
 
     async def touch_user(self, conn: AsyncConnection, user_id: int, seq: int) -> None:
-        """Record that something about the user changed."""
+        """Record that something of the user's was taken back."""
         await conn.execute(users.update().where(users.c.id == user_id).values(last_seq=seq))
+        await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
 
-    async def delete_user(self, conn: AsyncConnection, external_id: str) -> bool:
+    async def delete_user(self, conn: AsyncConnection, external_id: str, seq: int) -> bool:
         """Erase a user and all their events; whether there was one."""
         user_id = await conn.scalar(sa.select(users.c.id).where(users.c.external_id == external_id))
         if user_id is None:
             return False
         await conn.execute(events.delete().where(events.c.user_id == user_id))
         await conn.execute(users.delete().where(users.c.id == user_id))
+        await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
         return True
 
     async def find_user(self, external_id: str) -> int | None:

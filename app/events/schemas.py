@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from app.core.http import MAX_ID_BYTES, text_problem
@@ -87,7 +89,7 @@ class ImportResult:
     """Rows whose event id is taken by an event with other content."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Profile:
     """What is known of a user at one moment. Ids are internal."""
 
@@ -95,14 +97,25 @@ class Profile:
     """None: no event of this user was ever seen."""
     last_seq: int
     """The seq of the user's last change, 0 for an unknown user."""
-    seen: list[int]
+    seen: NDArray[np.int64]
     """The items of the user's events, in the order of their seq; repeated where they repeat."""
-    seqs: list[int]
+    seqs: NDArray[np.int64]
     """The seq of each of them."""
     event_seq: int
     """The highest seq of the whole service: this profile has taken in everything up to it."""
     catalog_seq: int
     """The catalogue's number, for `CatalogService.catalogue`."""
+
+    def at(self, event_seq: int, catalog_seq: int) -> Profile:
+        """The same at a later moment, when nothing has happened to the user."""
+        return Profile(
+            self.user_id,
+            self.last_seq,
+            self.seen,
+            self.seqs,
+            max(self.event_seq, event_seq),
+            max(self.catalog_seq, catalog_seq),
+        )
 
 
 class EventIn(BaseModel):

@@ -13,6 +13,7 @@ from app.core.errors import NotFound
 from app.core.metadata import EVENT_SEQ, next_values
 from app.core.settings import Settings
 from app.events.append import append
+from app.events.profiles import Profiles
 from app.events.repository import EventRepository
 from app.events.schemas import (
     AppendResult,
@@ -35,6 +36,7 @@ class EventService:
         self._database = database
         self._catalog = catalog
         self._repository = EventRepository(database)
+        self.profiles = Profiles(database, self._repository, settings.profile_cache_bytes)
         self.writer = EventWriter(
             self._append,
             group_rows=settings.event_group_rows,
@@ -102,8 +104,8 @@ class EventService:
     async def delete_user(self, external_id: str) -> None:
         """Erase a user and all their events."""
         async with self._database.write() as conn:
-            await next_values(conn, EVENT_SEQ, 0)
-            if not await self._repository.delete_user(conn, external_id):
+            seq = await next_values(conn, EVENT_SEQ, 0)
+            if not await self._repository.delete_user(conn, external_id, seq):
                 raise NotFound("there is no such user", code="unknown_user")
             await next_values(conn, EVENT_SEQ)
 
@@ -120,9 +122,9 @@ class EventService:
         names = await self._catalog.external_ids_of({event.item_id for event in events})
         return [(event, names[event.item_id]) for event in events[:n]], following
 
-    async def profile(self, external_id: str) -> Profile:
-        """What is known of a user, in one query. An unknown user has an empty profile."""
-        return await self._repository.profile(external_id)
+    async def profile(self, external_id: str, min_seq: int | None = None) -> Profile:
+        """What is known of a user; an unknown one has an empty profile. See `Profiles.get`."""
+        return await self.profiles.get(external_id, min_seq)
 
     async def last_seq(self) -> int:
         """The highest seq given out, by an event or by a deletion."""

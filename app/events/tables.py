@@ -36,3 +36,12 @@ events = sa.Table(
     sa.Index("ix_events_user_id_seq", "user_id", "seq", "item_id"),
     sa.Index("ix_events_item_id_user_id", "item_id", "user_id"),
 )
+
+# The seqs that no event has: an event was deleted, or a user erased. Of an erased user nothing is
+# left but the number that is never given out again.
+retractions = sa.Table(
+    "retractions",
+    metadata,
+    sa.Column("seq", RowId, primary_key=True, autoincrement=False),
+    sa.Column("user_id", sa.BigInteger, nullable=False),
+)

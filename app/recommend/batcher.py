@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from app.core.errors import Unavailable
-from app.recommend.serving import RankedItem, RankRequest, ServingModel
+from app.recommend.candidates import RankRequest
+from app.recommend.metrics import RankerMetrics
+from app.recommend.serving import RankedItem, ServingModel
 
 MAX_BATCH = 64
-DEEP = 50  # lists longer than this take many times longer: they go by themselves,
-MAX_DEEP_BATCH = 8  # few at a time, in turns with the others
+DEEP = 50  # lists longer than this take many times longer, as do users whose candidates have to
+MAX_SLOW_BATCH = 8  # be found first: they go by themselves, few at a time, in turns with the others
 MAX_WAITING = 1024
+MAX_WAIT_SECONDS = 0.05  # a queue longer than that is refused: those in it would time out
 PATIENCE_SECONDS = 10.0
+GONE_SECONDS = 0.02  # who has waited so long is asked whether they are still there
 CLOSE_SECONDS = 2.0
+SMOOTHING = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+class ClientGone(Exception):  # noqa: N818 - it is what happened, not an error to report
+    """Nobody waits for the list any more."""
+
+
+IsGone = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     model: ServingModel
     request: RankRequest
     answer: asyncio.Future[list[RankedItem]]
-    until: float
+    since: float
+    gone: IsGone | None
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Requests of one kind, and how long one of them takes as things are."""
+
+    max_batch: int
+    max_wait: float
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    seconds_each: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds until what joins now has been ranked, as far as this queue alone goes."""
+        return len(self.waiting) * self.seconds_each
+
+    def took(self, seconds: float, n: int) -> None:
+        each = seconds / n
+        self.seconds_each += (each - self.seconds_each) * SMOOTHING
 
 
 class Batcher:
@@ -37,84 +70,109 @@ class Batcher:
     that it fails only the request that it belongs to.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, metrics: RankerMetrics | None = None) -> None:
         self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
-        self._short: deque[_Waiting] = deque()
-        self._deep: deque[_Waiting] = deque()
-        self._deep_is_next = False
+        self._quick = _Queue(MAX_BATCH, MAX_WAIT_SECONDS)
+        self._slow = _Queue(MAX_SLOW_BATCH, PATIENCE_SECONDS / 2)
+        self._slow_is_next = False
         self._runner: asyncio.Task[None] | None = None
+        self._metrics = metrics or RankerMetrics()
 
-    async def rank(self, model: ServingModel, request: RankRequest) -> list[RankedItem]:
-        """The ranked list. Raises Unavailable when too many are waiting already."""
-        if len(self._short) + len(self._deep) >= MAX_WAITING:
-            raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
+    async def rank(
+        self, model: ServingModel, request: RankRequest, gone: IsGone | None = None
+    ) -> list[RankedItem]:
+        """The ranked list. ``gone`` tells whether nobody waits for it any more.
+
+        Raises Unavailable when too many are waiting already, ClientGone when it was dropped.
+        """
+        quick = request.n <= DEEP and model.at_hand(request)
+        queue = self._quick if quick else self._slow
+        if len(queue.waiting) >= MAX_WAITING or queue.delay > queue.max_wait:
+            self._metrics.refused.inc()
+            raise Unavailable(
+                "too many requests are waiting to be ranked",
+                code="overloaded",
+                retry_after=max(1, math.ceil(queue.delay)),
+            )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[RankedItem]] = loop.create_future()
-        queue = self._deep if request.n > DEEP else self._short
-        queue.append(_Waiting(model, request, answer, loop.time() + PATIENCE_SECONDS))
+        queue.waiting.append(_Waiting(model, request, answer, loop.time(), gone))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await answer
 
     async def close(self) -> None:
         """Ends the thread after the pass that it is in; what waits is answered with 503."""
-        for queue in (self._short, self._deep):
-            for one in queue:
+        for queue in (self._quick, self._slow):
+            for one in queue.waiting:
                 _set_exception(one, Unavailable("the service is stopping", code="stopping"))
-            queue.clear()
+            queue.waiting.clear()
         if self._runner is not None:
             await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        while batch := self._next_batch():
+        while queue := self._next_queue():
+            batch = await self._take(queue)
+            if not batch:
+                continue
             try:
-                lists = await self._in_thread(batch)
+                lists = await self._in_thread(queue, batch)
             except Exception as error:
                 if len(batch) == 1:
                     _set_exception(batch[0], error)
                     continue
                 for one in batch:
                     try:
-                        _set_result(one, (await self._in_thread([one]))[0])
+                        _set_result(one, (await self._in_thread(queue, [one]))[0])
                     except Exception as own:
                         _set_exception(one, own)
             else:
                 for one, ranked in zip(batch, lists, strict=True):
                     _set_result(one, ranked)
 
-    def _next_batch(self) -> list[_Waiting]:
-        turns = [(self._short, MAX_BATCH), (self._deep, MAX_DEEP_BATCH)]
-        if self._deep_is_next:
+    def _next_queue(self) -> _Queue | None:
+        turns = [self._quick, self._slow]
+        if self._slow_is_next:
             turns.reverse()
-        for queue, size in turns:
-            if batch := _take(queue, size):
-                self._deep_is_next = queue is self._short
-                return batch
-        return []
+        for queue in turns:
+            if queue.waiting:
+                self._slow_is_next = queue is self._quick
+                return queue
+        return None
 
-    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
+    async def _take(self, queue: _Queue) -> list[_Waiting]:
+        """The next requests of one model that somebody still waits for."""
+        batch: list[_Waiting] = []
+        now = asyncio.get_running_loop().time()
+        while queue.waiting and len(batch) < queue.max_batch:
+            one = queue.waiting[0]
+            if batch and one.model is not batch[0].model:
+                break
+            queue.waiting.popleft()
+            waited = now - one.since
+            if one.answer.done():
+                self._metrics.dropped.inc()
+            elif waited > PATIENCE_SECONDS:
+                self._metrics.dropped.inc()
+                _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
+            elif waited > GONE_SECONDS and one.gone is not None and await one.gone():
+                self._metrics.dropped.inc()
+                _set_exception(one, ClientGone())
+            else:
+                batch.append(one)
+        return batch
+
+    async def _in_thread(self, queue: _Queue, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
         loop = asyncio.get_running_loop()
+        started = loop.time()
         requests = [one.request for one in batch]
-        return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
-
-
-def _take(queue: deque[_Waiting], size: int) -> list[_Waiting]:
-    """The next requests of one model that somebody still waits for."""
-    batch: list[_Waiting] = []
-    now = asyncio.get_running_loop().time()
-    while queue and len(batch) < size:
-        one = queue[0]
-        if one.answer.done():  # gone away
-            queue.popleft()
-        elif one.until < now:
-            queue.popleft()
-            _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
-        elif batch and one.model is not batch[0].model:
-            break
-        else:
-            batch.append(queue.popleft())
-    return batch
+        try:
+            return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
+        finally:
+            took = loop.time() - started
+            queue.took(took, len(batch))
+            self._metrics.passed(took, [started - one.since for one in batch])
 
 
 def _set_result(one: _Waiting, ranked: list[RankedItem]) -> None:

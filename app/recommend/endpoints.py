@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from cachetools import LRUCache
+from fastapi import APIRouter, Query, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from app.core.errors import Unprocessable, problem_responses
-from app.core.http import PathId, json_response, text_problem
+from app.core.http import PathId, decode_id, text_problem
 from app.recommend.schemas import Recommendation
 from app.recommend.service import Filters, RecommendService
 
-router = APIRouter(tags=["recommend"])
-
 MAX_LIST = 1000
+QUERIES_KEPT = 1024
+QUERY_BYTES = 256
 
 
-async def _service(request: Request) -> RecommendService:
-    service: RecommendService = request.app.state.recommend
-    return service
+class KnownQueries(APIRoute):
+    """Checks a query once: the next request with the same one goes straight to the service.
+
+    Reading and checking nine parameters takes longer than all the rest of a cached answer.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        checked = super().get_route_handler()
+        known: LRUCache[bytes, Filters] = LRUCache(QUERIES_KEPT)
+
+        async def handle(request: Request) -> Response:
+            query: bytes = request.scope["query_string"]
+            filters = known.get(query)
+            if filters is not None:
+                return await answer(request, decode_id(request.path_params["user"]), filters)
+            response = await checked(request)
+            if len(query) <= QUERY_BYTES:
+                known[query] = request.state.filters
+            return response
+
+        return handle
 
 
-Service = Annotated[RecommendService, Depends(_service)]
+router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 
 
 @router.get(
@@ -32,7 +53,7 @@ Service = Annotated[RecommendService, Depends(_service)]
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
 async def recommend(
-    service: Service,
+    request: Request,
     user: PathId,
     n: Annotated[int, Query(ge=1, le=1000, description="How many.")] = 10,
     exclude_seen: Annotated[bool, Query(description="Leave out what the user has seen.")] = True,
@@ -61,5 +82,15 @@ async def recommend(
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    filters = Filters(n, exclude_seen, category or (), exclude or (), min_seq, model)
-    return json_response(await service.recommend(user, filters))
+    # Repeated and in another order they ask for the same.
+    categories, excluded = (tuple(sorted(set(given or ()))) for given in (category, exclude))
+    filters = Filters(n, exclude_seen, categories, excluded, min_seq, model)
+    request.state.filters = filters
+    return await answer(request, user, filters)
+
+
+async def answer(request: Request, user: str, filters: Filters) -> Response:
+    """The response to a request whose parameters have been checked."""
+    service: RecommendService = request.app.state.recommend
+    body = await service.recommend(user, filters, request.is_disconnected)
+    return Response(body, media_type="application/json")

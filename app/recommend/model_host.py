@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from app.core.logging import get_logger
 from app.core.settings import Settings
@@ -22,10 +23,17 @@ class ModelHost:
     A version that cannot be loaded is refused and reported, and the one before goes on serving.
     """
 
-    def __init__(self, registry: ModelRegistry, settings: Settings) -> None:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        settings: Settings,
+        on_model: Callable[[ServingModel], None] = lambda model: None,
+        on_pairs: Callable[[int], None] = lambda pairs: None,
+    ) -> None:
         self.current: ServingModel | None = None
         self.refused: str | None = None
         """Why the active version is not the one that serves; None when all is well."""
+        self._on_model, self._on_pairs = on_model, on_pairs
         self._registry = registry
         self._settings = settings
         self._device = str(resolve_device(settings.device))
@@ -62,7 +70,12 @@ class ModelHost:
                 row = await self._registry.get(activation.version)
                 checkpoint = await self._registry.load(row, self._device)
                 model = await asyncio.to_thread(
-                    ServingModel, row, checkpoint, self._settings.candidates
+                    ServingModel,
+                    row,
+                    checkpoint,
+                    self._settings.candidates,
+                    self._settings.candidate_cache_bytes,
+                    self._on_pairs,
                 )
                 await asyncio.to_thread(model.warm_up)
             except Exception as error:
@@ -72,6 +85,7 @@ class ModelHost:
                 log.error("model refused", version=activation.version, reason=self.refused)
             else:
                 self.current, self.refused = model, None
+                self._on_model(model)
                 log.info("model loaded", version=model.version, items=model.n_items)
         else:
             self.refused = None

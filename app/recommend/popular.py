@@ -27,6 +27,8 @@ class PopularList:
         self._counts = np.zeros(0, dtype=np.int64)
         self._ranked = np.zeros(0, dtype=np.int64)
         self._seq = -1
+        self.number = 0
+        """Grows when the ranking changes."""
         self._counted_at = self._recounted_at = -float("inf")
         self._updating = asyncio.Lock()
 
@@ -56,7 +58,10 @@ class PopularList:
     def _set(self, counts: NDArray[np.int64], seq: int, now: float) -> None:
         self._counts, self._seq, self._counted_at = counts, seq, now
         order = np.argsort(-counts, kind="stable")
-        self._ranked = order[: int((counts > 0).sum())]
+        ranked = order[: int((counts > 0).sum())]
+        if not np.array_equal(ranked, self._ranked):
+            self._ranked = ranked
+            self.number += 1
 
 
 def _sum(

@@ -4,39 +4,74 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from app.catalog.service import CatalogService
 from app.catalog.view import Catalogue
-from app.core.errors import Conflict, Unprocessable
+from app.core.cache import ByteCache, SingleFlight
+from app.core.errors import Conflict, Unavailable, Unprocessable
 from app.events.schemas import Profile
 from app.events.service import EventService
 from app.models.service import ModelRegistry
-from app.recommend.batcher import Batcher
+from app.recommend.batcher import Batcher, ClientGone, IsGone
+from app.recommend.candidates import RankRequest
 from app.recommend.model_host import ModelHost
 from app.recommend.popular import PopularList
-from app.recommend.serving import RankRequest, ServingModel
+from app.recommend.serving import ServingModel, filters_key
+
+NEWCOMER: Hashable = None  # in the place of a user and seq: all get the same
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Filters:
     """What a request asks for beside the user."""
 
     n: int = 10
     exclude_seen: bool = True
-    categories: Sequence[str] = ()
-    exclude: Sequence[str] = ()
+    categories: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     min_seq: int | None = None
     model: str | None = None
 
+    @cached_property
+    def key(self) -> Hashable:
+        """What a list depends on of it."""
+        return (self.n, self.exclude_seen, self.categories, self.exclude)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedList:
+    """The items of an answer, ready to be sent."""
+
+    json: bytes
+    """Objects with commas between them."""
+    ids: tuple[int, ...]
+    """The catalogue's ids of the items."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request for a personal list, with what it is to be answered from."""
+
+    model: ServingModel
+    user: str
+    profile: Profile
+    catalogue: Catalogue
+    filters: Filters
+
+
+EMPTY = RankedList(b"", ())
+
 
 class RecommendService:
-    """Profile → model or popularity → filters → ranked list."""
+    """Profile → ranked list from the cache, else from the model → filled up with the popular."""
 
     def __init__(
         self,
@@ -45,6 +80,7 @@ class RecommendService:
         registry: ModelRegistry,
         host: ModelHost,
         batcher: Batcher,
+        list_cache_bytes: int = 0,
     ) -> None:
         self._events = events
         self._catalog = catalog
@@ -52,114 +88,172 @@ class RecommendService:
         self._host = host
         self._batcher = batcher
         self._popular = PopularList(events)
+        self.lists: ByteCache[Hashable, RankedList] = ByteCache(list_cache_bytes)
+        self._flights: SingleFlight[Hashable, RankedList] = SingleFlight()
 
-    async def recommend(self, user: str, filters: Filters) -> dict[str, Any]:
-        """The body of the answer. Everything committed about the user has been taken in."""
+    async def recommend(self, user: str, filters: Filters, gone: IsGone | None = None) -> bytes:
+        """The body of the answer, as JSON. ``gone`` tells whether the client is.
+
+        Everything that was committed about the user has been taken in: see `Profiles`.
+        """
         started = time.perf_counter()
-        profile = await self._events.profile(user)
+        profile = await self._events.profile(user, filters.min_seq)
         if filters.min_seq is not None and profile.event_seq < filters.min_seq:
             raise Conflict(
                 f"no event has the seq {filters.min_seq} yet; the last is {profile.event_seq}",
                 code="seq_not_reached",
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
-        allowed = _allowed(catalogue, profile, filters)
         model = self._host.current
         if filters.model is not None and (model is None or filters.model != model.version):
             await self._registry.get(filters.model)  # 404 for one that there is not
             raise Unprocessable("only the active version can be asked for", code="model_not_served")
-        items: list[dict[str, Any]] = []
-        if model is not None:
-            items = await self._personal(model, user, profile, catalogue, allowed, filters.n)
-        if len(items) < filters.n:
-            taken = [catalogue.internal_ids[item["id"]] for item in items]
-            allowed[taken] = False
-            popular = await self._popular.ranked(profile.event_seq)
-            items += _popular_items(popular, catalogue, allowed, filters.n - len(items))
-        for rank, item in enumerate(items, 1):
-            item["rank"] = rank
         version = None if model is None else model.version
-        return {
-            "recommendation_id": _recommendation_id(version),
-            "user": user,
-            "model_version": version,
-            "as_of_seq": profile.event_seq,
-            "took_ms": round((time.perf_counter() - started) * 1000, 2),
-            "items": items,
-        }
+        state = (user, profile.last_seq) if len(profile.seen) else NEWCOMER
+        key = (version, state, catalogue.seq, filters.key)
+        found = EMPTY
+        if model is not None and state is not NEWCOMER:
+            found = self.lists.get(key) or await self._ranked(
+                key, Asked(model, user, profile, catalogue, filters), gone
+            )
+        items = found.json
+        if len(found.ids) < filters.n:
+            filled = await self._filled_up(key, found, profile, catalogue, filters)
+            items = b",".join(part for part in (found.json, filled.json) if part)
+        return orjson.dumps(
+            {
+                "recommendation_id": _recommendation_id(version),
+                "user": user,
+                "model_version": version,
+                "as_of_seq": profile.event_seq,
+                "took_ms": round((time.perf_counter() - started) * 1000, 2),
+                "items": orjson.Fragment(b"[" + items + b"]"),
+            }
+        )
 
-    async def _personal(
-        self,
-        model: ServingModel,
-        user: str,
-        profile: Profile,
-        catalogue: Catalogue,
-        allowed: NDArray[np.bool_],
-        n: int,
-    ) -> list[dict[str, Any]]:
+    async def _ranked(self, key: Hashable, asked: Asked, gone: IsGone | None) -> RankedList:
+        while True:
+            try:
+                return await self._flights.run(key, lambda: self._personal(key, asked, gone))
+            except ClientGone:
+                # It may have been another's client who asked for the same list.
+                if gone is None or await gone():
+                    raise Unavailable("the client has gone", code="client_gone") from None
+
+    async def _personal(self, key: Hashable, asked: Asked, gone: IsGone | None) -> RankedList:
         """The model's own list; empty where it knows nothing of the user."""
-        internal = model.internal_ids(catalogue)
-        # Someone who was erased and came back is new, though the model may still have their row.
-        was_there = bool(profile.seqs) and profile.seqs[0] <= model.trained_seq
-        row = model.user_rows.get(user) if was_there else None
-        later = any(seq > model.trained_seq for seq in reversed(profile.seqs))
-        to_fit: NDArray[np.int64] | None = None
-        if row is None or later:
-            # In internal ids, −1 is an item that the catalogue does not have: never a seen one.
-            to_fit = np.flatnonzero(np.isin(internal, profile.seen))
-            if len(to_fit) == 0:
-                to_fit = None
-        if row is None and to_fit is None:
-            return []
-        rows_allowed = np.where(internal >= 0, allowed[internal], False)
-        request = RankRequest(row, to_fit, (user, profile.last_seq), rows_allowed, n)
-        source = "model" if to_fit is None else "fold_in"
-        return [
-            _item(catalogue, int(internal[place.row]), source)
+        request = _request(asked)
+        if request is None:
+            return EMPTY
+        source = "model" if request.fold_in_items is None else "fold_in"
+        ids = asked.model.rows(asked.catalogue).internal
+        ranked = await self._batcher.rank(asked.model, request, gone)
+        items = [
+            _item(asked.catalogue, int(ids[place.row]), rank, source)
             | {
                 "score": round(place.score, 6),
                 "preferred_over_next": None
                 if place.preferred_over_next is None
                 else round(place.preferred_over_next, 6),
             }
-            for place in await self._batcher.rank(model, request)
+            for rank, place in enumerate(ranked, 1)
         ]
+        found = RankedList(_joined(items), tuple(int(ids[place.row]) for place in ranked))
+        self._keep(key, found)
+        return found
+
+    async def _filled_up(
+        self,
+        key: Hashable,
+        found: RankedList,
+        profile: Profile,
+        catalogue: Catalogue,
+        filters: Filters,
+    ) -> RankedList:
+        """What follows the model's own list: the popular items that are not in it."""
+        popular = await self._popular.ranked(profile.event_seq)
+        key = (key, self._popular.number)
+        kept = self.lists.get(key)
+        if kept is None:
+            allowed = _allowed(catalogue, profile, filters)
+            allowed[_ids_of(catalogue, filters.exclude)] = False
+            allowed[list(found.ids)] = False
+            first = len(found.ids) + 1
+            chosen = _popular_items(popular, allowed, filters.n - len(found.ids))
+            items = [_item(catalogue, i, rank, "popular") for rank, i in enumerate(chosen, first)]
+            kept = RankedList(_joined(items), tuple(chosen))
+            self._keep(key, kept)
+        return kept
+
+    def _keep(self, key: Hashable, found: RankedList) -> None:
+        self.lists.put(key, found, len(found.json) + 8 * len(found.ids))
+
+
+def _request(asked: Asked) -> RankRequest | None:
+    """What the model is asked; None where it knows nothing of the user."""
+    model, user, profile = asked.model, asked.user, asked.profile
+    catalogue, filters = asked.catalogue, asked.filters
+    rows = model.rows(catalogue)
+    # Someone who was erased and came back is new, though the model may still have their row.
+    was_there = len(profile.seqs) > 0 and int(profile.seqs[0]) <= model.trained_seq
+    row = model.user_rows.get(user) if was_there else None
+    later = len(profile.seqs) > 0 and int(profile.seqs[-1]) > model.trained_seq
+    to_fit: NDArray[np.int64] | None = None
+    if row is None or later:
+        # In internal ids, −1 is an item that the catalogue does not have: never a seen one.
+        to_fit = np.flatnonzero(np.isin(rows.internal, profile.seen))
+        if len(to_fit) == 0:
+            to_fit = None
+    if row is None and to_fit is None:
+        return None
+
+    def allowed() -> NDArray[np.bool_]:
+        return rows.visible & _allowed(catalogue, profile, filters)[rows.internal]
+
+    excluded = np.flatnonzero(np.isin(rows.internal, _ids_of(catalogue, filters.exclude)))
+    key = filters_key(rows, filters.exclude_seen, filters.categories)
+    state = (user, profile.last_seq)
+    return RankRequest(row, to_fit, state, key, allowed, filters.n, excluded)
 
 
 def _allowed(catalogue: Catalogue, profile: Profile, filters: Filters) -> NDArray[np.bool_]:
-    """By internal id: visible, in the categories, not seen, not excluded."""
+    """By internal id: visible, in the categories, not seen."""
     allowed = catalogue.visible.copy()
     if filters.categories:
         allowed &= catalogue.mask(filters.categories)
-    if filters.exclude_seen and profile.seen:
-        seen = np.array(profile.seen, dtype=np.int64)
-        allowed[seen[seen < len(allowed)]] = False
-    excluded = [catalogue.internal_ids.get(item) for item in filters.exclude]
-    allowed[[i for i in excluded if i is not None]] = False
+    if filters.exclude_seen:
+        allowed[profile.seen[profile.seen < len(allowed)]] = False
     return allowed
 
 
-def _popular_items(
-    popular: NDArray[np.int64], catalogue: Catalogue, allowed: NDArray[np.bool_], n: int
-) -> list[dict[str, Any]]:
+def _ids_of(catalogue: Catalogue, items: Sequence[str]) -> list[int]:
+    return [found for item in items if (found := catalogue.internal_ids.get(item)) is not None]
+
+
+def _popular_items(popular: NDArray[np.int64], allowed: NDArray[np.bool_], n: int) -> list[int]:
     popular = popular[popular < len(allowed)]
     chosen = popular[allowed[popular]][:n]
     if len(chosen) < n:  # items that nobody took up yet, newest first
         rest = allowed.copy()
         rest[popular] = False
         chosen = np.concatenate([chosen, np.flatnonzero(rest)[::-1][: n - len(chosen)]])
-    return [_item(catalogue, int(i), "popular") for i in chosen]
+    found: list[int] = chosen.tolist()
+    return found
 
 
-def _item(catalogue: Catalogue, internal_id: int, source: str) -> dict[str, Any]:
+def _item(catalogue: Catalogue, internal_id: int, rank: int, source: str) -> dict[str, Any]:
     return {
         "id": catalogue.external_ids[internal_id],
         "title": catalogue.titles[internal_id],
-        "rank": 0,
+        "rank": rank,
         "score": None,
         "source": source,
         "preferred_over_next": None,
     }
+
+
+def _joined(items: list[dict[str, Any]]) -> bytes:
+    return orjson.dumps(items)[1:-1]
 
 
 def _recommendation_id(version: str | None) -> str:

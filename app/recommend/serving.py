@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,27 +13,12 @@ from torch import Tensor
 
 from app.catalog.view import Catalogue
 from app.models.schemas import ModelRow
+from app.recommend.candidates import RankRequest, UserCandidates
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
-from ncr_core.training.fold_in import fold_in, mean_user
+from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, cheap_to_rank
 
 CANDIDATE_SEED = 20_181_022
-SCORES_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class RankRequest:
-    """What the ranker is asked for one user. Rows are the model's own."""
-
-    row: int | None
-    """The user's row in the model; None for one who was not trained on."""
-    fold_in_items: NDArray[np.int64] | None
-    """Item rows to fit the user's vector to; None: the trained vector is up to date."""
-    key: tuple[str, int]
-    """User and last seq: what the user's vector depends on."""
-    allowed: NDArray[np.bool_]
-    """(n_items,) what may be recommended."""
-    n: int
+ALL_PAIRS_UP_TO = 64  # items of a list, of which all margins are computed at once
 
 
 class RankedItem(NamedTuple):
@@ -45,64 +29,103 @@ class RankedItem(NamedTuple):
     preferred_over_next: float | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CatalogueRows:
+    """The model's items as the catalogue has them at one moment."""
+
+    seq: int
+    internal: NDArray[np.int64]
+    """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
+    visible: NDArray[np.bool_]
+    """(n_items,) what may be recommended at all."""
+    epoch: int
+    """A number that stays while ``visible`` does."""
+
+
 class ServingModel:
-    """One version of the model. Not changed by requests, but for a bounded cache of scores.
+    """One version of the model. Not changed by requests, but for a bounded cache of candidates.
 
     ``rank`` is called from the one inference thread only.
     """
 
-    def __init__(self, row: ModelRow, checkpoint: Checkpoint, candidates: int) -> None:
+    def __init__(
+        self,
+        row: ModelRow,
+        checkpoint: Checkpoint,
+        candidates: int,
+        cache_bytes: int = 2**26,
+        on_pairs: Callable[[int], None] | None = None,
+    ) -> None:
         self.version = row.version
         self.trained_seq = row.trained_seq
         self.item_ids: Sequence[str] = checkpoint.item_ids
         self.user_rows = {user: i for i, user in enumerate(checkpoint.user_ids)}
         self._model = checkpoint.model
-        self._ranker = ExactRanker(self._model)
+        self._ranker = ExactRanker(self._model, on_pairs=on_pairs)
         self._references = torch.tensor(checkpoint.reference_items, device=self._ranker.device)
-        self._generator = CandidateGenerator(
+        generator = CandidateGenerator(
             self._ranker, anchors_of(checkpoint.reference_items), CANDIDATE_SEED
         )
-        self._mean_user = mean_user(self._model)
-        self._candidates = candidates
-        self._scores: OrderedDict[tuple[str, int], tuple[Tensor, Tensor]] = OrderedDict()
-        self._kept = max(1, SCORES_BYTES // (8 * max(1, self._model.n_items)))
-        self._rows_at: tuple[int, NDArray[np.int64]] | None = None
+        self.candidates = UserCandidates(self._model, generator, candidates, cache_bytes)
+        self._rows: CatalogueRows | None = None
 
     @property
     def n_items(self) -> int:
         return self._model.n_items
 
-    def internal_ids(self, catalogue: Catalogue) -> NDArray[np.int64]:
-        """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
-        if self._rows_at is None or self._rows_at[0] != catalogue.seq:
-            ids = catalogue.internal_ids
-            rows = np.array([ids.get(item, -1) for item in self.item_ids], dtype=np.int64)
-            self._rows_at = (catalogue.seq, rows)
-        return self._rows_at[1]
+    def rows(self, catalogue: Catalogue) -> CatalogueRows:
+        """The model's items in this state of the catalogue."""
+        before = self._rows
+        if before is not None and before.seq == catalogue.seq:
+            return before
+        ids = catalogue.internal_ids
+        if before is None:
+            internal = np.array([ids.get(item, -1) for item in self.item_ids], dtype=np.int64)
+        else:  # an id is for good: only what was not there can have changed
+            internal = before.internal
+            new = {
+                row: found
+                for row in np.flatnonzero(internal < 0).tolist()
+                if (found := ids.get(self.item_ids[row])) is not None
+            }
+            if new:
+                internal = internal.copy()
+                internal[list(new)] = list(new.values())
+        visible = np.zeros(len(internal), dtype=np.bool_)
+        there = internal >= 0
+        visible[there] = catalogue.visible[internal[there]]
+        same = before is not None and np.array_equal(before.visible, visible)
+        epoch = 0 if before is None else before.epoch + (not same)
+        self._rows = CatalogueRows(catalogue.seq, internal, visible, epoch)
+        return self._rows
 
     def warm_up(self) -> None:
         """Runs everything once, so that the first request does not pay for it."""
         allowed = np.ones(self.n_items, dtype=np.bool_)
-        self.rank([RankRequest(0, np.array([0]), ("", 0), allowed, 10)])
-        self._scores.clear()
+        self.rank([RankRequest(0, np.array([0]), ("", 0), "", lambda: allowed, 10)])
+        self.candidates.clear()
+
+    def at_hand(self, request: RankRequest) -> bool:
+        """Whether only the candidates remain to be ranked, which is quick. For any thread."""
+        return self.candidates.at_hand(request)
 
     @torch.inference_mode()
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
         """The top n of each request, all in one pass of the ranker."""
-        vectors, scores = self._vectors_and_scores(requests)
-        allowed = torch.from_numpy(np.stack([r.allowed for r in requests])).to(scores.device)
+        vectors = self.candidates.vectors(requests)
+        best = self.candidates.best(requests, vectors)
         n = max(r.n for r in requests)
         # As many candidates for everyone, whatever n: a list must not depend on its company. What
         # is asked for beyond them follows in the order of the cheap score.
-        candidates = self._generator.pick(scores, allowed, self._candidates)
-        ranked = self._ranker.rank(vectors, candidates, n)
+        ranked = self._ranker.rank(vectors, cheap_to_rank(best), n)
         if n > ranked.shape[1]:
-            rest = allowed.clone()
-            of, at = (candidates != PAD).nonzero(as_tuple=True)
-            rest[of, candidates[of, at]] = False
-            ranked = torch.cat([ranked, _best(scores, rest, n - ranked.shape[1])], dim=1)
-        probability = self._mean_probability(vectors, ranked)
-        ahead = self._preferred_over_next(vectors, ranked)
+            rest = [
+                self.candidates.rest(request, vector, items[items != PAD], n - ranked.shape[1])
+                for request, vector, items in zip(requests, vectors, best, strict=True)
+            ]
+            more = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True, padding_value=PAD)
+            ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
+        probability, ahead = self._explain(vectors, ranked)
         return [
             _places(rows[: r.n], of_scores, of_next)
             for r, rows, of_scores, of_next in zip(
@@ -110,52 +133,27 @@ class ServingModel:
             )
         ]
 
-    def _vectors_and_scores(self, requests: Sequence[RankRequest]) -> tuple[Tensor, Tensor]:
-        missing = {r.key: r for r in requests if r.key not in self._scores}
-        if missing:
-            self._add_scores(list(missing.values()))
-        found = []
-        for request in requests:
-            self._scores.move_to_end(request.key)
-            found.append(self._scores[request.key])
-        while len(self._scores) > self._kept:
-            self._scores.popitem(last=False)
-        return torch.stack([v for v, _ in found]), torch.stack([s for _, s in found])
-
-    def _add_scores(self, requests: Sequence[RankRequest]) -> None:
-        rows = torch.tensor([r.row or 0 for r in requests], device=self._ranker.device)
-        known = torch.tensor([r.row is not None for r in requests], device=self._ranker.device)
-        vectors = torch.where(known.unsqueeze(1), self._model.user_vectors(rows), self._mean_user)
-        to_fit = [i for i, r in enumerate(requests) if r.fold_in_items is not None]
-        if to_fit:
-            items = [torch.from_numpy(requests[i].fold_in_items) for i in to_fit]
-            with torch.inference_mode(False):
-                start = vectors[to_fit].clone()
-                fitted = fold_in(self._model, start, items, self._mean_user)
-            vectors[to_fit] = fitted
-        for request, vector, scores in zip(
-            requests, vectors, self._generator.scores(vectors), strict=True
-        ):
-            self._scores[request.key] = (vector, scores)
-
-    def _mean_probability(self, vectors: Tensor, ranked: Tensor) -> Tensor:
-        """(B, k) items → (B, k) mean probabilities to be preferred to the reference items."""
+    def _explain(self, vectors: Tensor, ranked: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, k) items → (B, k) mean probabilities to be preferred to the reference items, and
+        (B, k − 1) probabilities of each against the one below it, σ((z_ij − z_ji) / 2)."""
         n, references = ranked.shape[1], len(self._references)
-        i = ranked.clamp(min=0).repeat_interleave(references, dim=1)
-        j = self._references.repeat(n).expand(len(ranked), -1)
-        margins = self._ranker.compare(vectors, i, j)
-        return torch.sigmoid(margins / 2).view(len(ranked), n, references).mean(dim=2)
+        if n + references <= ALL_PAIRS_UP_TO:  # one call for all of both
+            both = torch.cat([self._references.expand(len(ranked), -1), ranked], dim=1)
+            margins = self._ranker.all_margins(vectors, both)[:, references:]
+            to_references, within = margins[:, :, :references], margins[:, :, references:]
+            to_next = within.diagonal(1, 1, 2)
+        else:
+            items = ranked.clamp(min=0)
+            i = items.repeat_interleave(references, dim=1)
+            j = self._references.repeat(n).expand(len(ranked), -1)
+            to_references = self._ranker.compare(vectors, i, j).view(len(ranked), n, references)
+            to_next = self._ranker.compare(vectors, items[:, :-1], items[:, 1:])
+        return torch.sigmoid(to_references / 2).mean(dim=2), torch.sigmoid(to_next / 2)
 
-    def _preferred_over_next(self, vectors: Tensor, ranked: Tensor) -> Tensor:
-        """(B, k) items → (B, k − 1) σ((z_ij − z_ji) / 2) of each against the one below it."""
-        items = ranked.clamp(min=0)
-        return torch.sigmoid(self._ranker.compare(vectors, items[:, :-1], items[:, 1:]) / 2)
 
-
-def _best(scores: Tensor, allowed: Tensor, n: int) -> Tensor:
-    """(B, n_items) scores → the best allowed items, padded: (B, ≤ n)."""
-    found = scores.masked_fill(~allowed, -torch.inf).sort(dim=1, descending=True, stable=True)
-    return torch.where(found.values == -torch.inf, PAD, found.indices)[:, :n]
+def _left_filled(ranked: Tensor) -> Tensor:
+    order = (ranked == PAD).to(torch.int8).argsort(dim=1, stable=True)
+    return ranked.gather(1, order)
 
 
 def _places(
@@ -166,3 +164,9 @@ def _places(
     return [
         RankedItem(row, scores[at], ahead[at] if at < last else None) for at, row in enumerate(rows)
     ]
+
+
+def filters_key(rows: CatalogueRows, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+    """What decides which of the model's items a user's candidates may be taken from."""
+    # A change of the catalogue that hides and shows nothing leaves candidates as they are.
+    return (exclude_seen, rows.epoch) if not categories else (exclude_seen, categories, rows.seq)

@@ -1,7 +1,12 @@
 """From pairwise preferences to ranked lists."""
 
 from ncr_core.ranking.algorithm1 import algorithm1
-from ncr_core.ranking.candidates import CandidateGenerator, anchors_of, spread_over_popularity
+from ncr_core.ranking.candidates import (
+    CandidateGenerator,
+    anchors_of,
+    cheap_to_rank,
+    spread_over_popularity,
+)
 from ncr_core.ranking.exact import PAD, ExactRanker
 from ncr_core.ranking.margins import Margins
 from ncr_core.ranking.scan import resumable_scan
@@ -16,6 +21,7 @@ __all__ = [
     "Strategy",
     "algorithm1",
     "anchors_of",
+    "cheap_to_rank",
     "resumable_scan",
     "spread_over_popularity",
 ]

@@ -49,13 +49,10 @@ class CandidateGenerator:
         return self.ranker.mean_margins(users, self.anchors)
 
     @torch.inference_mode()
-    def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """The best ``m`` allowed items a user, in an order that is cheap to rank, padded with −1.
+    def best(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
+        """The best ``m`` allowed items a user, best first, padded with −1: (B, ≤ m).
 
-        ``scores`` and ``allowed`` are (B, n_items). First come all but the best 32, from good to
-        bad, and then those from bad to good: the first champion meets hardly anyone who beats it,
-        and at the end nearly everyone beats the one before, which leaves later passes little to do.
-        Equal scores stand in a seeded order.
+        ``scores`` and ``allowed`` are (B, n_items). Equal scores stand in a seeded order.
         """
         m = min(m, scores.shape[1])
         scores = scores.nan_to_num(nan=-torch.inf)
@@ -64,9 +61,23 @@ class CandidateGenerator:
         items, values = top.indices.gather(1, by_place), top.values.gather(1, by_place)
         by_score = values.argsort(dim=1, descending=True, stable=True)
         items, values = items.gather(1, by_score), values.gather(1, by_score)
-        length = (values > -torch.inf).sum(dim=1, keepdim=True)
-        place = torch.arange(m, device=scores.device).expand(len(scores), -1)
-        rest = (length - BEST_LAST).clamp(min=0)
-        source = torch.where(place < rest, place + BEST_LAST, length - 1 - place)
-        ordered = items.gather(1, source.clamp(0, m - 1))
-        return torch.where(place < length, ordered, PAD)
+        return torch.where(values > -torch.inf, items, PAD)
+
+    def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
+        """The candidates: ``best`` as ``cheap_to_rank``."""
+        return cheap_to_rank(self.best(scores, allowed, m))
+
+
+def cheap_to_rank(best: Tensor) -> Tensor:
+    """(B, M) items, best first, padded with −1 → the same in an order that is cheap to rank.
+
+    First come all but the best 32, from good to bad, and then those from bad to good: the first
+    champion meets hardly anyone who beats it, and at the end nearly everyone beats the one before,
+    which leaves later passes little to do.
+    """
+    m = best.shape[1]
+    length = (best != PAD).sum(dim=1, keepdim=True)
+    place = torch.arange(m, device=best.device).expand(len(best), -1)
+    rest = (length - BEST_LAST).clamp(min=0)
+    source = torch.where(place < rest, place + BEST_LAST, length - 1 - place)
+    return torch.where(place < length, best.gather(1, source.clamp(0, max(0, m - 1))), PAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -25,12 +26,20 @@ class ExactRanker:
     Additive models are sorted by s_ui, which is what Algorithm 1 gives for them; for the others the
     resumable scan asks for the margins it needs: in compiled code on a CPU where numba is there, or
     in torch (``compiled=False``) for all users of the batch at once. Built once a model; ``rank``
-    does not change it and may be called from several threads.
+    does not change it and may be called from several threads. ``on_pairs`` is told how many pairs
+    of items each call of ``rank`` compared; none, where it sorted.
     """
 
-    def __init__(self, model: PairwiseRanker, *, compiled: bool = True) -> None:
+    def __init__(
+        self,
+        model: PairwiseRanker,
+        *,
+        compiled: bool = True,
+        on_pairs: Callable[[int], None] | None = None,
+    ) -> None:
         self.margins = Margins(model.tables())
         self._may_compile = compiled
+        self._on_pairs = on_pairs
         self.n_items = model.n_items
         self.device = model.device
 
@@ -61,23 +70,28 @@ class ExactRanker:
         bound = self.margins.bind(users)
         if strategy != "algorithm1":
             of_all = self._all_margins(users, bound, items, lengths)
+            self._compared(int((lengths * (lengths - 1) // 2).sum()))
             score = wins if strategy == "copeland" else preference
             order = order_by(score(of_all, lengths), lengths, k)
         elif self.margins.additive:
             order = self._sorted_positions(bound, items, lengths, k)
         elif self.compiled is not None and self.compiled.takes(candidates.shape[1]):
             linear = self._linear(bound, items)
-            order, _ = self.compiled.positions(users, items, lengths, linear, k)
+            order, work = self.compiled.positions(users, items, lengths, linear, k)
+            self._compared(int(work.pairs.sum()))
         else:
-            order = resumable_scan(
-                lambda rows, i, j: bound(
-                    rows, _items_at(items, rows, i), _items_at(items, rows, j)
-                ),
-                lengths,
-                k,
-            )
+
+            def margins(rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                self._compared(i.numel())
+                return bound(rows, _items_at(items, rows, i), _items_at(items, rows, j))
+
+            order = resumable_scan(margins, lengths, k)
         ranked = items.gather(1, order.clamp(min=0))
         return torch.where(order == PAD, PAD, ranked)
+
+    def _compared(self, pairs: int) -> None:
+        if self._on_pairs is not None:
+            self._on_pairs(pairs)
 
     @torch.inference_mode()
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ import pytest
 
 from app.core.errors import Unavailable
 from app.recommend import batcher as module
-from app.recommend.batcher import Batcher
-from app.recommend.serving import RankedItem, RankRequest, ServingModel
+from app.recommend.batcher import Batcher, ClientGone, IsGone
+from app.recommend.candidates import RankRequest
+from app.recommend.serving import RankedItem, ServingModel
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +35,9 @@ class FakeModel:
             raise ZeroDivisionError("13")
         return [[RankedItem(r.n, 0.5, None)] for r in requests]
 
+    def at_hand(self, request: RankRequest) -> bool:
+        return request.state[1] == 0
+
 
 @pytest.fixture
 async def batcher() -> AsyncIterator[Batcher]:
@@ -42,9 +46,13 @@ async def batcher() -> AsyncIterator[Batcher]:
     await batcher.close()
 
 
-def ask(batcher: Batcher, model: FakeModel, n: int) -> asyncio.Task[list[RankedItem]]:
-    request = RankRequest(0, None, ("u", 0), np.ones(1, dtype=np.bool_), n)
-    return asyncio.create_task(batcher.rank(cast(ServingModel, cast(Any, model)), request))
+def ask(
+    batcher: Batcher, model: FakeModel, n: int, seq: int = 0, gone: IsGone | None = None
+) -> asyncio.Task[list[RankedItem]]:
+    """With a ``seq``, for a user whose candidates are not at hand."""
+    request = RankRequest(0, None, ("u", seq), None, lambda: np.ones(1, dtype=np.bool_), n)
+    serving = cast(ServingModel, cast(Any, model))
+    return asyncio.create_task(batcher.rank(serving, request, gone))
 
 
 async def test_what_collects_while_the_thread_is_busy_is_one_batch(batcher: Batcher) -> None:
@@ -81,6 +89,26 @@ async def test_requests_that_have_gone_away_are_not_ranked(batcher: Batcher) -> 
     model.go.set()
     await asyncio.gather(first, stays)
     assert model.batches == [[1], [3]]
+
+
+async def test_clients_that_hung_up_are_not_ranked_for(batcher: Batcher) -> None:
+    async def gone() -> bool:
+        return True
+
+    async def still_there() -> bool:
+        return False
+
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1, gone=gone)  # at once, without being asked
+    await asyncio.sleep(0.05)
+    hung_up, waits = ask(batcher, model, 2, gone=gone), ask(batcher, model, 3, gone=still_there)
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(first, waits)
+    assert model.batches == [[1], [3]]
+    with pytest.raises(ClientGone):
+        await hung_up
 
 
 async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
@@ -122,6 +150,54 @@ async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
     await asyncio.gather(*tasks)
     assert [len(batch) for batch in model.batches] == [1, 8, 1, 8, 4]
     assert model.batches[2] == [2]
+
+
+async def test_users_without_candidates_take_turns_with_the_others(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n, seq=1) for n in range(20, 32)] + [ask(batcher, model, 2)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches == [[1], [*range(20, 28)], [2], [*range(28, 32)]]
+
+
+async def test_a_queue_that_would_take_too_long_is_refused(batcher: Batcher) -> None:
+    model = FakeModel()
+    await ask(batcher, model, 1)
+    batcher._quick.seconds_each = 0.02  # as if passes had taken so long
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3, 4)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable) as refused:  # 60 ms, where 50 are allowed
+        await ask(batcher, model, 5)
+    assert refused.value.code == "overloaded"
+    assert refused.value.headers["Retry-After"] == "1"
+    assert batcher._metrics.refused._value.get() == 1
+    slow = ask(batcher, model, 6, seq=1)  # has a queue of its own
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks, slow)
+
+
+async def test_what_a_pass_took_is_measured(batcher: Batcher) -> None:
+    model = FakeModel()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    metrics = batcher._metrics
+    assert metrics.batch_size._sum.get() == 3
+    assert metrics.compute_seconds._sum.get() >= 0.1
+    assert 0.1 <= metrics.queue_seconds._sum.get() < metrics.compute_seconds._sum.get() * 2
+    assert batcher._quick.seconds_each > 0
 
 
 async def test_a_request_that_waited_too_long_is_503(

@@ -215,10 +215,10 @@ async def test_the_profile_is_what_recommendations_need(
     profile = await _service(app).profile("u")
     catalogue = await app.state.services.catalog.catalogue(profile.catalog_seq)
     assert [catalogue.external_ids[item] for item in profile.seen] == ["a", "b", "a"]
-    assert profile.seqs == [1, 2, 3]
+    assert profile.seqs.tolist() == [1, 2, 3]
     assert (profile.last_seq, profile.event_seq) == (3, 4)
     unknown = await _service(app).profile("nobody")
-    assert (unknown.user_id, unknown.last_seq, unknown.seen) == (None, 0, [])
+    assert (unknown.user_id, unknown.last_seq, unknown.seen.tolist()) == (None, 0, [])
     assert unknown.event_seq == 4
 
     popularity = dict(await _service(app).popularity())

@@ -1,0 +1,182 @@
+"""Whom a list is for and what may be in it: users' vectors and candidates, kept per state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.core.cache import ByteCache
+from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.ranking import PAD, CandidateGenerator
+from ncr_core.training.fold_in import fold_in, mean_user
+
+SPARE = 56  # candidates kept beyond M, so that a few exclusions need no new search
+SCORES_AT_ONCE = 2**22  # of users by items: 32 MiB
+
+_NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRequest:
+    """What the ranker is asked for one user. Rows are the model's own."""
+
+    row: int | None
+    """The user's row in the model; None for one who was not trained on."""
+    fold_in_items: NDArray[np.int64] | None
+    """Item rows to fit the user's vector to; None: the trained vector is up to date."""
+    state: tuple[str, int]
+    """User and last seq: what the user's vector depends on."""
+    filters: Hashable
+    """What ``allowed`` depends on beside ``state``."""
+    allowed: Callable[[], NDArray[np.bool_]]
+    """Gives the (n_items,) items that may be recommended; called in the inference thread."""
+    n: int
+    excluded: NDArray[np.int64] = field(default_factory=lambda: _NONE)
+    """Rows that this request alone leaves out."""
+
+    @property
+    def key(self) -> Hashable:
+        """What its candidates depend on."""
+        return self.state, self.filters
+
+    def mask(self) -> NDArray[np.bool_]:
+        """``allowed`` without what is excluded."""
+        mask = self.allowed()
+        if len(self.excluded):
+            mask = mask.copy()
+            mask[self.excluded] = False
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    items: NDArray[np.int32]
+    """The best allowed rows, best first."""
+    complete: bool
+    """Whether these are all that are allowed."""
+
+
+class UserCandidates:
+    """The vectors and the best ``m`` candidates of users. For the inference thread alone.
+
+    Kept are the vectors that were fitted, by the user's state, and the best ``m`` and some more
+    items that the filters allow; what a request excludes is left out of those.
+    """
+
+    def __init__(
+        self, model: PairwiseRanker, generator: CandidateGenerator, m: int, max_bytes: int
+    ) -> None:
+        self._model = model
+        self._generator = generator
+        self._m = m
+        self._mean_user = mean_user(model)
+        self._vectors: ByteCache[tuple[str, int], Tensor] = ByteCache(max_bytes // 8)
+        self._lists: ByteCache[Hashable, _Kept] = ByteCache(max_bytes - max_bytes // 8)
+
+    @property
+    def cache(self) -> ByteCache[Hashable, _Kept]:
+        return self._lists
+
+    def clear(self) -> None:
+        self._vectors.clear()
+        self._lists.clear()
+
+    def at_hand(self, request: RankRequest) -> bool:
+        """Whether neither a vector nor candidates have to be computed. For any thread."""
+        return self._lists.has(request.key) and (
+            request.fold_in_items is None or self._vectors.has(request.state)
+        )
+
+    def vectors(self, requests: Sequence[RankRequest]) -> Tensor:
+        """(B, E) user vectors."""
+        device = self._model.device
+        rows = torch.tensor([r.row or 0 for r in requests], device=device)
+        known = torch.tensor([r.row is not None for r in requests], device=device)
+        vectors = torch.where(known.unsqueeze(1), self._model.user_vectors(rows), self._mean_user)
+        to_fit: dict[tuple[str, int], int] = {}
+        for at, request in enumerate(requests):
+            if request.fold_in_items is not None:
+                kept = self._vectors.get(request.state)
+                if kept is None:
+                    to_fit[request.state] = at
+                else:
+                    vectors[at] = kept
+        if to_fit:
+            self._fit(requests, vectors, to_fit)
+        return vectors
+
+    def _fit(
+        self, requests: Sequence[RankRequest], vectors: Tensor, to_fit: dict[tuple[str, int], int]
+    ) -> None:
+        places = list(to_fit.values())
+        items = [
+            torch.from_numpy(found)
+            for at in places
+            if (found := requests[at].fold_in_items) is not None
+        ]
+        with torch.inference_mode(False):
+            fitted = fold_in(self._model, vectors[places].clone(), items, self._mean_user)
+        of_state = dict(zip(to_fit, fitted, strict=True))
+        for state, vector in of_state.items():
+            self._vectors.put(state, vector, vector.nbytes)
+        for at, request in enumerate(requests):
+            if request.fold_in_items is not None and request.state in of_state:
+                vectors[at] = of_state[request.state]
+
+    def best(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
+        """(B, E) user vectors → (B, ≤ m) candidates, best first, padded with −1."""
+        missing = {r.key: at for at, r in enumerate(requests) if not self._lists.has(r.key)}
+        fresh = self._search([requests[at] for at in missing.values()], vectors, missing)
+        rows, again = [], []
+        for at, request in enumerate(requests):
+            kept = fresh.get(request.key) or self._lists.get(request.key)
+            if kept is None:  # put out again by those that came after it
+                kept = next(iter(self._search([request], vectors, {request.key: at}).values()))
+            own = kept.items
+            if len(request.excluded):
+                own = own[~np.isin(own, request.excluded)]
+            if len(own) < self._m and not kept.complete:
+                again.append(at)
+            rows.append(own[: self._m])
+        for at in again:  # more is excluded than there is to spare
+            mask = requests[at].mask()[None]
+            rows[at] = self._of(vectors[at : at + 1], mask, self._m)[0]
+        width = max(len(own) for own in rows)
+        best = np.full((len(rows), width), PAD, dtype=np.int64)
+        for row, own in zip(best, rows, strict=True):
+            row[: len(own)] = own
+        return torch.from_numpy(best).to(vectors.device)
+
+    def rest(self, request: RankRequest, vector: Tensor, taken: Tensor, n: int) -> Tensor:
+        """What follows the candidates in a list longer than they are: the next by their score."""
+        mask = request.mask()
+        mask = mask.copy()
+        mask[taken.cpu().numpy()] = False
+        return torch.from_numpy(self._of(vector.unsqueeze(0), mask[None], n)[0].astype(np.int64))
+
+    def _search(
+        self, requests: Sequence[RankRequest], vectors: Tensor, places: dict[Hashable, int]
+    ) -> dict[Hashable, _Kept]:
+        found: dict[Hashable, _Kept] = {}
+        at_once = max(1, SCORES_AT_ONCE // max(1, self._model.n_items))
+        for start in range(0, len(requests), at_once):
+            part = requests[start : start + at_once]
+            masks = np.stack([request.allowed() for request in part])
+            own = vectors[[places[request.key] for request in part]]
+            lists = self._of(own, masks, self._m + SPARE)
+            for request, mask, items in zip(part, masks, lists, strict=True):
+                kept = _Kept(items, len(items) == int(mask.sum()))
+                found[request.key] = kept
+                self._lists.put(request.key, kept, items.nbytes)
+        return found
+
+    def _of(self, vectors: Tensor, masks: NDArray[np.bool_], n: int) -> list[NDArray[np.int32]]:
+        allowed = torch.from_numpy(masks).to(vectors.device)
+        best = self._generator.best(self._generator.scores(vectors), allowed, n)
+        rows = best.to(torch.int32).cpu().numpy()
+        return [row[row != PAD].copy() for row in rows]
