@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from app.core.errors import install_error_handlers
 from app.core.metrics import new_registry
 from app.core.middleware import BodyLimit, RawPath, RequestContext
 from app.core.migrations import schema_is_current
+from app.core.overload import Concurrency
 from app.core.security import Security
 from app.core.settings import Settings
 from app.events.endpoints import router as events_router
@@ -44,7 +46,6 @@ TAGS = [
 STOP_SECONDS = 3.0  # for a worker to give its job back
 
 ROUTERS = (
-    recommend_router,
     events_router,
     catalog_router,
     jobs_router,
@@ -54,10 +55,13 @@ ROUTERS = (
 )
 
 
-def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
+def create_app(
+    settings: Settings, *, with_worker: bool = False, own_process: bool = False
+) -> FastAPI:
     """The application for these settings. Everything that holds a resource is in its lifespan.
 
     ``with_worker`` also works on jobs, in this process's loop; training is a child process anyway.
+    With ``own_process`` there is nothing else in it, and what starting made is for good.
     """
     readiness = health.Readiness()
 
@@ -68,6 +72,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         _add_checks(readiness, services)
         try:
             async with _recommending(app, services, readiness), _working(services, with_worker):
+                if own_process:
+                    # Libraries and the model are millions of objects: to look through them for
+                    # garbage stops every request for a quarter of a second, again and again.
+                    gc.collect()
+                    gc.freeze()
                 yield
                 readiness.draining = True
         finally:
@@ -85,8 +94,11 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     )
     app.state.settings = settings
     app.state.readiness = readiness
-    app.state.metrics = new_registry()
+    app.state.metrics = registry = new_registry()
+    app.state.ranker_metrics = ranking = RankerMetrics(registry)
     install_error_handlers(app)
+    # First, and not through a router within the router: nothing is asked for as often.
+    app.router.routes[:0] = recommend_router.routes
     for router in ROUTERS:
         app.include_router(router)
 
@@ -94,6 +106,12 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     key = settings.admin_key
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Security, key=None if key is None else key.get_secret_value())
+    app.add_middleware(
+        Concurrency,
+        prefix="/recommend",
+        limit=settings.max_concurrency,
+        on_refused=ranking.refused.inc,
+    )
     app.add_middleware(RequestContext, log_requests=settings.log_level == "debug")
     app.add_middleware(RawPath)
     return app
@@ -104,7 +122,8 @@ async def _recommending(
     app: FastAPI, services: Services, readiness: health.Readiness
 ) -> AsyncIterator[None]:
     settings = services.settings
-    ranking, caches = RankerMetrics(app.state.metrics), CacheMetrics(app.state.metrics)
+    ranking: RankerMetrics = app.state.ranker_metrics
+    caches = CacheMetrics(app.state.metrics)
 
     def on_model(model: ServingModel) -> None:
         caches.add("candidates", model.candidates.cache)

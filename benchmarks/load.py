@@ -152,8 +152,9 @@ async def open_loop(
                 waiting.append(due)
             due += 1 / rate
         await asyncio.sleep(max(0.0, min(due - now, 0.001)))
-    until = time.perf_counter() + 15
-    while (waiting or len(idle) < sum(one.open for one in every)) and time.perf_counter() < until:
+    for _ in range(1_500):
+        if not waiting and len(idle) >= sum(one.open for one in every):
+            break
         await asyncio.sleep(0.01)
     for connection in every:
         connection.close()

@@ -68,9 +68,8 @@ def main(folder: Path) -> None:
             raise AssertionError("the ranker differs from Algorithm 1")
         pairs = blocks = None  # an additive model is sorted
         if compiled.compiled is not None:
-            linear = compiled.linear_scores(users, candidates)
-            lengths = torch.full((batch,), m)
-            _, work = compiled.compiled.positions(users, candidates, lengths, linear, K)
+            code = compiled.compiled
+            _, work = code.rank(code.bind(users.numpy()), candidates.numpy(), K)
             pairs, blocks = float(work.pairs.mean()), float(work.blocks.mean())
         times = [fast * 1e3, slow * 1e3, literal * 1e3]
         rows.append([m, batch, *times, pairs, blocks, calls, literal / fast])

@@ -111,11 +111,11 @@ def main(data_dir: Path) -> None:
         "recommend",
         [
             "what",
-            "200s a second",
+            "200s/s",
             "of doing nothing",
             "p50 ms",
             "p99 ms",
-            "503s a second",
+            "503s/s",
             "errors",
         ],
         rows,

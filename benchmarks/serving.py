@@ -36,7 +36,7 @@ def main() -> None:
 
     settings = load_settings()
     configure_logging(settings)
-    app = create_app(settings)
+    app = create_app(settings, own_process=True)
 
     async def noop(request: Request) -> Response:
         return Response(answers(request.query_params["bytes"]), media_type="application/json")

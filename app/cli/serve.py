@@ -48,7 +48,7 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     ensure_free(host, port)
     asyncio.run(_check(settings))
     config = uvicorn.Config(
-        create_app(settings, with_worker=with_worker),
+        create_app(settings, with_worker=with_worker, own_process=True),
         host=host,
         port=port,
         log_config=None,

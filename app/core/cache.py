@@ -74,7 +74,11 @@ class SingleFlight(Generic[K, V]):
 
     async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """The result of ``make``, or of the one under way for this key; its exception, too."""
-        task, waiting = self._flights.get(key) or self._start(key, make)
+        flight = self._flights.get(key)
+        # One that is done is only waiting to be forgotten: its result is of the past.
+        if flight is None or flight[0].done():
+            flight = self._start(key, make)
+        task, waiting = flight
         waiting.append(None)
         try:
             return await asyncio.shield(task)

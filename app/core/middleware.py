@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
 from urllib.parse import quote, quote_from_bytes
 
@@ -21,6 +20,7 @@ from app.core.errors import (
     problem_of,
 )
 from app.core.logging import get_logger
+from app.core.randomness import random_hex
 
 log = get_logger(__name__)
 
@@ -59,7 +59,7 @@ class RequestContext:
         if given is not None and _REQUEST_ID.fullmatch(given):
             request_id = given.decode("ascii")
         else:
-            request_id = secrets.token_hex(8)
+            request_id = random_hex(8)
         scope[REQUEST_ID_KEY] = request_id
         id_header = (b"x-request-id", request_id.encode("ascii"))
         started = time.perf_counter()
@@ -102,8 +102,10 @@ class RequestContext:
                 request_id=request_id,
             )(scope, receive, send_with_id)
         finally:
-            if status >= 500 or self.log_requests:
-                write = log.info if status >= 500 else log.debug
+            # 503 is said to many at once: a line for each would be part of the overload.
+            failed = status >= 500 and status != 503
+            if failed or self.log_requests:
+                write = log.info if failed else log.debug
                 write(
                     "request",
                     request_id=request_id,

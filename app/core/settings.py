@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     candidates: int = Field(default=200, ge=1)
     """How many candidates the ranker orders for each user."""
 
+    max_concurrency: int = Field(default=64, ge=1)
+    """How many requests for lists a server answers at a time; beyond it the answer is 503."""
+
     list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
     """Memory for lists that are ready to be sent, in bytes; 0: each is ranked anew."""
 

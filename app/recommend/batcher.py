@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +19,11 @@ MAX_BATCH = 64
 DEEP = 50  # lists longer than this take many times longer, as do users whose candidates have to
 MAX_SLOW_BATCH = 8  # be found first: they go by themselves, few at a time, in turns with the others
 MAX_WAITING = 1024
-MAX_WAIT_SECONDS = 0.05  # a queue longer than that is refused: those in it would time out
+MAX_WAIT_SECONDS = 0.05  # who comes when more wait than a pass takes, the first for so long
+MAX_SLOW_WAIT_SECONDS = 5.0
 PATIENCE_SECONDS = 10.0
 GONE_SECONDS = 0.02  # who has waited so long is asked whether they are still there
 CLOSE_SECONDS = 2.0
-SMOOTHING = 0.1
 
 
 class ClientGone(Exception):  # noqa: N818 - it is what happened, not an error to report
@@ -45,21 +44,17 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """Requests of one kind, and how long one of them takes as things are."""
+    """Requests of one kind."""
 
     max_batch: int
     max_wait: float
     waiting: deque[_Waiting] = field(default_factory=deque)
-    seconds_each: float = 0.0
 
-    @property
-    def delay(self) -> float:
-        """Seconds until what joins now has been ranked, as far as this queue alone goes."""
-        return len(self.waiting) * self.seconds_each
-
-    def took(self, seconds: float, n: int) -> None:
-        each = seconds / n
-        self.seconds_each += (each - self.seconds_each) * SMOOTHING
+    def behind(self, now: float) -> bool:
+        """Whether what joins now would wait for more than the next pass, and for too long."""
+        if len(self.waiting) < self.max_batch:
+            return False
+        return len(self.waiting) >= MAX_WAITING or now - self.waiting[0].since > self.max_wait
 
 
 class Batcher:
@@ -73,7 +68,7 @@ class Batcher:
     def __init__(self, threads: int, metrics: RankerMetrics | None = None) -> None:
         self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
         self._quick = _Queue(MAX_BATCH, MAX_WAIT_SECONDS)
-        self._slow = _Queue(MAX_SLOW_BATCH, PATIENCE_SECONDS / 2)
+        self._slow = _Queue(MAX_SLOW_BATCH, MAX_SLOW_WAIT_SECONDS)
         self._slow_is_next = False
         self._runner: asyncio.Task[None] | None = None
         self._metrics = metrics or RankerMetrics()
@@ -87,19 +82,22 @@ class Batcher:
         """
         quick = request.n <= DEEP and model.at_hand(request)
         queue = self._quick if quick else self._slow
-        if len(queue.waiting) >= MAX_WAITING or queue.delay > queue.max_wait:
-            self._metrics.refused.inc()
-            raise Unavailable(
-                "too many requests are waiting to be ranked",
-                code="overloaded",
-                retry_after=max(1, math.ceil(queue.delay)),
-            )
+        self._check(queue)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[RankedItem]] = loop.create_future()
         queue.waiting.append(_Waiting(model, request, answer, loop.time(), gone))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await answer
+
+    def check(self) -> None:
+        """Raises Unavailable when too many are waiting already, whatever would be asked for."""
+        self._check(self._quick)
+
+    def _check(self, queue: _Queue) -> None:
+        if queue.behind(asyncio.get_running_loop().time()):
+            self._metrics.refused.inc()
+            raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
 
     async def close(self) -> None:
         """Ends the thread after the pass that it is in; what waits is answered with 503."""
@@ -117,14 +115,14 @@ class Batcher:
             if not batch:
                 continue
             try:
-                lists = await self._in_thread(queue, batch)
+                lists = await self._in_thread(batch)
             except Exception as error:
                 if len(batch) == 1:
                     _set_exception(batch[0], error)
                     continue
                 for one in batch:
                     try:
-                        _set_result(one, (await self._in_thread(queue, [one]))[0])
+                        _set_result(one, (await self._in_thread([one]))[0])
                     except Exception as own:
                         _set_exception(one, own)
             else:
@@ -163,7 +161,7 @@ class Batcher:
                 batch.append(one)
         return batch
 
-    async def _in_thread(self, queue: _Queue, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
+    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         requests = [one.request for one in batch]
@@ -171,7 +169,6 @@ class Batcher:
             return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
         finally:
             took = loop.time() - started
-            queue.took(took, len(batch))
             self._metrics.passed(took, [started - one.since for one in batch])
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from app.core.cache import ByteCache
 from ncr_core.models.ranker import PairwiseRanker
 from ncr_core.ranking import PAD, CandidateGenerator
+from ncr_core.ranking.candidates import BEST_LAST
 from ncr_core.training.fold_in import fold_in, mean_user
 
 SPARE = 56  # candidates kept beyond M, so that a few exclusions need no new search
@@ -75,7 +76,10 @@ class UserCandidates:
         self._generator = generator
         self._m = m
         self._mean_user = mean_user(model)
-        self._vectors: ByteCache[tuple[str, int], Tensor] = ByteCache(max_bytes // 8)
+        self._newcomer = self._mean_user.cpu().numpy()[0]
+        # In memory, wherever the model is; where it is a CPU's, these are its own tables.
+        self._users = [part.weight.detach().cpu().numpy() for part in model.user_parts()]
+        self._vectors: ByteCache[tuple[str, int], NDArray[np.float32]] = ByteCache(max_bytes // 8)
         self._lists: ByteCache[Hashable, _Kept] = ByteCache(max_bytes - max_bytes // 8)
 
     @property
@@ -94,12 +98,12 @@ class UserCandidates:
 
     def vectors(self, requests: Sequence[RankRequest]) -> Tensor:
         """(B, E) user vectors."""
-        device = self._model.device
-        rows = torch.tensor([r.row or 0 for r in requests], device=device)
-        known = torch.tensor([r.row is not None for r in requests], device=device)
-        vectors = torch.where(known.unsqueeze(1), self._model.user_vectors(rows), self._mean_user)
+        rows = [r.row or 0 for r in requests]
+        vectors = np.concatenate([table[rows] for table in self._users], axis=1)
         to_fit: dict[tuple[str, int], int] = {}
         for at, request in enumerate(requests):
+            if request.row is None:
+                vectors[at] = self._newcomer
             if request.fold_in_items is not None:
                 kept = self._vectors.get(request.state)
                 if kept is None:
@@ -108,10 +112,13 @@ class UserCandidates:
                     vectors[at] = kept
         if to_fit:
             self._fit(requests, vectors, to_fit)
-        return vectors
+        return torch.from_numpy(vectors)
 
     def _fit(
-        self, requests: Sequence[RankRequest], vectors: Tensor, to_fit: dict[tuple[str, int], int]
+        self,
+        requests: Sequence[RankRequest],
+        vectors: NDArray[np.float32],
+        to_fit: dict[tuple[str, int], int],
     ) -> None:
         places = list(to_fit.values())
         items = [
@@ -120,16 +127,17 @@ class UserCandidates:
             if (found := requests[at].fold_in_items) is not None
         ]
         with torch.inference_mode(False):
-            fitted = fold_in(self._model, vectors[places].clone(), items, self._mean_user)
+            start = torch.from_numpy(vectors[places]).to(self._model.device)
+            fitted = fold_in(self._model, start, items, self._mean_user).cpu().numpy()
         of_state = dict(zip(to_fit, fitted, strict=True))
         for state, vector in of_state.items():
-            self._vectors.put(state, vector, vector.nbytes)
+            self._vectors.put(state, vector.copy(), vector.nbytes)
         for at, request in enumerate(requests):
             if request.fold_in_items is not None and request.state in of_state:
                 vectors[at] = of_state[request.state]
 
-    def best(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
-        """(B, E) user vectors → (B, ≤ m) candidates, best first, padded with −1."""
+    def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
+        """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""
         missing = {r.key: at for at, r in enumerate(requests) if not self._lists.has(r.key)}
         fresh = self._search([requests[at] for at in missing.values()], vectors, missing)
         rows, again = [], []
@@ -149,14 +157,14 @@ class UserCandidates:
         width = max(len(own) for own in rows)
         best = np.full((len(rows), width), PAD, dtype=np.int64)
         for row, own in zip(best, rows, strict=True):
-            row[: len(own)] = own
-        return torch.from_numpy(best).to(vectors.device)
+            last = own[:BEST_LAST]  # as ``cheap_to_rank`` does it for batches
+            row[: len(own)] = np.concatenate([own[BEST_LAST:], last[::-1]])
+        return torch.from_numpy(best)
 
     def rest(self, request: RankRequest, vector: Tensor, taken: Tensor, n: int) -> Tensor:
         """What follows the candidates in a list longer than they are: the next by their score."""
-        mask = request.mask()
-        mask = mask.copy()
-        mask[taken.cpu().numpy()] = False
+        mask = request.mask().copy()
+        mask[taken.numpy()] = False
         return torch.from_numpy(self._of(vector.unsqueeze(0), mask[None], n)[0].astype(np.int64))
 
     def _search(
@@ -176,7 +184,7 @@ class UserCandidates:
         return found
 
     def _of(self, vectors: Tensor, masks: NDArray[np.bool_], n: int) -> list[NDArray[np.int32]]:
-        allowed = torch.from_numpy(masks).to(vectors.device)
+        allowed = torch.from_numpy(masks).to(self._model.device)
         best = self._generator.best(self._generator.scores(vectors), allowed, n)
         rows = best.to(torch.int32).cpu().numpy()
         return [row[row != PAD].copy() for row in rows]

@@ -9,8 +9,15 @@ from cachetools import LRUCache
 from fastapi import APIRouter, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from app.core.errors import Unprocessable, problem_responses
+from app.core.errors import (
+    REQUEST_ID_KEY,
+    Unavailable,
+    Unprocessable,
+    problem_of,
+    problem_responses,
+)
 from app.core.http import PathId, decode_id, text_problem
 from app.recommend.schemas import Recommendation
 from app.recommend.service import Filters, RecommendService
@@ -26,21 +33,29 @@ class KnownQueries(APIRoute):
     Reading and checking nine parameters takes longer than all the rest of a cached answer.
     """
 
+    known: LRUCache[bytes, Filters]
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         checked = super().get_route_handler()
-        known: LRUCache[bytes, Filters] = LRUCache(QUERIES_KEPT)
+        known = self.known = LRUCache(QUERIES_KEPT)
 
         async def handle(request: Request) -> Response:
-            query: bytes = request.scope["query_string"]
-            filters = known.get(query)
-            if filters is not None:
-                return await answer(request, decode_id(request.path_params["user"]), filters)
             response = await checked(request)
+            query: bytes = request.scope["query_string"]
             if len(query) <= QUERY_BYTES:
                 known[query] = request.state.filters
             return response
 
         return handle
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        filters = self.known.get(scope["query_string"])
+        if filters is None or scope["method"] != "GET":
+            await super().handle(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        response = await answer(request, decode_id(scope["path_params"]["user"]), filters)
+        await response(scope, receive, send)
 
 
 router = APIRouter(tags=["recommend"], route_class=KnownQueries)
@@ -92,5 +107,9 @@ async def recommend(
 async def answer(request: Request, user: str, filters: Filters) -> Response:
     """The response to a request whose parameters have been checked."""
     service: RecommendService = request.app.state.recommend
-    body = await service.recommend(user, filters, request.is_disconnected)
+    try:
+        body = await service.recommend(user, filters, request.is_disconnected)
+    except Unavailable as error:
+        # Said here and not by the handler: under overload this is what has to be quick.
+        return problem_of(error, request.scope.get(REQUEST_ID_KEY))
     return Response(body, media_type="application/json")

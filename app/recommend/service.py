@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from app.catalog.service import CatalogService
 from app.catalog.view import Catalogue
 from app.core.cache import ByteCache, SingleFlight
 from app.core.errors import Conflict, Unavailable, Unprocessable
+from app.core.randomness import random_hex
 from app.events.schemas import Profile
 from app.events.service import EventService
 from app.models.service import ModelRegistry
@@ -68,6 +68,7 @@ class Asked:
 
 
 EMPTY = RankedList(b"", ())
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class RecommendService:
@@ -133,6 +134,7 @@ class RecommendService:
 
     async def _ranked(self, key: Hashable, asked: Asked, gone: IsGone | None) -> RankedList:
         while True:
+            self._batcher.check()  # before anything is done for a request that will be refused
             try:
                 return await self._flights.run(key, lambda: self._personal(key, asked, gone))
             except ClientGone:
@@ -210,7 +212,9 @@ def _request(asked: Asked) -> RankRequest | None:
     def allowed() -> NDArray[np.bool_]:
         return rows.visible & _allowed(catalogue, profile, filters)[rows.internal]
 
-    excluded = np.flatnonzero(np.isin(rows.internal, _ids_of(catalogue, filters.exclude)))
+    excluded = _NONE
+    if filters.exclude:
+        excluded = np.flatnonzero(np.isin(rows.internal, _ids_of(catalogue, filters.exclude)))
     key = filters_key(rows, filters.exclude_seen, filters.categories)
     state = (user, profile.last_seq)
     return RankRequest(row, to_fit, state, key, allowed, filters.n, excluded)
@@ -258,4 +262,4 @@ def _joined(items: list[dict[str, Any]]) -> bytes:
 
 def _recommendation_id(version: str | None) -> str:
     """Carries what attribution needs: the model, the time and a random part."""
-    return f"{version or 'none'}.{time.time_ns() // 1_000_000:x}.{secrets.token_hex(6)}"
+    return f"{version or 'none'}.{time.time_ns() // 1_000_000:x}.{random_hex(6)}"

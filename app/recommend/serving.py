@@ -15,10 +15,9 @@ from app.catalog.view import Catalogue
 from app.models.schemas import ModelRow
 from app.recommend.candidates import RankRequest, UserCandidates
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, cheap_to_rank
+from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
 
 CANDIDATE_SEED = 20_181_022
-ALL_PAIRS_UP_TO = 64  # items of a list, of which all margins are computed at once
 
 
 class RankedItem(NamedTuple):
@@ -113,19 +112,22 @@ class ServingModel:
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
         """The top n of each request, all in one pass of the ranker."""
         vectors = self.candidates.vectors(requests)
-        best = self.candidates.best(requests, vectors)
+        candidates = self.candidates.candidates(requests, vectors)
         n = max(r.n for r in requests)
         # As many candidates for everyone, whatever n: a list must not depend on its company. What
         # is asked for beyond them follows in the order of the cheap score.
-        ranked = self._ranker.rank(vectors, cheap_to_rank(best), n)
+        bound = self._ranker.bind(vectors)
+        ranked = bound.rank(candidates, n)
         if n > ranked.shape[1]:
             rest = [
                 self.candidates.rest(request, vector, items[items != PAD], n - ranked.shape[1])
-                for request, vector, items in zip(requests, vectors, best, strict=True)
+                for request, vector, items in zip(requests, vectors, candidates, strict=True)
             ]
             more = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True, padding_value=PAD)
             ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
-        probability, ahead = self._explain(vectors, ranked)
+        over_references, over_next = bound.against(ranked, self._references)
+        probability = _probability(over_references).mean(axis=2)
+        ahead = _probability(over_next)
         return [
             _places(rows[: r.n], of_scores, of_next)
             for r, rows, of_scores, of_next in zip(
@@ -133,22 +135,11 @@ class ServingModel:
             )
         ]
 
-    def _explain(self, vectors: Tensor, ranked: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, k) items → (B, k) mean probabilities to be preferred to the reference items, and
-        (B, k − 1) probabilities of each against the one below it, σ((z_ij − z_ji) / 2)."""
-        n, references = ranked.shape[1], len(self._references)
-        if n + references <= ALL_PAIRS_UP_TO:  # one call for all of both
-            both = torch.cat([self._references.expand(len(ranked), -1), ranked], dim=1)
-            margins = self._ranker.all_margins(vectors, both)[:, references:]
-            to_references, within = margins[:, :, :references], margins[:, :, references:]
-            to_next = within.diagonal(1, 1, 2)
-        else:
-            items = ranked.clamp(min=0)
-            i = items.repeat_interleave(references, dim=1)
-            j = self._references.repeat(n).expand(len(ranked), -1)
-            to_references = self._ranker.compare(vectors, i, j).view(len(ranked), n, references)
-            to_next = self._ranker.compare(vectors, items[:, :-1], items[:, 1:])
-        return torch.sigmoid(to_references / 2).mean(dim=2), torch.sigmoid(to_next / 2)
+
+def _probability(margins: Tensor) -> NDArray[np.float64]:
+    """P(i preferred to j) = σ((z_ij − z_ji) / 2) of margins z_ij − z_ji."""
+    found: NDArray[np.float64] = 0.5 + 0.5 * np.tanh(margins.cpu().numpy() / 4.0)
+    return found
 
 
 def _left_filled(ranked: Tensor) -> Tensor:

@@ -1,14 +1,11 @@
-"""The tables of a tower as the compiled scan takes them, made once a model."""
+"""The tables of a tower as the compiled code takes them, made once a model."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ncr_core.models.tables import TowerTable
-from ncr_core.ranking.margins import CLOSE, TIE, Margins
+from ncr_core.models.tables import LinearTable, TowerTable
+from ncr_core.ranking.loader import compiled_kernel, kernel_or_none
+from ncr_core.ranking.margins import CLOSE, TIES, USUAL_INPUTS, Margins
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 
 LARGEST = 28.0  # of 2x, so that a product of three exponentials fits into float32
 ROWS_AT_ONCE = 2**14
@@ -32,26 +33,45 @@ class Work:
     blocks: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundUsers:
+    """Users' vectors (B, E), and what compiled code computes of them once."""
+
+    vectors: Floats
+    single: tuple[Any, ...]
+    double: tuple[Any, ...]
+
+    def part(self, of: slice) -> tuple[Any, ...]:
+        """(vectors, single, double) of some users."""
+        return (
+            self.vectors[of],
+            tuple(array[of] for array in self.single),
+            tuple(array[of] for array in self.double),
+        )
+
+
 def compiled_scan(margins: Margins) -> CompiledScan | None:
     """The compiled scan of a model; None for what it is not made for, or where numba is not."""
-    tower = margins.double.tower
-    if tower is None or tower.first.device.type != "cpu" or _kernel() is None:
+    tables = margins.double
+    if tables.tower is None or tables.points or tables.tower.first.device.type != "cpu":
         return None
-    return CompiledScan(margins)
+    return None if kernel_or_none() is None else CompiledScan(margins)
 
 
 class CompiledScan:
-    """Algorithm 1 on the CPU for a model with a tower.
+    """Algorithm 1 on the CPU for a model with a tower, from arrays to arrays.
 
-    May be called from several threads; splits a batch over as many as torch has for an operation.
+    It does without torch: many small operations would each give Python's lock away, and a server
+    that is busy gives it back late. May be called from several threads; splits a batch over as many
+    as torch has for an operation. Rows that the model does not have raise IndexError.
     """
 
     def __init__(self, margins: Margins) -> None:
         tower, single = margins.double.tower, margins.single.tower
         if tower is None or single is None:
             raise ValueError("an additive model is sorted")
-        kernel = _compiled_kernel()
-        self._tower, self._caution = tower, margins.caution
+        kernel = compiled_kernel()
+        self._n_items, self._h = tower.first.shape
         self._double = (
             *(_array(x) for x in (tower.first, tower.second)),
             _items(tower, torch.float64),
@@ -69,180 +89,148 @@ class CompiledScan:
             _items(single, torch.float32),
             _layers(tower, kernel.UNROLLED, torch.float32),
         )
+        self._width = first.shape[1]
+        start = tower.columns.start or 0
+        self._user = (start, _array(tower.user_weight), _array(tower.user_bias))
+        more = float(margins.more_than_usual)
+        self._sizes = (LARGEST, float(margins.largest_input), USUAL_INPUTS, CLOSE, more)
+        self._linear = linear_arrays(margins.double.linear, self._n_items)
 
     def takes(self, n_candidates: int) -> bool:
         """Whether so many candidates a user are few enough for its memory."""
-        return n_candidates * self._tower.first.shape[1] <= MOST_COLUMNS
+        return n_candidates * self._h <= MOST_COLUMNS
 
-    def positions(
-        self, users: Tensor, items: Tensor, lengths: Tensor, linear: Tensor, k: int
-    ) -> tuple[Tensor, Work]:
-        """(B, E) user vectors, (B, M) items and (B,) lengths, (B, M) s_ui in float64 → (B, k)
-        positions of the top k, padded with −1, and what it took.
+    def bind(self, users: Floats) -> BoundUsers:
+        """For (B, E) user vectors."""
+        users = np.ascontiguousarray(users, dtype=np.float64)
+        bound = compiled_kernel().bind(
+            users, self._user, self._width, self._tanh, self._fits, self._sizes
+        )
+        return BoundUsers(users, *bound)
 
-        Raises IndexError for items that the model does not have.
-        """
-        self._check_batch(users, items, lengths, linear)
-        ranked = np.full((len(users), k), -1, dtype=np.int64)
-        counts = np.zeros((len(users), 2), dtype=np.int64)
-        rows, ends, scores = _array(items.long()), _array(lengths.long()), _array(linear)
-        single, double = self._bound(users)
-        kernel = _compiled_kernel()
+    def rank(self, users: BoundUsers, items: Rows, k: int) -> tuple[Rows, Work]:
+        """(B, M) item rows, filled up with −1 → (B, k) rows of the top k, likewise, and what it
+        took."""
+        ranked = np.full((len(items), k), -1, dtype=np.int64)
+        counts = np.zeros((len(items), 2), dtype=np.int64)
+        scan = compiled_kernel().scan_batch
 
-        def run(part: slice) -> None:
-            kernel.scan_batch(
-                rows[part], ends[part], k, scores[part],
-                _part(single, 4, part), _part(double, 3, part), TIE, ranked[part], counts[part],
+        def run(part: slice) -> tuple[bool, int]:
+            vectors, single, double = self._with_tables(users, part)
+            found: tuple[bool, int] = scan(
+                items[part], k, vectors, self._linear, single, double, TIES,
+                ranked[part], counts[part],
             )  # fmt: skip
+            return found
 
         if items.shape[1] and k:
-            _in_threads(run, len(users))
-        return torch.from_numpy(ranked), Work(counts[:, 0], counts[:, 1])
+            self._in_threads(run, users, items)
+        return ranked, Work(counts[:, 0], counts[:, 1])
 
-    def all_margins(self, users: Tensor, items: Tensor, lengths: Tensor, linear: Tensor) -> Tensor:
-        """As for ``positions`` → (B, M, M) margins of each candidate over each, float32; 0 beyond
-        the lengths."""
-        self._check_batch(users, items, lengths, linear)
+    def all_margins(self, users: BoundUsers, items: Rows) -> npt.NDArray[np.float32]:
+        """As for ``rank`` → (B, M, M) margins of each candidate over each; 0 beyond the lengths."""
         b, m = items.shape
         margins = np.zeros((b, m, m), dtype=np.float32)
-        rows, ends, scores = _array(items.long()), _array(lengths.long()), _array(linear)
-        single, double = self._bound(users)
-        kernel = _compiled_kernel()
+        compute = compiled_kernel().all_margins
 
-        def run(part: slice) -> None:
-            kernel.all_margins(
-                rows[part], ends[part], scores[part], _part(single, 4, part),
-                _part(double, 3, part), TIE, margins[part],
+        def run(part: slice) -> tuple[bool, int]:
+            vectors, single, double = self._with_tables(users, part)
+            found: tuple[bool, int] = compute(
+                items[part], vectors, self._linear, single, double, TIES, margins[part]
+            )
+            return found
+
+        self._in_threads(run, users, items)
+        return margins
+
+    def against(
+        self, users: BoundUsers, ranked: Rows, others: Rows
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """(B, k) lists, filled up with −1, and (R,) others → (B, k, R) margins of each item over
+        each of the others, and (B, k) over the item after it; 0 beyond the lengths."""
+        b, k = ranked.shape
+        items = np.concatenate([np.broadcast_to(others, (b, len(others))), ranked], axis=1)
+        over_others = np.zeros((b, k, len(others)), dtype=np.float32)
+        over_next = np.zeros((b, k), dtype=np.float32)
+        compute = compiled_kernel().against
+
+        def run(part: slice) -> tuple[bool, int]:
+            vectors, single, double = self._with_tables(users, part)
+            found: tuple[bool, int] = compute(
+                items[part], len(others), vectors, self._linear, single, double, TIES,
+                over_others[part], over_next[part],
             )  # fmt: skip
+            return found
 
-        _in_threads(run, len(users))
-        return torch.from_numpy(margins)
+        self._in_threads(run, users, items)
+        return over_others, over_next
 
-    def mean_margins(self, users: Tensor, items: Tensor, n_anchors: int, linear: Tensor) -> Tensor:
-        """The mean margin of items over anchors: (B, E) user vectors, (A + T,) the anchors, then
-        the items, (B, A + T) their s_ui in float64 → (B, T) float64.
+    def mean_margins(self, users: BoundUsers, anchors: Rows, items: Rows) -> Floats:
+        """The mean margin of (T,) items over (A,) anchors → (B, T) float64."""
+        mean = np.zeros((len(users.vectors), len(items)))
+        rows = np.concatenate([anchors, items])
+        check_rows(rows, self._n_items)
+        compute = compiled_kernel().mean_margins
 
-        Raises IndexError for items that the model does not have.
-        """
-        self._check(items)
-        mean = np.zeros((len(users), len(items) - n_anchors))
-        rows, scores = _array(items.long()), _array(linear)
-        single, _ = self._bound(users)
-        kernel = _compiled_kernel()
+        def run(part: slice) -> tuple[bool, int]:
+            vectors, single, _ = self._with_tables(users, part)
+            compute(rows, len(anchors), vectors, self._linear, single, mean[part])
+            return True, 0
 
-        def run(part: slice) -> None:
-            kernel.mean_margins(rows, n_anchors, scores[part], _part(single, 4, part), mean[part])
+        if len(anchors):
+            self._in_threads(run, users, mean)
+        return mean
 
-        if n_anchors:
-            _in_threads(run, len(users))
-        return torch.from_numpy(mean)
+    def _with_tables(self, users: BoundUsers, part: slice) -> tuple[Any, Any, Any]:
+        vectors, single, double = users.part(part)
+        return vectors, (*single, *self._single), (*double, *self._double)
 
-    def _check_batch(self, users: Tensor, items: Tensor, *of_users: Tensor) -> None:
-        if any(len(other) != len(users) for other in (items, *of_users)):
-            raise ValueError(f"{len(users)} users, but {len(items)} lists of candidates")
-        self._check(items)
-
-    def _check(self, items: Tensor) -> None:
-        """Compiled code reads whatever memory it is told to."""
-        if not items.numel():
-            return
-        low, high = (int(x) for x in torch.aminmax(items))
-        if low < 0 or high >= len(self._tower.first):
-            wrong = low if low < 0 else high
-            raise IndexError(f"no item has the row {wrong}: there are {len(self._tower.first):,}")
-
-    def _bound(self, users: Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """``single`` and ``double`` of the kernel for (B, E) user vectors."""
-        tower, kernel = self._tower, _compiled_kernel()
-        own = tower.own(users.double())
-        # One by one: products of other shapes round differently.
-        every = [tower.project_user(user) for user in torch.split(users.double(), 1)]
-        projected = torch.cat(every) if every else tower.project_user(users.double())
-        close = CLOSE * self._caution(projected)
-        padded = _padded(projected, kernel.UNROLLED)
-        kinds = torch.full((len(users),), kernel.TANH if self._tanh else kernel.RELU)
-        if self._fits:  # each user by itself: a figure must not depend on the rest of the batch
-            kinds[(2 * padded.abs() < LARGEST).all(dim=1)] = kernel.TANH_BY_EXPONENTIALS
-        of_users = (kinds, padded.float(), torch.exp(2 * padded).float(), own.float())
-        single = (*(_array(x) for x in of_users), *self._single)
-        return single, (*(_array(x) for x in (projected, own, close)), *self._double)
+    def _in_threads(
+        self, run: Callable[[slice], tuple[bool, int]], users: BoundUsers, batch: npt.NDArray[Any]
+    ) -> None:
+        """Runs parts of the users side by side, as many as torch has threads."""
+        n = len(users.vectors)
+        if len(batch) != n:
+            raise ValueError(f"{n} users, but {len(batch)} lists of candidates")
+        threads = max(1, min(torch.get_num_threads(), n))
+        ends = [n * part // threads for part in range(threads + 1)]
+        parts = [slice(start, stop) for start, stop in pairwise(ends)]
+        if threads == 1:
+            results = [run(parts[0])]
+        else:
+            with ThreadPoolExecutor(threads - 1) as pool:
+                others = [pool.submit(run, part) for part in parts[1:]]
+                results = [run(parts[0]), *(other.result() for other in others)]
+        for good, wrong in results:
+            if not good:
+                raise _no_such_row(wrong, self._n_items)
 
 
-@cache
-def _kernel() -> ModuleType | None:
-    """The compiled code, tried out once; None, with a warning, where it cannot be had."""
-    try:
-        import numba
-
-        from ncr_core.ranking import kernel  # numba takes half a second to import
-    except ModuleNotFoundError:
-        return None
-    except Exception as error:
-        _warn(error)
-        return None
-    if getattr(numba.config, "DISABLE_JIT", False):  # Python would take minutes
-        return None
-    try:
-        _try_out(kernel)
-    except Exception:
-        try:  # a full disk, or a damaged file of compiled code
-            kernel.keep_nothing()
-            _try_out(kernel)
-        except Exception as error:
-            _warn(error)
-            return None
-    return kernel
+def linear_scores(users: Floats, items: Rows, linear: tuple[Any, ...], n_items: int) -> Floats:
+    """s_ui of (B, E) user vectors and (B, M) items, filled up with −1 → (B, M); 0 beyond."""
+    scores = np.zeros(items.shape)
+    good, wrong = compiled_kernel().linear_scores(items, users, linear, n_items, scores)
+    if not good:
+        raise _no_such_row(wrong, n_items)
+    return scores
 
 
-def _compiled_kernel() -> ModuleType:
-    kernel = _kernel()
-    if kernel is None:
-        raise RuntimeError("there is no compiled code here")
-    return kernel
+def linear_arrays(table: LinearTable | None, n_items: int) -> tuple[int, Floats, Floats]:
+    """Where its part of a user vector begins, (n_items, d), and biases (n_items,) or none."""
+    if table is None:
+        return 0, np.zeros((n_items, 0)), np.zeros(0)
+    bias = np.zeros(0) if table.bias is None else _array(table.bias)
+    return table.columns.start or 0, _array(table.items), bias
 
 
-def _warn(error: Exception) -> None:
-    reason = str(error).partition("\n")[0]
-    warnings.warn(f"lists are ranked in torch, which is slower: {reason}", stacklevel=3)
+def check_rows(items: Rows, n_items: int) -> None:
+    """Raises IndexError: compiled code reads whatever memory it is told to."""
+    if items.size and (items.min() < 0 or items.max() >= n_items):
+        raise _no_such_row(int(items.min() if items.min() < 0 else items.max()), n_items)
 
 
-def _try_out(kernel: ModuleType) -> None:
-    """Compiles what a ranker calls, for the types that it calls it with."""
-    one, none = np.zeros((1, 4)), np.zeros((0, 0))
-    floats = [x.astype(np.float32) for x in (one, none)]
-    widths, nothing = np.array([4]), np.zeros(0)
-    tower_d = (widths, nothing, nothing, np.zeros(4))
-    tower = (widths, *(x.astype(np.float32) for x in tower_d[1:]))
-    single = (np.array([kernel.TANH]), *floats[:1] * 7, floats[1], tower)
-    rows, scores, out = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1)), np.zeros((1, 2))
-    double = (one, one, np.ones(1), one, one, none, tower_d)
-    ranked, counts = np.zeros((1, 1), dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
-    kernel.scan_batch(
-        rows, np.ones(1, dtype=np.int64), 1, scores, single, double, TIE, ranked, counts
-    )
-    kernel.mean_margins(np.zeros(2, dtype=np.int64), 1, out, single, scores)
-    margins = np.zeros((1, 1, 1), dtype=np.float32)
-    kernel.all_margins(rows, np.ones(1, dtype=np.int64), scores, single, double, TIE, margins)
-
-
-def _part(bound: tuple[Any, ...], of_users: int, part: slice) -> tuple[Any, ...]:
-    """Some rows of the users' arrays, which come first, and the tables as they are."""
-    return (*(array[part] for array in bound[:of_users]), *bound[of_users:])
-
-
-def _in_threads(run: Callable[[slice], None], n: int) -> None:
-    """Runs parts of ``n`` users side by side, as many as torch has threads."""
-    threads = min(torch.get_num_threads(), n)
-    if threads <= 1:
-        run(slice(0, n))
-        return
-    ends = [n * part // threads for part in range(threads + 1)]
-    parts = [slice(start, stop) for start, stop in pairwise(ends)]
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(run, part) for part in parts[1:]]
-        run(parts[0])
-        for other in others:
-            other.result()
+def _no_such_row(row: int, n_items: int) -> IndexError:
+    return IndexError(f"no item has the row {row}: there are {n_items:,}")
 
 
 def _array(x: Tensor) -> npt.NDArray[Any]:

@@ -174,7 +174,7 @@ def _block(
 def _deep(
     user: Any, own: Any, i: int, j: int, first: Any, second: Any, items: Any, tower: Any, relu: bool
 ) -> Any:
-    """w·tower of one pair in float64."""
+    """w·tower of one pair in float64, and the size of what was summed for it at last."""
     widths, weights, biases, last = tower
     n_layers = len(widths) - 1
     x = user + first[i] + second[j]
@@ -199,10 +199,11 @@ def _deep(
         w_at += n_in * n_out
         b_at += n_out
         x = y
-    total = 0.0
+    total, size = 0.0, 0.0
     for o in range(len(x)):
         total += last[o] * x[o]
-    return total
+        size += abs(last[o] * x[o])
+    return total, size
 
 
 @_fast
@@ -258,52 +259,130 @@ def _decided(
     b: int,
     double: Any,
     relu: bool,
-    tie: float,
+    ties: Any,
 ) -> Any:
     """The margin of item i over j for user b: as float32 has it, where that is certain."""
     users, own, uncertain, first, second, vectors, tower = double
     margin = deep + of_linear
     if not abs(margin) >= uncertain[b] * max(1.0, size):  # or not a number, as float64 may have it
-        first_way = _deep(users[b], own[b], i, j, first, second, vectors, tower, relu)
-        other_way = _deep(users[b], own[b], j, i, first, second, vectors, tower, relu)
-        margin = of_linear + first_way - other_way
-        if abs(margin) < tie or i == j:
+        one, of_one = _deep(users[b], own[b], i, j, first, second, vectors, tower, relu)
+        other, of_other = _deep(users[b], own[b], j, i, first, second, vectors, tower, relu)
+        margin = of_linear + (one - other)
+        if abs(margin) < max(ties[0], ties[1] * (of_one + of_other)) or i == j:
             return 0.0
     return margin
+
+
+@_fast
+def _project(user: Any, start: int, weight: Any, bias: Any, out: Any) -> None:
+    """out (h,) ← C_u of a user vector, of which the tower's part begins at ``start``."""
+    for o in range(len(out)):
+        total = bias[o]
+        for f in range(weight.shape[1]):
+            total += weight[o, f] * user[start + f]
+        out[o] = total
+
+
+@_strict
+def _linear(user: Any, rows: Any, n: int, table: Any, out: Any) -> None:
+    """out (≥ n,) ← s_ui of the first n item rows, in float64.
+
+    Four sums side by side; not left to the compiler, which would round an item's score differently
+    by the place where it stands.
+    """
+    start, items, bias = table
+    d = items.shape[1]
+    whole = d - d % 4
+    for m in range(n):
+        row = rows[m]
+        a, b, c, e = 0.0, 0.0, 0.0, 0.0
+        for f in range(0, whole, 4):
+            a += user[start + f] * items[row, f]
+            b += user[start + f + 1] * items[row, f + 1]
+            c += user[start + f + 2] * items[row, f + 2]
+            e += user[start + f + 3] * items[row, f + 3]
+        for f in range(whole, d):
+            a += user[start + f] * items[row, f]
+        out[m] = (a + b) + (c + e) + (bias[row] if len(bias) else 0.0)
+
+
+@_strict
+def _length(rows: Any, n_items: int) -> Any:
+    """How many rows there are before the padding, and whether all are the model's."""
+    n = 0
+    while n < len(rows) and rows[n] != -1:
+        if rows[n] < 0 or rows[n] >= n_items:
+            return n, False
+        n += 1
+    return n, True
+
+
+@_strict
+def bind(users: Any, tower: Any, width: int, tanh: bool, fits: bool, sizes: Any) -> Any:
+    """What the functions below need of (B, E) user vectors: in float32, and in float64.
+
+    tower is the first layer of the user's side: where its part of the vector begins, weights (h, e)
+    and biases (h,). sizes are LARGEST, the largest of an item's inputs and the usual one of all,
+    what is uncertain in usual circumstances, and how much more it is for these weights.
+    """
+    start, weight, bias = tower
+    largest, of_items, usual, close, more = sizes
+    n, h, e = len(users), len(bias), weight.shape[1]
+    kinds = np.empty(n, dtype=np.int64)
+    single, by_exp = np.zeros((n, width), np.float32), np.ones((n, width), np.float32)
+    double, own, uncertain = np.empty((n, h)), np.empty((n, e)), np.empty(n)
+    for b in range(n):
+        _project(users[b], start, weight, bias, double[b])
+        size = 0.0
+        for o in range(h):
+            x = double[b, o]
+            size = max(size, abs(x)) if x == x else np.inf
+            single[b, o], by_exp[b, o] = x, np.exp(2.0 * x)
+        own[b] = users[b, start : start + e]
+        kinds[b] = TANH if tanh else RELU
+        if fits and 2.0 * size < largest:
+            kinds[b] = TANH_BY_EXPONENTIALS
+        uncertain[b] = close * max(1.0, (size + of_items) / usual) * more
+    return (kinds, single, by_exp, own.astype(np.float32)), (double, own, uncertain)
 
 
 @_strict
 def scan_batch(
     items: Any,
-    lengths: Any,
     k: int,
+    users: Any,
     linear: Any,
     single: Any,
     double: Any,
-    tie: float,
+    ties: Any,
     ranked: Any,
     counts: Any,
-) -> None:
-    """Writes the positions of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
+) -> Any:
+    """Writes the rows of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
 
-    items (B, M) item rows, each row filled up to its length; linear (B, M) s_ui in float64. double
-    is the tower in float64: users C (B, h), own U (B, e), then how small a margin is uncertain in
-    float32 (B,), first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights,
-    biases, w). single is the same in float32 and padded, after each user's way to activate (B,),
-    and with e^2C after C, e^2A and e^2B after A and B. Float32 margins that are uncertain, times
-    the size of what was summed last where that is over 1, are computed again in float64, and those
-    under ``tie`` are ties. counts (B, 2) become the pairs that were looked at and the blocks that
-    were computed for them. Rows are not checked.
+    items (B, M) item rows, filled up with −1; users (B, E) in float64. linear is where its part of
+    the user vector begins, (n_items, d) and (n_items,) or (0,), all in float64. double is the tower
+    in float64: users C (B, h), own U (B, e), then how small a margin is uncertain in float32 (B,),
+    first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights, biases, w).
+    single is the same in float32 and padded, after each user's way to activate (B,), and with e^2C
+    after C, e^2A and e^2B after A and B. Float32 margins that are uncertain, times the size of what
+    was summed last where that is over 1, are computed again in float64, and those under ``ties[0]``
+    or under ``ties[1]`` times what they are a sum of are ties. counts (B, 2) become the pairs that
+    were looked at and the blocks that were computed for them. Returns whether all rows are the
+    model's, and one that is not; then nothing counts.
     """
     kinds, tower = single[0], single[9]
     n_users, width = items.shape
     by_first, by_second, products, buffers, margins = _workspace(single, width)
-    stack = np.zeros(width, dtype=np.int64)
+    stack, scores = np.zeros(width, dtype=np.int64), np.zeros(width)
     taken = np.zeros(width, dtype=np.bool_)
     for b in range(n_users):
-        n, rows = lengths[b], items[b]
+        rows, kind = items[b], kinds[b]
+        n, good = _length(rows, len(double[3]))
+        if not good:
+            return False, rows[n]
         wanted = min(k, n)
-        kind = kinds[b]
+        _linear(users[b], rows, n, linear, scores)
         _columns(rows, n, single, b, by_first, by_second, products)
         taken[:] = False
         depth, at, found = 0, 0, 0
@@ -326,8 +405,8 @@ def scan_batch(
                     pairs += 1
                     margin = _decided(
                         margins[0, position - at], margins[1, position - at],
-                        linear[b, position] - linear[b, champion],
-                        rows[position], rows[champion], b, double, kind == RELU, tie,
+                        scores[position] - scores[champion],
+                        rows[position], rows[champion], b, double, kind == RELU, ties,
                     )  # fmt: skip
                     if margin > 0:
                         challenger = position
@@ -339,28 +418,32 @@ def scan_batch(
                 depth += 1
                 at = challenger + 1
             else:
-                ranked[b, found] = champion
+                ranked[b, found] = rows[champion]
                 taken[champion] = True
                 found += 1
                 depth -= 1
                 at = champion + 1
         counts[b, 0] = pairs
         counts[b, 1] = blocks
+    return True, 0
 
 
 @_strict
-def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of: Any) -> None:
+def mean_margins(
+    rows: Any, n_anchors: int, users: Any, linear: Any, single: Any, margins_of: Any
+) -> None:
     """margins_of (B, T) ← the mean margin of each of T items over the anchors, as float32 has it.
 
-    rows (n_anchors + T,) are the anchors, then the items; linear (B, n_anchors + T) their s_ui in
-    float64; ``single`` as for ``scan_batch``. A user's figures do not depend on the other users.
+    rows (n_anchors + T,) are the anchors, then the items, all the model's; the rest as for
+    ``scan_batch``. A user's figures do not depend on the other users.
     """
     kinds, tower = single[0], single[9]
     n = len(rows)
     by_first, by_second, products, buffers, block = _workspace(single, n)
-    totals = np.zeros(LANES)
+    totals, scores = np.zeros(LANES), np.zeros(n)
     for b in range(len(kinds)):
         kind = kinds[b]
+        _linear(users[b], rows, n, linear, scores)
         _columns(rows, n, single, b, by_first, by_second, products)
         for at in range(n_anchors, n, LANES):
             count = min(LANES, n - at)
@@ -369,7 +452,7 @@ def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of
                 _block(by_first, by_second, products, tower, at, anchor, kind, buffers, block)
                 for lane in range(count):
                     if rows[at + lane] != rows[anchor]:
-                        of_linear = linear[b, at + lane] - linear[b, anchor]
+                        of_linear = scores[at + lane] - scores[anchor]
                         totals[lane] += block[0, lane] + of_linear
             for lane in range(count):
                 margins_of[b, at - n_anchors + lane] = totals[lane] / n_anchors
@@ -377,8 +460,8 @@ def mean_margins(rows: Any, n_anchors: int, linear: Any, single: Any, margins_of
 
 @_strict
 def all_margins(
-    items: Any, lengths: Any, linear: Any, single: Any, double: Any, tie: float, margins_of: Any
-) -> None:
+    items: Any, users: Any, linear: Any, single: Any, double: Any, ties: Any, margins_of: Any
+) -> Any:
     """margins_of (B, M, M) ← by how much the candidate of a row is preferred to that of a column.
 
     As for ``scan_batch``; what is beyond a user's length is left as it is.
@@ -386,23 +469,88 @@ def all_margins(
     kinds, tower = single[0], single[9]
     n_users, width = items.shape
     by_first, by_second, products, buffers, block = _workspace(single, width)
+    scores = np.zeros(width)
     for b in range(n_users):
-        n, rows, kind = lengths[b], items[b], kinds[b]
+        rows, kind = items[b], kinds[b]
+        n, good = _length(rows, len(double[3]))
+        if not good:
+            return False, rows[n]
+        _linear(users[b], rows, n, linear, scores)
         _columns(rows, n, single, b, by_first, by_second, products)
         for j in range(n):
             for at in range(j + 1, n, LANES):
                 _block(by_first, by_second, products, tower, at, j, kind, buffers, block)
                 for i in range(at, min(at + LANES, n)):
                     margin = _decided(
-                        block[0, i - at], block[1, i - at], linear[b, i] - linear[b, j],
-                        rows[i], rows[j], b, double, kind == RELU, tie,
+                        block[0, i - at], block[1, i - at], scores[i] - scores[j],
+                        rows[i], rows[j], b, double, kind == RELU, ties,
                     )  # fmt: skip
                     margins_of[b, i, j] = margin
                     margins_of[b, j, i] = -margin
+    return True, 0
+
+
+@_strict
+def against(
+    items: Any,
+    n_others: int,
+    users: Any,
+    linear: Any,
+    single: Any,
+    double: Any,
+    ties: Any,
+    over_others: Any,
+    over_next: Any,
+) -> Any:
+    """over_others (B, k, n_others) ← the margins of a list's items over some others, over_next
+    (B, k) ← of each over the one after it. items (B, n_others + k) are the others, then the list.
+
+    As for ``scan_batch``; what is beyond a list's end is left as it is.
+    """
+    kinds, tower = single[0], single[9]
+    n_users, width = items.shape
+    by_first, by_second, products, buffers, block = _workspace(single, width)
+    scores = np.zeros(width)
+    for b in range(n_users):
+        rows, kind = items[b], kinds[b]
+        n, good = _length(rows, len(double[3]))
+        if not good:
+            return False, rows[n]
+        _linear(users[b], rows, n, linear, scores)
+        _columns(rows, n, single, b, by_first, by_second, products)
+        for own in range(n_others, n):
+            for at in range(0, n_others, LANES):
+                _block(by_first, by_second, products, tower, at, own, kind, buffers, block)
+                for other in range(at, min(at + LANES, n_others)):
+                    over_others[b, own - n_others, other] = -_decided(
+                        block[0, other - at], block[1, other - at], scores[other] - scores[own],
+                        rows[other], rows[own], b, double, kind == RELU, ties,
+                    )  # fmt: skip
+            if own + 1 < n:
+                after = own + 1
+                _block(by_first, by_second, products, tower, after, own, kind, buffers, block)
+                over_next[b, own - n_others] = -_decided(
+                    block[0, 0], block[1, 0], scores[after] - scores[own],
+                    rows[after], rows[own], b, double, kind == RELU, ties,
+                )  # fmt: skip
+    return True, 0
+
+
+@_strict
+def linear_scores(items: Any, users: Any, linear: Any, n_items: int, scores: Any) -> Any:
+    """scores (B, M) ← s_ui of (B, M) items, up to the padding; returns as ``scan_batch`` does."""
+    for b in range(len(items)):
+        n, good = _length(items[b], n_items)
+        if not good:
+            return False, items[b, n]
+        _linear(users[b], items[b], n, linear, scores[b])
+    return True, 0
 
 
 def keep_nothing() -> None:
     """Compiles anew from here on, without the code on disk."""
     every: list[Any] = [_dense, _activate, _first_layer, _element_wise, _block, _deep, _gather]
-    for function in [*every, _columns, _workspace, _decided, scan_batch, mean_margins, all_margins]:
+    every += [_columns, _workspace, _decided, _project, _linear, _length]
+    every += [bind, scan_batch, mean_margins, all_margins, against, linear_scores]
+    for function in every:
         function._cache = NullCache()

@@ -13,7 +13,9 @@ from ncr_core.models.tables import PairTables, TowerTable
 CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
 USUAL_INPUTS = 32.0  # of the first activation: CLOSE is a thousand times float32's error up to here
 USUAL_GAIN = 100.0  # of the layers above, as the product of their norms
-TIE = 1e-12  # and float64 margins smaller than this are ties
+TIE = 1e-12  # float64 margins smaller than this are ties,
+ROUNDING = 2e-15  # and those smaller than this times the size of what they are a sum of
+TIES = (TIE, ROUNDING)
 
 
 class Margins:
@@ -29,14 +31,15 @@ class Margins:
     def __init__(self, tables: PairTables) -> None:
         self.double = tables.to(torch.float64)
         self.single = tables.to(torch.float32)
-        self._inputs, self._gain = _sizes(tables.tower) if tables.tower else (0.0, 1.0)
+        self.largest_input, gain = _sizes(tables.tower) if tables.tower else (0.0, 1.0)
+        self.more_than_usual = max(1.0, gain / USUAL_GAIN)
 
     def caution(self, projected: Tensor) -> Tensor:
         """How much more than usual float32 may err: (B, h) C_u of users → (B,) of at least 1."""
         if not projected.numel():
             return torch.ones(len(projected), dtype=torch.float64, device=projected.device)
-        inputs = projected.abs().amax(dim=1).double() + self._inputs
-        return (inputs / USUAL_INPUTS).clamp(min=1.0) * max(1.0, self._gain / USUAL_GAIN)
+        inputs = projected.abs().amax(dim=1).double() + self.largest_input
+        return (inputs / USUAL_INPUTS).clamp(min=1.0) * self.more_than_usual
 
     @property
     def additive(self) -> bool:
@@ -96,8 +99,9 @@ class BoundMargins:
         if bool(close.any()):
             row, column = close.nonzero(as_tuple=True)
             at = i[row, column].unsqueeze(1), j[row, column].unsqueeze(1)
-            exact += self._tower(rows[row], *at, double=True)[0].squeeze(1)
-            margin[close] = torch.where(exact.abs() < TIE, 0.0, exact)
+            deep, size = (x.squeeze(1) for x in self._tower(rows[row], *at, double=True))
+            exact += deep
+            margin[close] = torch.where(exact.abs() < (ROUNDING * size).clamp(min=TIE), 0.0, exact)
         return margin
 
     def _tower(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> tuple[Tensor, Tensor]:

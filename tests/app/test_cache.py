@@ -110,3 +110,19 @@ async def test_what_is_forgotten_is_computed_anew() -> None:
     go.set()
     assert sorted(await asyncio.gather(first, second)) == [1, 2]
     assert sorted(current) == [False, True]
+
+
+async def test_a_result_is_given_only_to_those_who_asked_before_it_was_there() -> None:
+    """Who asks in a callback of the same moment, before anything is forgotten, starts anew."""
+    flights: SingleFlight[str, int] = SingleFlight()
+    calls = 0
+
+    async def make() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    async def ask_twice() -> list[int]:
+        return [await flights.run("a", make), await flights.run("a", make)]
+
+    assert await asyncio.gather(ask_twice(), ask_twice()) == [[1, 2], [1, 2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 from urllib.parse import quote
@@ -10,8 +11,11 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.core.settings import Settings
+from app.main import create_app
 from app.recommend.model_host import ModelHost
 from app.services import Services
+from tests.app.conftest import client_of
 from tests.app.models import SMALL, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
@@ -264,3 +268,94 @@ async def test_a_seq_that_is_not_reached_is_a_conflict(client: httpx2.AsyncClien
     response = await client.get("/recommend/u", params={"min_seq": 10**6})
     assert response.status_code == 409
     assert response.json()["code"] == "seq_not_reached"
+
+
+async def test_a_query_that_was_checked_before_gets_the_same(
+    client: httpx2.AsyncClient, trained: str
+) -> None:
+    """The second request with a query takes a shorter way: with the same answers and errors."""
+    some = ids(await ask(client, "user-1", n=3))
+    for params in ({}, {"n": 3}, {"exclude": some}, {"category": "none"}, {"min_seq": 1}):
+        first = await ask(client, "user-1", **params)
+        again = await ask(client, "user-1", **params)
+        assert again["items"] == first["items"]
+        assert again["recommendation_id"] != first["recommendation_id"]
+        assert ids(await ask(client, "user-2", **params)) != ids(first) or not ids(first)
+    for _ in range(2):
+        assert (await client.get("/recommend/user-1?n=0")).status_code == 422
+        assert (await client.get("/recommend/user-1?min_seq=99999")).status_code == 409
+        assert (await client.get("/recommend/%zz?n=3")).status_code == 422
+        assert (await client.get("/recommend/?n=3")).status_code == 404
+        assert (await client.post("/recommend/user-1?n=3")).status_code == 405
+    assert (await client.get("/recommend/%zz")).json()["code"] == "invalid_id"
+
+
+async def test_lists_are_kept_until_what_they_depend_on_changes(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    lists = app.state.recommend.lists
+    first = await ask(client, "user-1")
+    assert lists.hits == 0
+    assert (await ask(client, "user-1"))["items"] == first["items"]
+    assert lists.hits == 1
+    await ask(client, "user-1", n=11)
+    assert lists.hits == 1
+    # Another user's event leaves it; a title, a hidden item and the user's own event do not.
+    await client.post("/events", json={"user": "user-2", "item": ids(first)[0]})
+    assert (await ask(client, "user-1"))["as_of_seq"] == first["as_of_seq"] + 1
+    assert lists.hits == 2
+    top = ids(first)[0]
+    await client.patch(f"/items/{top}", json={"title": "New"})
+    assert (await ask(client, "user-1"))["items"][0]["title"] == "New"
+    await client.patch(f"/items/{top}", json={"hidden": True})
+    assert top not in ids(await ask(client, "user-1"))
+    await client.patch(f"/items/{top}", json={"hidden": False})
+    assert ids(await ask(client, "user-1")) == ids(first)
+    await client.post("/events", json={"user": "user-1", "item": top})
+    assert top not in ids(await ask(client, "user-1"))
+
+
+async def test_many_who_ask_for_the_same_list_are_ranked_for_once(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    answers = await asyncio.gather(*(ask(client, "user-3") for _ in range(20)))
+    assert all(answer["items"] == answers[0]["items"] for answer in answers)
+    assert app.state.ranker_metrics.batch_size._sum.get() == 1
+
+
+async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Services) -> None:
+    app = create_app(settings.model_copy(update={"max_concurrency": 2}))
+    async with app.router.lifespan_context(app):
+        await publish_model(filled, epochs=1)
+        await refresh(app)
+        go = asyncio.Event()
+        rank = app.state.recommend._batcher.rank
+
+        async def slow(*args: Any) -> Any:
+            await go.wait()
+            return await rank(*args)
+
+        app.state.recommend._batcher.rank = slow
+        async with client_of(app) as client:
+            first = [asyncio.create_task(ask(client, user)) for user in ("user-1", "user-2")]
+            await asyncio.sleep(0.05)
+            refused = await client.get("/recommend/user-3")
+            assert refused.status_code == 503
+            assert refused.json()["code"] == "overloaded"
+            assert refused.json()["request_id"] == refused.headers["x-request-id"]
+            assert refused.headers["Retry-After"] == "1"
+            assert (await client.get("/items?n=1")).status_code == 200
+            go.set()
+            await asyncio.gather(*first)
+            assert (await ask(client, "user-3"))["items"]
+        metrics = app.state.ranker_metrics
+        assert metrics.refused._value.get() == 1
+
+
+async def test_metrics_tell_what_the_ranker_did(client: httpx2.AsyncClient, trained: str) -> None:
+    for _ in range(3):
+        await ask(client, "user-1")
+    text = (await client.get("/metrics")).text
+    assert "ncr_rank_batch_size_sum 1.0" in text
+    assert 'ncr_cache_requests_total{cache="lists",result="hit"} 2.0' in text
+    assert "user-1" not in text

@@ -12,16 +12,17 @@ from typing import Literal
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
-from ncr_core.ranking import PAD, ExactRanker, algorithm1
+from ncr_core.ranking import PAD, ExactRanker, algorithm1, loader
 from ncr_core.ranking import compiled as compiled_code
 from tests.ncr_core.conftest import wild_model
 
 
 @settings(max_examples=60, deadline=None)
+@example(0, 3, 5, 51, 1, "relu", True, 8.0)  # twins, with weights that make large sums
 @given(
     seed=st.integers(0, 2**32 - 1),
     layers=st.integers(2, 5),
@@ -155,7 +156,7 @@ def test_without_compiled_code_lists_come_from_torch(monkeypatch: pytest.MonkeyP
     users = model.user_vectors(torch.arange(3))
     candidates = torch.arange(10).expand(3, -1)
     expected = ExactRanker(model).rank(users, candidates, 5)
-    monkeypatch.setattr(compiled_code, "_kernel", lambda: None)
+    monkeypatch.setattr(compiled_code, "kernel_or_none", lambda: None)
     ranker = ExactRanker(model)
     assert ranker.compiled is None
     assert ranker.rank(users, candidates, 5).equal(expected)
@@ -199,9 +200,9 @@ def test_what_cannot_be_compiled_is_ranked_in_torch_and_said_once(
     def fails(_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(compiled_code, "_try_out", fails)
+    monkeypatch.setattr(loader, "_try_out", fails)
     with pytest.warns(UserWarning, match="No space left"):
-        assert compiled_code._kernel.__wrapped__() is None
+        assert loader.kernel_or_none.__wrapped__() is None
 
 
 def test_lists_too_long_for_its_memory_are_ranked_in_torch(
@@ -218,7 +219,7 @@ def test_lists_too_long_for_its_memory_are_ranked_in_torch(
     def never(*_: object) -> None:
         raise AssertionError("too long a list was compiled code's")
 
-    monkeypatch.setattr(ranker.compiled, "positions", never)
+    monkeypatch.setattr(ranker.compiled, "rank", never)
     assert ranker.rank(users, candidates, 5).equal(expected)
     monkeypatch.setattr(compiled_code, "MOST_COLUMNS", 10 * 8)
     with pytest.raises(AssertionError, match="too long"):

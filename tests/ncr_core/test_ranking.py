@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,3 +154,22 @@ def test_degenerate_shapes(config: ModelConfig, compiled: bool) -> None:
     assert ranker.rank(users, torch.tensor([[3], [4]]), 10).tolist() == [[3], [4]]
     assert ranker.rank(users, torch.full((2, 3), PAD), 2).eq(PAD).all()
     assert ranker.rank(users[:0], torch.empty((0, 4), dtype=torch.long), 2).shape == (0, 2)
+
+
+def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) -> None:
+    model = wild_model(config, 3, 40)
+    users = model.user_vectors(torch.arange(3))
+    others = torch.tensor([7, 31, 2, *range(9, 28)])  # more than one block of lanes
+    ranked = torch.tensor([[5, 7, 0, 39], [1, 2, PAD, PAD], [PAD] * 4])
+    ranker = ExactRanker(model, compiled=compiled)
+    over_others, over_next = ranker.bind(users).against(ranked, others)
+    for user, items in enumerate(ranked.tolist()):
+        items = [item for item in items if item != PAD]
+        for at, item in enumerate(items):
+            one = torch.full((1, len(others)), item)
+            expected = ranker.compare(users[user : user + 1], one, others.unsqueeze(0))[0]
+            assert torch.allclose(over_others[user, at].double(), expected, atol=1e-4, rtol=1e-5)
+            if at + 1 < len(items):
+                pair = torch.tensor([[item]]), torch.tensor([[items[at + 1]]])
+                margin = float(ranker.compare(users[user : user + 1], *pair))
+                assert float(over_next[user, at]) == pytest.approx(margin, abs=1e-4, rel=1e-5)

@@ -1,0 +1,42 @@
+"""Refuses requests when as many are being answered as can be in good time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.core.errors import REQUEST_ID_KEY, Unavailable, problem_of
+
+
+class Concurrency:
+    """Middleware: at most ``limit`` requests below ``prefix`` at a time, 503 for the others.
+
+    Under more load than a server can take, requests wait for one another in queues of every kind.
+    With a bound on how many there are, those that are taken in are answered as fast as ever, and
+    refusing one costs next to nothing. ``on_refused`` counts.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, prefix: str, limit: int, on_refused: Callable[[], None]
+    ) -> None:
+        self.app = app
+        self._prefix = prefix
+        self._limit = limit
+        self._on_refused = on_refused
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(self._prefix):
+            await self.app(scope, receive, send)
+            return
+        if self._running >= self._limit:
+            self._on_refused()
+            error = Unavailable("more is asked than can be answered", code="overloaded")
+            await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._running -= 1
