@@ -128,7 +128,7 @@ async def _recommending(
     def on_model(model: ServingModel) -> None:
         caches.add("candidates", model.candidates.cache)
 
-    host = ModelHost(services.models, settings, on_model, ranking.pairs.inc)
+    host = ModelHost(services.models, settings, on_model, ranking)
     batcher = Batcher(settings.inference_threads, ranking)
     app.state.recommend = RecommendService(
         services.events,

@@ -103,10 +103,10 @@ async def anew(base: str) -> list[list[Any]]:
 
 
 def main(data_dir: Path) -> None:
-    with server(data_dir) as base:
-        rows = asyncio.run(cached(base))
-    with server(data_dir, list_cache_bytes=0) as base:
-        rows += asyncio.run(anew(base))
+    with server(data_dir) as running:
+        rows = asyncio.run(cached(running.base))
+    with server(data_dir, list_cache_bytes=0) as running:
+        rows += asyncio.run(anew(running.base))
     publish(
         "recommend",
         [

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -56,9 +57,24 @@ def main() -> None:
     uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False)
 
 
+@dataclass(frozen=True)
+class Server:
+    """Where it is."""
+
+    base: str
+    pid: int
+    data_dir: Path
+
+    @property
+    def rss(self) -> int:
+        """Bytes of memory that it holds (Linux)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return 1024 * int(status.partition("VmRSS:")[2].split()[0])
+
+
 @contextlib.contextmanager
-def server(data_dir: Path, **settings: object) -> Iterator[str]:
-    """A server on a copy of a data folder, in a process of its own; yields its URL."""
+def server(data_dir: Path, **settings: object) -> Iterator[Server]:
+    """A server on a copy of a data folder, in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "var"
         shutil.copytree(data_dir, copy)
@@ -79,7 +95,7 @@ def server(data_dir: Path, **settings: object) -> Iterator[str]:
         try:
             base = f"http://127.0.0.1:{port}"
             _wait(base)
-            yield base
+            yield Server(base, process.pid, copy)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)

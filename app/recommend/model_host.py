@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.models.service import ModelRegistry
+from app.recommend.metrics import RankerMetrics
 from app.recommend.serving import ServingModel
 from ncr_core.training.config import resolve_device
 
 log = get_logger(__name__)
 
+GPU = Path("/dev/nvidia0")
 RETRY_SECONDS = 30.0  # a checkpoint on shared storage may come a little after its row
 
 
@@ -28,12 +31,13 @@ class ModelHost:
         registry: ModelRegistry,
         settings: Settings,
         on_model: Callable[[ServingModel], None] = lambda model: None,
-        on_pairs: Callable[[int], None] = lambda pairs: None,
+        metrics: RankerMetrics | None = None,
     ) -> None:
         self.current: ServingModel | None = None
         self.refused: str | None = None
         """Why the active version is not the one that serves; None when all is well."""
-        self._on_model, self._on_pairs = on_model, on_pairs
+        self._on_model = on_model
+        self._metrics = metrics or RankerMetrics()
         self._registry = registry
         self._settings = settings
         self._device = str(resolve_device(settings.device))
@@ -43,6 +47,9 @@ class ModelHost:
 
     async def start(self) -> None:
         """Loads the active model, if there is one, and begins to follow the registry."""
+        log.info("device", device=self._device)
+        if self._settings.device == "auto" and self._device == "cpu" and GPU.exists():
+            log.warning("there is a GPU that torch cannot use: models run on the CPU")
         await self.refresh()
         self._task = asyncio.create_task(self._follow())
 
@@ -75,7 +82,8 @@ class ModelHost:
                     checkpoint,
                     self._settings.candidates,
                     self._settings.candidate_cache_bytes,
-                    self._on_pairs,
+                    self._metrics.pairs.inc,
+                    self._fell_back,
                 )
                 await asyncio.to_thread(model.warm_up)
             except Exception as error:
@@ -90,6 +98,10 @@ class ModelHost:
         else:
             self.refused = None
         self._generation = activation.generation
+
+    def _fell_back(self, to: str) -> None:
+        log.warning("the GPU has too little memory for a pass", now=to)
+        self._metrics.fallbacks.labels(to).inc()
 
     async def _follow(self) -> None:
         while True:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,11 @@ class ServingModel:
         candidates: int,
         cache_bytes: int = 2**26,
         on_pairs: Callable[[int], None] | None = None,
+        on_fallback: Callable[[str], None] = lambda to: None,
     ) -> None:
+        self._made_of = (row, checkpoint, candidates, cache_bytes, on_pairs)
+        self._on_fallback = on_fallback
+        self._on_cpu: ServingModel | None = None
         self.version = row.version
         self.trained_seq = row.trained_seq
         self.item_ids: Sequence[str] = checkpoint.item_ids
@@ -108,9 +113,29 @@ class ServingModel:
         """Whether only the candidates remain to be ranked, which is quick. For any thread."""
         return self.candidates.at_hand(request)
 
-    @torch.inference_mode()
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        """The top n of each request, all in one pass of the ranker."""
+        """The top n of each request, all in one pass of the ranker.
+
+        Where a GPU has too little memory for that, in halves, and one that is too large by itself
+        on the CPU.
+        """
+        try:
+            return self._rank(requests)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        if len(requests) > 1:
+            self._on_fallback("half")
+            half = len(requests) // 2
+            return self.rank(requests[:half]) + self.rank(requests[half:])
+        self._on_fallback("cpu")
+        if self._on_cpu is None:
+            row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
+            checkpoint = replace(checkpoint, model=copy.deepcopy(self._model).cpu())
+            self._on_cpu = ServingModel(row, checkpoint, candidates, cache_bytes, on_pairs)
+        return self._on_cpu.rank(requests)
+
+    @torch.inference_mode()
+    def _rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
         vectors = self.candidates.vectors(requests)
         candidates = self.candidates.candidates(requests, vectors)
         n = max(r.n for r in requests)

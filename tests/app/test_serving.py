@@ -14,7 +14,7 @@ from app.catalog.view import Catalogue, CatalogueRow
 from app.core.cache import ENTRY_BYTES, ByteCache
 from app.models.schemas import ModelRow
 from app.recommend.candidates import SPARE, RankRequest
-from app.recommend.serving import ServingModel, filters_key
+from app.recommend.serving import RankedItem, ServingModel, filters_key
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.models import ModelConfig
 from tests.ncr_core.conftest import wild_model
@@ -147,3 +147,26 @@ def test_a_change_of_the_catalogue_that_shows_and_hides_nothing_keeps_the_epoch(
     whole = hidden.updated([row(n, 4) for n in range(150, 300)])
     assert model.rows(whole).internal.tolist() == list(range(1, 301))
     assert filters_key(first, True, ()) != filters_key(model.rows(whole), True, ())
+
+
+def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
+    model: ServingModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed to run out of its memory: what raises is torch's own error."""
+    expected = rows(model, *(ask(user) for user in range(8)))
+    fallbacks: list[str] = []
+    room, honest = 3, model._rank
+
+    def rank(requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        if len(requests) > room:
+            raise torch.OutOfMemoryError
+        return honest(requests)
+
+    monkeypatch.setattr(model, "_rank", rank)
+    monkeypatch.setattr(model, "_on_fallback", fallbacks.append)
+    assert rows(model, *(ask(user) for user in range(8))) == expected
+    assert fallbacks == ["half"] * 3  # 8, 4 and 4
+    room = 0
+    fallbacks.clear()
+    assert rows(model, ask(0), ask(1)) == expected[:2]
+    assert fallbacks == ["half", "cpu", "cpu"]
