@@ -91,6 +91,10 @@ class Settings(BaseSettings):
     max_concurrency: int = Field(default=64, ge=1)
     """How many requests for lists a server answers at a time; beyond it the answer is 503."""
 
+    precompute_users: int = Field(default=20_000, ge=0)
+    """For how many users, the latest active first, a worker finds the candidates when a model has
+    been published; others' are found when they ask."""
+
     list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
     """Memory for lists that are ready to be sent, in bytes; 0: each is ranked anew."""
 

@@ -158,6 +158,15 @@ class EventRepository:
         )
         return {row[0]: row[1] for row in rows}
 
+    async def active_users(self, n: int) -> list[tuple[int, str, int]]:
+        """`(id, client's id, last seq)` of the users that something happened to last."""
+        rows = await self.database.fetch(
+            sa.select(users.c.id, users.c.external_id, users.c.last_seq)
+            .order_by(users.c.last_seq.desc())
+            .limit(n)
+        )
+        return [(row[0], row[1], row[2]) for row in rows]
+
     async def example_user(self) -> str | None:
         """The first user with 15 to 60 events, else the first with any."""
         count = sa.func.count()

@@ -145,6 +145,10 @@ class EventService:
         """A user with a history that is neither short nor long, to show; None without events."""
         return await self._repository.example_user()
 
+    async def active_users(self, n: int) -> list[tuple[int, str, int]]:
+        """`(id, client's id, last seq)` of the users that something happened to last."""
+        return await self._repository.active_users(n)
+
     async def external_users(self, ids: Collection[int]) -> dict[int, str]:
         """The clients' ids of users."""
         return await self._repository.external_users(ids)

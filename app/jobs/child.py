@@ -1,4 +1,4 @@
-"""The training process: `python -m app.jobs.child`, started by a worker.
+"""The process that a job is done in: `python -m app.jobs.child`, started by a worker.
 
 It reads one line of JSON from standard input, which then stays open: when it closes, the worker is
 gone and so is this process. It answers in lines of JSON on standard output: ``{"progress": …}``,
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 
 def main() -> None:
-    """Runs one training job."""
+    """Runs one job."""
     # Whatever else prints must not get between the lines of the protocol.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -28,11 +28,12 @@ def main() -> None:
     from ncr_core.errors import NcrError
 
     try:
-        _answer(answers, {"done": _train(order, answers)})
+        work = _train if order["kind"] == "train" else _candidates
+        _answer(answers, {"done": work(order, answers)})
     except NcrError as error:
         _answer(answers, {"failed": str(error)})
     except MemoryError:
-        _answer(answers, {"failed": "not enough memory for this training"})
+        _answer(answers, {"failed": "not enough memory for this job"})
 
 
 def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
@@ -54,6 +55,17 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         interactions, params, config, order["device"], Path(order["folder"]), report
     )
     return summary | {"trained_seq": snapshot.max_seq}
+
+
+def _candidates(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
+    from app.jobs.candidates import precompute
+    from app.jobs.training import stage
+
+    def report(done: int, of: int) -> None:
+        _answer(answers, {"progress": stage("candidates") | {"epoch": done, "epochs": of}})
+
+    version = order["params"]["version"]
+    return asyncio.run(precompute(version, order["device"], order["settings"], report))
 
 
 async def _read_events(settings: dict[str, Any]) -> tuple[Any, dict[int, str], dict[int, str]]:

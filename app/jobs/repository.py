@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -20,6 +22,7 @@ class Claim(NamedTuple):
     """A worker's hold on a job; the attempt is the fencing token."""
 
     job_id: str
+    kind: str
     owner: str
     attempt: int
     params: dict[str, Any]
@@ -31,13 +34,20 @@ class JobRepository:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def insert(self, job_id: str, kind: str, params: dict[str, Any]) -> None:
-        async with self.database.write() as conn:
-            await conn.execute(
-                jobs.insert().values(
-                    job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us()
-                )
-            )
+    async def insert(
+        self, kind: str, params: dict[str, Any], conn: AsyncConnection | None = None
+    ) -> str:
+        """Queues a job and returns its id; in the caller's transaction, if one is given."""
+        job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+        job = jobs.insert().values(
+            job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us()
+        )
+        if conn is not None:
+            await conn.execute(job)
+        else:
+            async with self.database.write() as own:
+                await own.execute(job)
+        return job_id
 
     async def get(self, job_id: str) -> JobRow | None:
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))
@@ -76,16 +86,18 @@ class JobRepository:
             )
             rows = (
                 await conn.execute(
-                    sa.select(jobs.c.job_id, jobs.c.attempt, jobs.c.params)
+                    sa.select(jobs.c.job_id, jobs.c.kind, jobs.c.attempt, jobs.c.params)
                     .where(lost | (jobs.c.status == "queued"))
                     # A lost one first: until it is taken up, the index lets no other run.
-                    .order_by(jobs.c.status.desc(), jobs.c.created_at, jobs.c.job_id)
+                    # Candidates are wanted at once, and quick.
+                    .order_by(jobs.c.status.desc(), jobs.c.kind, jobs.c.created_at, jobs.c.job_id)
                     .limit(1)
                 )
             ).all()
         if not rows:
             return None
-        claim = Claim(rows[0].job_id, owner, rows[0].attempt + 1, rows[0].params)
+        found = rows[0]
+        claim = Claim(found.job_id, found.kind, owner, found.attempt + 1, found.params)
         try:
             async with self.database.write() as conn:
                 taken = await conn.execute(

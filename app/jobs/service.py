@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from datetime import UTC, datetime
-
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound
 from app.core.settings import Settings
@@ -24,9 +21,7 @@ class JobService:
         values = params.model_dump()
         values["model"] = values["model"] or self._settings.default_model
         values["factors"] = values["factors"] or self._settings.default_factors
-        job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
-        await self._repository.insert(job_id, "train", values)
-        return job_id
+        return await self._repository.insert("train", values)
 
     async def get(self, job_id: str) -> JobRow:
         """A job; 404 if there is none."""

@@ -46,8 +46,11 @@ class TrainingFailed(Exception):  # noqa: N818 - it is the job that failed
 
 
 class Worker:
-    """Runs one job at a time. Training happens in a child process: a fresh interpreter, so that
-    the memory it took is given back and the server beside it keeps answering."""
+    """Runs one job at a time: a training, or the candidates for what was trained.
+
+    That happens in a child process: a fresh interpreter, so that the memory it took is given back
+    and the server beside it keeps answering.
+    """
 
     def __init__(self, database: Database, models: ModelRegistry, settings: Settings) -> None:
         self._database = database
@@ -81,9 +84,10 @@ class Worker:
         if claim is None:
             return False
         log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
-        version = self._models.new_version()
+        training = claim.kind == "train"
+        version = self._models.new_version() if training else str(claim.params["version"])
         try:
-            await self._train(claim, version, stop or asyncio.Event(), on_progress)
+            await self._run(claim, version, stop or asyncio.Event(), on_progress)
         except LostJob:
             log.warning("job lost to another worker", job_id=claim.job_id)
         except Stopped:
@@ -101,8 +105,8 @@ class Worker:
             await self._end(claim, "failed", error="an unexpected error; the worker's log has it")
         else:
             return True
-        # Nothing refers to what an unfinished job may have written.
-        await self._models.discard(version)
+        if training:  # nothing refers to what an unfinished job may have written
+            await self._models.discard(version)
         return True
 
     async def _end(self, claim: Claim, status: str, *, error: str | None = None) -> None:
@@ -127,7 +131,7 @@ class Worker:
                 log.warning("the database is away", error=str(error).partition("\n")[0])
                 await asyncio.sleep(self._settings.job_poll_seconds)
 
-    async def _train(
+    async def _run(
         self, claim: Claim, version: str, stop: asyncio.Event, on_progress: OnProgress | None
     ) -> None:
         child = await asyncio.create_subprocess_exec(
@@ -149,18 +153,22 @@ class Worker:
                 await child.wait()
         if summary is None:
             raise Stopped
-        await self._with_patience(lambda: self._publish(claim, version, summary))
+        end = self._publish if claim.kind == "train" else self._finish
+        await self._with_patience(lambda: end(claim, version, summary))
 
     def _order(self, claim: Claim, version: str) -> bytes:
         # Through a pipe: a command line shows to everyone on the machine, and this may hold the
         # database's password.
         order = {
+            "kind": claim.kind,
             "params": claim.params,
             "device": self._settings.device,
             "folder": str(self._models.folder(version).resolve()),
             "settings": {
                 "data_dir": str(self._settings.data_dir.resolve()),
                 "database_url": self._settings.effective_database_url,
+                "candidates": self._settings.candidates,
+                "precompute_users": self._settings.precompute_users,
             },
         }
         return json.dumps(order).encode() + b"\n"
@@ -225,6 +233,15 @@ class Worker:
         if cancel:
             raise Cancelled
 
+    async def _finish(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        async with self._database.write() as conn:
+            held = await self._jobs.finish(
+                conn, claim, "succeeded", model_version=version, metrics=summary
+            )
+        if not held:
+            raise LostJob
+        log.info("candidates computed", job_id=claim.job_id, version=version, **summary)
+
     async def _publish(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
         """The model, its activation and the job's end are one commit: all of it or nothing."""
         row = ModelRow(
@@ -255,4 +272,6 @@ class Worker:
             if not held:
                 raise LostJob
             await self._models.publish(conn, row)
+            if self._settings.precompute_users:
+                await self._jobs.insert("candidates", {"version": version}, conn)
         log.info("model published", job_id=claim.job_id, version=version)

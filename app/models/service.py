@@ -44,6 +44,11 @@ class ModelRegistry:
         """The folder as the registry keeps it, relative to the data folder."""
         return f"models/{version}"
 
+    def candidates_path(self, version: str) -> Path:
+        """The file for candidates that a worker has computed with a version."""
+        folder = self.folder(version)
+        return folder.with_name(f"{folder.name}.candidates.safetensors")
+
     async def discard(self, version: str) -> None:
         """Removes what was written of a version, unless it was published after all."""
         if await self._repository.get(version) is not None:

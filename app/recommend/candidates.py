@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -55,11 +56,19 @@ class RankRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kept:
+class Kept:
+    """What is kept of a user's candidates."""
+
     items: NDArray[np.int32]
     """The best allowed rows, best first."""
     complete: bool
     """Whether these are all that are allowed."""
+
+
+class Source(Protocol):
+    """Candidates that somebody else has computed."""
+
+    def find(self, request: RankRequest) -> Kept | None: ...
 
 
 class UserCandidates:
@@ -80,21 +89,36 @@ class UserCandidates:
         # In memory, wherever the model is; where it is a CPU's, these are its own tables.
         self._users = [part.weight.detach().cpu().numpy() for part in model.user_parts()]
         self._vectors: ByteCache[tuple[str, int], NDArray[np.float32]] = ByteCache(max_bytes // 8)
-        self._lists: ByteCache[Hashable, _Kept] = ByteCache(max_bytes - max_bytes // 8)
+        self.precomputed: Source | None = None
+        self._lists: ByteCache[Hashable, Kept] = ByteCache(max_bytes - max_bytes // 8)
 
     @property
-    def cache(self) -> ByteCache[Hashable, _Kept]:
+    def cache(self) -> ByteCache[Hashable, Kept]:
         return self._lists
 
     def clear(self) -> None:
         self._vectors.clear()
         self._lists.clear()
 
+    @property
+    def n_kept(self) -> int:
+        """How many items are kept of a user, at most."""
+        return min(self._m + SPARE, self._model.n_items)
+
     def at_hand(self, request: RankRequest) -> bool:
         """Whether neither a vector nor candidates have to be computed. For any thread."""
-        return self._lists.has(request.key) and (
-            request.fold_in_items is None or self._vectors.has(request.state)
-        )
+        if request.fold_in_items is not None and not self._vectors.has(request.state):
+            return False
+        return self._lists.has(request.key) or self._find_precomputed(request) is not None
+
+    def find(self, requests: Sequence[RankRequest]) -> list[Kept]:
+        """The candidates of each request, computed now."""
+        vectors = self.vectors(requests)
+        found = self._search(requests, vectors, {r.key: at for at, r in enumerate(requests)})
+        return [found[request.key] for request in requests]
+
+    def _find_precomputed(self, request: RankRequest) -> Kept | None:
+        return None if self.precomputed is None else self.precomputed.find(request)
 
     def vectors(self, requests: Sequence[RankRequest]) -> Tensor:
         """(B, E) user vectors."""
@@ -138,13 +162,16 @@ class UserCandidates:
 
     def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
         """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""
-        missing = {r.key: at for at, r in enumerate(requests) if not self._lists.has(r.key)}
+        at_hand = [self._lists.get(r.key) or self._find_precomputed(r) for r in requests]
+        missing = {
+            request.key: at
+            for at, (request, kept) in enumerate(zip(requests, at_hand, strict=True))
+            if kept is None
+        }
         fresh = self._search([requests[at] for at in missing.values()], vectors, missing)
         rows, again = [], []
-        for at, request in enumerate(requests):
-            kept = fresh.get(request.key) or self._lists.get(request.key)
-            if kept is None:  # put out again by those that came after it
-                kept = next(iter(self._search([request], vectors, {request.key: at}).values()))
+        for at, (request, known) in enumerate(zip(requests, at_hand, strict=True)):
+            kept = known or fresh[request.key]
             own = kept.items
             if len(request.excluded):
                 own = own[~np.isin(own, request.excluded)]
@@ -169,8 +196,8 @@ class UserCandidates:
 
     def _search(
         self, requests: Sequence[RankRequest], vectors: Tensor, places: dict[Hashable, int]
-    ) -> dict[Hashable, _Kept]:
-        found: dict[Hashable, _Kept] = {}
+    ) -> dict[Hashable, Kept]:
+        found: dict[Hashable, Kept] = {}
         at_once = max(1, SCORES_AT_ONCE // max(1, self._model.n_items))
         for start in range(0, len(requests), at_once):
             part = requests[start : start + at_once]
@@ -178,7 +205,7 @@ class UserCandidates:
             own = vectors[[places[request.key] for request in part]]
             lists = self._of(own, masks, self._m + SPARE)
             for request, mask, items in zip(part, masks, lists, strict=True):
-                kept = _Kept(items, len(items) == int(mask.sum()))
+                kept = Kept(items, len(items) == int(mask.sum()))
                 found[request.key] = kept
                 self._lists.put(request.key, kept, items.nbytes)
         return found

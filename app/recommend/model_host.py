@@ -11,6 +11,7 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.models.service import ModelRegistry
 from app.recommend.metrics import RankerMetrics
+from app.recommend.precomputed import Precomputed
 from app.recommend.serving import ServingModel
 from ncr_core.training.config import resolve_device
 
@@ -42,6 +43,7 @@ class ModelHost:
         self._settings = settings
         self._device = str(resolve_device(settings.device))
         self._generation: int | None = None
+        self._looked_for: str | None = None
         self._retry_at = float("inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -67,6 +69,7 @@ class ModelHost:
     async def refresh(self) -> None:
         """Brings ``current`` up to what the registry says."""
         activation = await self._registry.activation()
+        await self._look_for_candidates()
         if activation.generation == self._generation and time.monotonic() < self._retry_at:
             return
         self._retry_at = float("inf")
@@ -98,6 +101,23 @@ class ModelHost:
         else:
             self.refused = None
         self._generation = activation.generation
+
+    async def _look_for_candidates(self) -> None:
+        """Takes over what a worker has computed for this version, once it is there."""
+        model = self.current
+        if model is None or self._looked_for == model.version:
+            return
+        path = self._registry.candidates_path(model.version)
+        if not path.exists():
+            return
+        self._looked_for = model.version
+        try:
+            found = await asyncio.to_thread(Precomputed.load, path, model.n_items)
+        except (OSError, ValueError) as error:
+            log.warning("precomputed candidates are not used", reason=str(error))
+        else:
+            model.candidates.precomputed = found
+            log.info("candidates loaded", version=model.version, users=len(found))
 
     def _fell_back(self, to: str) -> None:
         log.warning("the GPU has too little memory for a pass", now=to)

@@ -15,6 +15,7 @@ from torch import Tensor
 from app.catalog.view import Catalogue
 from app.models.schemas import ModelRow
 from app.recommend.candidates import RankRequest, UserCandidates
+from app.recommend.precomputed import digest, usual_filters
 from ncr_core.checkpoint import Checkpoint
 from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
 
@@ -38,8 +39,8 @@ class CatalogueRows:
     """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
     visible: NDArray[np.bool_]
     """(n_items,) what may be recommended at all."""
-    epoch: int
-    """A number that stays while ``visible`` does."""
+    epoch: str
+    """A name that stays while ``visible`` does."""
 
 
 class ServingModel:
@@ -98,9 +99,7 @@ class ServingModel:
         visible = np.zeros(len(internal), dtype=np.bool_)
         there = internal >= 0
         visible[there] = catalogue.visible[internal[there]]
-        same = before is not None and np.array_equal(before.visible, visible)
-        epoch = 0 if before is None else before.epoch + (not same)
-        self._rows = CatalogueRows(catalogue.seq, internal, visible, epoch)
+        self._rows = CatalogueRows(catalogue.seq, internal, visible, digest(visible))
         return self._rows
 
     def warm_up(self) -> None:
@@ -185,4 +184,6 @@ def _places(
 def filters_key(rows: CatalogueRows, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
     """What decides which of the model's items a user's candidates may be taken from."""
     # A change of the catalogue that hides and shows nothing leaves candidates as they are.
-    return (exclude_seen, rows.epoch) if not categories else (exclude_seen, categories, rows.seq)
+    if not categories:
+        return usual_filters(rows.epoch) if exclude_seen else (False, rows.epoch)
+    return (exclude_seen, categories, rows.seq)

@@ -18,7 +18,9 @@ from app.services import Services, build_services
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
     """Settings for a database of the test's own."""
-    return load_settings(data_dir=tmp_path, database_url=database_url, event_group_ms=1)
+    return load_settings(
+        data_dir=tmp_path, database_url=database_url, event_group_ms=1, precompute_users=0
+    )
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+"""Candidates that a worker computed: the same lists, without the search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.core.settings import Settings
+from app.jobs.schemas import TrainParams
+from app.jobs.worker import Worker
+from app.recommend.precomputed import Precomputed
+from app.recommend.serving import ServingModel
+from app.services import Services
+from tests.app.models import QUICK, add_small_data, publish_model
+from tests.app.test_recommend import ask, ids, refresh
+
+pytestmark = pytest.mark.anyio
+
+
+async def train_and_precompute(services: Services, settings: Settings, users: int) -> str:
+    """By two jobs; the version."""
+    settings = settings.model_copy(update={"precompute_users": users})
+    await services.jobs.submit_training(TrainParams.model_validate(QUICK | {"model": "neupr"}))
+    worker = Worker(services.database, services.models, settings)
+    seen: list[dict[str, Any]] = []
+    assert await worker.run_once()
+    assert await worker.run_once(on_progress=seen.append)
+    assert not await worker.run_once()
+    job = (await services.jobs.page(0, 10))[0][0]
+    assert (job.kind, job.status, job.error) == ("candidates", "succeeded", None)
+    assert job.metrics is not None
+    assert job.metrics["users"] == min(users, 60)
+    assert [p["phase"] for p in seen] == ["candidates"]
+    assert 0 < seen[0]["epoch"] <= seen[0]["epochs"] == min(users, 60)
+    return str(job.model_version)
+
+
+def current(app: FastAPI) -> ServingModel:
+    model: ServingModel = app.state.recommend._host.current
+    return model
+
+
+async def test_lists_are_those_that_would_be_found_on_demand(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    await services.catalog.delete("film-2")
+    version = await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    await refresh(app)
+    found = current(app).candidates.precomputed
+    assert isinstance(found, Precomputed)
+    assert len(found) == 60
+    users = [f"user-{n}" for n in range(1, 61)]
+    with_them = {user: (await ask(client, user))["items"] for user in users}
+    assert len(current(app).candidates.cache) == 0  # nothing had to be searched for
+    current(app).candidates.precomputed = None
+    app.state.recommend.lists.clear()
+    assert {user: (await ask(client, user))["items"] for user in users} == with_them
+    assert len(current(app).candidates.cache) == 60
+    assert services.models.candidates_path(version).exists()
+
+
+async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    await refresh(app)
+    cache = current(app).candidates.cache
+    first = ids(await ask(client, "user-1"))
+    assert len(cache) == 0
+    await client.post("/events", json={"user": "user-1", "item": first[0]})
+    assert first[0] not in ids(await ask(client, "user-1"))
+    assert len(cache) == 1
+    seen = await ask(client, "user-2", exclude_seen="false", n=50)
+    assert len(seen["items"]) == 50
+    await client.patch(f"/items/{first[1]}", json={"hidden": True})
+    assert first[1] not in ids(await ask(client, "user-3", n=50))
+    assert len(cache) == 3
+    await client.patch(f"/items/{first[1]}", json={"hidden": False})
+    assert len(ids(await ask(client, "user-3", n=50))) == 50 - 12
+    assert len(cache) == 3  # as they were computed
+
+
+async def test_only_the_latest_active_are_computed_and_only_for_the_active_version(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    await services.events.add_rows([{"user": "user-7", "item": "film-1"}], 1)
+    version = await train_and_precompute(services, settings, users=5)
+    found = Precomputed.load(services.models.candidates_path(version), 50)
+    assert len(found) == 5
+    assert "user-7" in found._users
+    await services.jobs._repository.insert("candidates", {"version": version})
+    await publish_model(services)  # another takes its place before the job is done
+    assert await Worker(services.database, services.models, settings).run_once()
+    job = (await services.jobs.page(0, 1))[0][0]
+    assert (job.status, job.metrics) == ("succeeded", {"users": 0, "seconds": 0.0})
+
+
+@pytest.mark.parametrize("damage", ["cut", "other model", "not a file of ours"])
+async def test_a_damaged_file_is_not_used(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, damage: str
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    version = await train_and_precompute(services, settings, users=1000)
+    path = services.models.candidates_path(version)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "other model":
+        found = Precomputed.load(path, 50)
+        found._items[3, 0] = 50
+        found.save(path)
+    else:
+        path.write_text("{}")
+    await refresh(app)
+    await refresh(app)
+    assert current(app).candidates.precomputed is None
+    assert len((await ask(client, "user-1"))["items"]) == 10
