@@ -212,6 +212,6 @@ class UserCandidates:
 
     def _of(self, vectors: Tensor, masks: NDArray[np.bool_], n: int) -> list[NDArray[np.int32]]:
         allowed = torch.from_numpy(masks).to(self._model.device)
-        best = self._generator.best(self._generator.scores(vectors), allowed, n)
+        best = self._generator.search(vectors, allowed, n)
         rows = best.to(torch.int32).cpu().numpy()
         return [row[row != PAD].copy() for row in rows]

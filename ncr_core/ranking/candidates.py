@@ -63,6 +63,12 @@ class CandidateGenerator:
         items, values = items.gather(1, by_score), values.gather(1, by_score)
         return torch.where(values > -torch.inf, items, PAD)
 
+    def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
+        """``best`` by the scores of (B, E) user vectors: (B, ≤ m)."""
+        if self.ranker.margins.sortable:
+            return self.ranker.top(users, m, allowed, self.order)
+        return self.best(self.scores(users), allowed, m)
+
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
         """The candidates: ``best`` as ``cheap_to_rank``."""
         return cheap_to_rank(self.best(scores, allowed, m))

@@ -12,6 +12,7 @@ from ncr_core.models.ranker import PairwiseRanker
 from ncr_core.ranking.bound import PAD, BoundRanker
 from ncr_core.ranking.compiled import CompiledScan, compiled_scan
 from ncr_core.ranking.margins import Margins
+from ncr_core.ranking.sorted import top_of_all
 from ncr_core.ranking.tournament import Strategy
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
@@ -64,6 +65,16 @@ class ExactRanker:
         Raises ConfigError for a strategy that there is not, IndexError for an item.
         """
         return self.bind(users).rank(candidates, k, strategy)
+
+    def top(
+        self, users: Tensor, k: int, allowed: Tensor | None = None, order: Tensor | None = None
+    ) -> Tensor:
+        """Top ``k`` of the whole catalogue for an additive model: (B, E) users → (B, k) item rows.
+
+        ``allowed`` (B, n_items) are those that may be among them; what is missing is −1. Of items
+        that tie, the one with the lower ``order`` (n_items,) comes first, or the lower row.
+        """
+        return top_of_all(self.margins, users.to(self.device), k, allowed, order)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
         """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""

@@ -45,6 +45,21 @@ class Margins:
     def additive(self) -> bool:
         return self.double.additive
 
+    @cached_property
+    def linear_sizes(self) -> tuple[float, float]:
+        """The largest norm of an item's vector in s_ui, and the largest bias."""
+        table = self.double.linear
+        if table is None or not len(table.items):
+            return 0.0, 0.0
+        bias = 0.0 if table.bias is None else float(table.bias.abs().max())
+        return float(table.items.norm(dim=1).max()), bias
+
+    @property
+    def sortable(self) -> bool:
+        """Whether s_ui is a product of vectors and nothing else."""
+        tables = self.double
+        return self.additive and not tables.points and tables.linear is not None
+
     def bind(self, users: Tensor) -> BoundMargins:
         """For (B, E) user vectors."""
         return BoundMargins(self, users)

@@ -173,3 +173,40 @@ def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) ->
                 pair = torch.tensor([[item]]), torch.tensor([[items[at + 1]]])
                 margin = float(ranker.compare(users[user : user + 1], *pair))
                 assert float(over_next[user, at]) == pytest.approx(margin, abs=1e-4, rel=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("twins", [0, 5, 60])
+def test_the_best_of_the_whole_catalogue(bias: bool, twins: int) -> None:
+    """Also where many items score the same in float32, or at all: more than are looked at twice."""
+    config = ModelConfig(kind="nbpr", factors=4, item_bias=bias)
+    model = wild_model(config, 12, 200)
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if name.startswith("items") or name == "bias":
+                table[100 : 100 + twins] = table[7]
+                table[7 : 7 + twins // 2] *= 1 + 1e-7  # nearly the same
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(12))
+    order = torch.randperm(200)
+    by_order = order.argsort()
+    allowed = torch.rand(12, 200) < 0.7
+    allowed[3], allowed[4] = False, torch.arange(200) < 4
+    for k in (1, 10, 200, 300):
+        for mask in (torch.ones_like(allowed), allowed):
+            candidates = torch.full((12, 200), PAD)
+            for user in range(12):
+                own = by_order[mask[user][by_order]]
+                candidates[user, : len(own)] = own
+            expected = ranker.rank(users, candidates, k)
+            assert ranker.top(users, k, mask, order).equal(expected)
+            alone = [ranker.top(users[u : u + 1], k, mask[u : u + 1], order) for u in range(12)]
+            assert torch.cat(alone).equal(expected)
+    plain = ranker.rank(users, torch.arange(200).expand(12, -1), 10)
+    assert ranker.top(users, 10).equal(plain)
+
+
+def test_only_products_of_vectors_are_ranked_without_candidates() -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2), 2, 9)
+    with pytest.raises(ValueError, match="rank candidates"):
+        ExactRanker(model).top(model.user_vectors(torch.arange(2)), 3)

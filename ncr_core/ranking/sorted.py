@@ -1,0 +1,91 @@
+"""The best of the whole catalogue by a product of vectors: one product in float32 for all items,
+and float64 for the few that it leaves in question."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ncr_core.models.tables import LinearTable
+from ncr_core.ranking.margins import TIE, Margins
+
+PAD = -1
+SPARE = 16  # items beyond k that are looked at again
+SCORES_AT_ONCE = 2**24  # of users by items: 64 MiB
+UNIT = 2.0**-24  # of rounding in float32
+
+
+@torch.inference_mode()
+def top_of_all(
+    margins: Margins, users: Tensor, k: int, allowed: Tensor | None, order: Tensor | None
+) -> Tensor:
+    """See ``ExactRanker.top``. Raises ValueError for a model that is more than such a product."""
+    single, double = margins.single.linear, margins.double.linear
+    if not margins.sortable or single is None or double is None:
+        raise ValueError("this model is no product of vectors: rank candidates")
+    k = min(k, len(double.items))
+    if not k or not len(users):
+        return torch.full((len(users), k), PAD, device=users.device)
+    at_once = max(1, SCORES_AT_ONCE // len(double.items))
+    parts = [
+        _top(
+            single,
+            double,
+            users[start : start + at_once],
+            k,
+            None if allowed is None else allowed[start : start + at_once],
+            order,
+            margins.linear_sizes,
+        )
+        for start in range(0, len(users), at_once)
+    ]
+    return torch.cat(parts)
+
+
+def _top(
+    single: LinearTable,
+    double: LinearTable,
+    users: Tensor,
+    k: int,
+    allowed: Tensor | None,
+    order: Tensor | None,
+    sizes: tuple[float, float],
+) -> Tensor:
+    own = users[:, single.columns].float()
+    scores = own @ single.items.T if single.bias is None else single.bias + own @ single.items.T
+    if allowed is not None:
+        scores.masked_fill_(~allowed, -torch.inf)
+    n_items = scores.shape[1]
+    found = torch.topk(scores, min(k + SPARE, n_items), dim=1, sorted=True)
+    values, rows = found
+    ranked = _sorted(double, users, rows, values, k, order)
+    if rows.shape[1] == n_items:
+        return ranked
+    # What was left out is below the last that was looked at. In either, float32 may err by as much
+    # as the rounding of d products of two rounded numbers comes to.
+    d = single.items.shape[1]
+    error = 2 * (d + 4) * UNIT * (own.norm(dim=1) * sizes[0] + sizes[1])
+    unsure = (values[:, -1] >= values[:, k - 1] - error) & (values[:, -1] > -torch.inf)
+    for user in unsure.nonzero().flatten().tolist():  # many that are nearly equal
+        near = scores[user] >= values[user, k - 1] - error[user]
+        some = near.nonzero().T
+        of_some = scores[user : user + 1, some[0]]
+        ranked[user] = _sorted(double, users[user : user + 1], some, of_some, k, order)[0]
+    return ranked
+
+
+def _sorted(
+    table: LinearTable, users: Tensor, rows: Tensor, values: Tensor, k: int, order: Tensor | None
+) -> Tensor:
+    """(B, L) item rows → the best k by their scores in float64; −1 where ``values`` says so."""
+    place = (rows if order is None else order[rows]).argsort(dim=1)
+    rows, values = rows.gather(1, place), values.gather(1, place)
+    own = users[:, table.columns].double()
+    # Element by element: not dependent on the rest of the batch.
+    scores = (own.unsqueeze(1) * table.items[rows]).sum(dim=2)
+    if table.bias is not None:
+        scores += table.bias[rows]
+    scores = (scores / TIE).round().masked_fill_(values == -torch.inf, -torch.inf)
+    best = scores.sort(dim=1, descending=True, stable=True)
+    ranked = rows.gather(1, best.indices)
+    return ranked.masked_fill_(best.values == -torch.inf, PAD)[:, :k]
