@@ -17,7 +17,7 @@ from app.models.schemas import ModelRow
 from app.recommend.candidates import RankRequest, UserCandidates
 from app.recommend.precomputed import digest, usual_filters
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
+from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
 
 CANDIDATE_SEED = 20_181_022
 
@@ -68,8 +68,12 @@ class ServingModel:
         self._model = checkpoint.model
         self._ranker = ExactRanker(self._model, on_pairs=on_pairs)
         self._references = torch.tensor(checkpoint.reference_items, device=self._ranker.device)
+        some = torch.linspace(0, self._model.n_users - 1, min(64, self._model.n_users))
         generator = CandidateGenerator(
-            self._ranker, anchors_of(checkpoint.reference_items), CANDIDATE_SEED
+            self._ranker,
+            anchors_of(checkpoint.reference_items),
+            CANDIDATE_SEED,
+            shortlist_for(self._ranker.margins, self._model.user_vectors(some.long())),
         )
         self.candidates = UserCandidates(self._model, generator, candidates, cache_bytes)
         self._rows: CatalogueRows | None = None

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ncr_core.ranking.exact import PAD, ExactRanker
+from ncr_core.ranking.shortlist import Shortlist
 
 REFERENCES = 16  # that scores are told against
 ANCHORS = 4  # of them that candidates are chosen by: `python -m benchmarks.candidates`
 BEST_LAST = 32
+SHORTLISTED = 5  # times the candidates
 
 
 def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
@@ -33,11 +35,19 @@ class CandidateGenerator:
     """Scores every item by how it fares against a few anchor items, and keeps the best M.
 
     The score of an item is its mean margin over the anchors. For an additive model that orders
-    items exactly as the model does.
+    items exactly as the model does. ``shortlist`` finds the best by s_ui alone in a very large
+    catalogue; of a multiple of m of them, the scores then choose.
     """
 
-    def __init__(self, ranker: ExactRanker, anchors: Sequence[int], seed: int) -> None:
+    def __init__(
+        self,
+        ranker: ExactRanker,
+        anchors: Sequence[int],
+        seed: int,
+        shortlist: Shortlist | None = None,
+    ) -> None:
         self.ranker = ranker
+        self.shortlist = shortlist
         self.anchors = torch.tensor(list(anchors), dtype=torch.long, device=ranker.device)
         order = torch.randperm(ranker.n_items, generator=torch.Generator().manual_seed(seed))
         self.order = torch.empty_like(order)
@@ -64,10 +74,24 @@ class CandidateGenerator:
         return torch.where(values > -torch.inf, items, PAD)
 
     def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """``best`` by the scores of (B, E) user vectors: (B, ≤ m)."""
-        if self.ranker.margins.sortable:
-            return self.ranker.top(users, m, allowed, self.order)
-        return self.best(self.scores(users), allowed, m)
+        """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
+
+        With a shortlist only its items are scored: for catalogues that are too large for more.
+        """
+        sortable = self.ranker.margins.sortable
+        if self.shortlist is None:
+            if sortable:
+                return self.ranker.top(users, m, allowed, self.order)
+            return self.best(self.scores(users), allowed, m)
+        if sortable:
+            return self.shortlist.search(users, allowed, m)
+        few = self.shortlist.search(users, allowed, SHORTLISTED * m)
+        scores = torch.full(few.shape, -torch.inf, dtype=torch.float64, device=few.device)
+        for row, user, items in zip(scores, torch.split(users, 1), few, strict=True):
+            own = items[items != PAD]
+            row[: len(own)] = self.ranker.bind(user).mean_margins(self.anchors, own)[0]
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
+        return few.gather(1, order)
 
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
         """The candidates: ``best`` as ``cheap_to_rank``."""

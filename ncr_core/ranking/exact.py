@@ -73,7 +73,11 @@ class ExactRanker:
 
         ``allowed`` (B, n_items) are those that may be among them; what is missing is −1. Of items
         that tie, the one with the lower ``order`` (n_items,) comes first, or the lower row.
+
+        Raises ValueError for a model that is more than a product of vectors.
         """
+        if not self.margins.sortable:
+            raise ValueError("this model is no product of vectors: rank candidates")
         return top_of_all(self.margins, users.to(self.device), k, allowed, order)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:

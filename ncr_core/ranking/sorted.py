@@ -19,10 +19,11 @@ UNIT = 2.0**-24  # of rounding in float32
 def top_of_all(
     margins: Margins, users: Tensor, k: int, allowed: Tensor | None, order: Tensor | None
 ) -> Tensor:
-    """See ``ExactRanker.top``. Raises ValueError for a model that is more than such a product."""
+    """The best by the product of vectors in s_ui: as ``ExactRanker.top``, for any model that has
+    one. Raises ValueError for others."""
     single, double = margins.single.linear, margins.double.linear
-    if not margins.sortable or single is None or double is None:
-        raise ValueError("this model is no product of vectors: rank candidates")
+    if single is None or double is None:
+        raise ValueError("this model holds no product of vectors")
     k = min(k, len(double.items))
     if not k or not len(users):
         return torch.full((len(users), k), PAD, device=users.device)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Literal
+
 import pytest
 import torch
 
+from ncr_core.errors import ConfigError
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import (
     PAD,
     CandidateGenerator,
     ExactRanker,
+    FaissShortlist,
+    FullShortlist,
     anchors_of,
+    candidates,
+    shortlist,
+    shortlist_for,
     spread_over_popularity,
 )
 from tests.ncr_core.conftest import wild_model
@@ -90,3 +99,51 @@ def test_reference_items_spread_over_popularity(n: int) -> None:
     picked = spread_over_popularity(counts, n)
     assert len(picked) == len(set(picked.tolist())) == n
     assert counts[picked].tolist() == sorted(counts[picked].tolist(), reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
+@pytest.mark.parametrize("index", [False, True])
+def test_candidates_by_a_shortlist(
+    kind: Literal["nbpr", "neupr"], index: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a shortlist that holds everything they are those that scoring every item gives."""
+    if index:
+        pytest.importorskip("faiss")
+        monkeypatch.setattr(shortlist, "RECALL", 1.0)
+    model = wild_model(ModelConfig(kind=kind, factors=4, item_bias=True), 9, 400)
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(9))
+    allowed = torch.rand(9, 400) < 0.5
+    allowed[2] = torch.arange(400) < 7
+    allowed[3] = False
+    made = FaissShortlist(ranker.margins, users, 200) if index else FullShortlist(ranker.margins)
+    full = CandidateGenerator(ranker, [3, 17, 40], 5).search(users, allowed, 80)
+    found = CandidateGenerator(ranker, [3, 17, 40], 5, made).search(users, allowed, 80)
+    assert found.shape == full.shape
+    for own, expected in zip(found, full, strict=True):
+        assert own[own >= 0].tolist() == expected[expected >= 0].tolist()
+    # In a shortlist that does not, the best of it.
+    monkeypatch.setattr(candidates, "SHORTLISTED", 1)
+    few = CandidateGenerator(ranker, [3, 17, 40], 5, made).search(users, allowed, 20)
+    best = FullShortlist(ranker.margins).search(users, allowed, 20)
+    assert [sorted(row) for row in few.tolist()] == [sorted(row) for row in best.tolist()]
+
+
+def test_which_catalogues_get_a_shortlist(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(kind: Literal["nbpr", "dncr", "neupr"]) -> str:
+        model = wild_model(ModelConfig(kind=kind, factors=2), 4, 300)
+        margins = ExactRanker(model).margins
+        return type(shortlist_for(margins, model.user_vectors(torch.arange(4)))).__name__
+
+    kinds: tuple[Literal["nbpr", "dncr", "neupr"], ...] = ("nbpr", "dncr", "neupr")
+    assert [made(kind) for kind in kinds] == ["NoneType"] * 3
+    monkeypatch.setattr(shortlist, "FROM", 300)
+    assert [made(kind) for kind in kinds] == ["NoneType", "NoneType", "FullShortlist"]
+    monkeypatch.setattr(shortlist, "FAISS_FROM", 300)
+    monkeypatch.setattr(shortlist, "has_faiss", lambda: False)
+    assert [made(kind) for kind in kinds] == ["NoneType", "NoneType", "FullShortlist"]
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    model = wild_model(ModelConfig(kind="nbpr", factors=2), 4, 300)
+    margins, users = ExactRanker(model).margins, model.user_vectors(torch.arange(4))
+    with pytest.raises(ConfigError, match="faiss"):
+        FaissShortlist(margins, users)
