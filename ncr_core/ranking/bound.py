@@ -27,8 +27,8 @@ class BoundRanker:
 
     def __init__(self, ranker: ExactRanker, users: Tensor) -> None:
         self._ranker = ranker
-        self._users = users if users.device == ranker.device else users.to(ranker.device)
         self._device = ranker.device
+        self._users = _moved(users, ranker.device)
 
     @cached_property
     def _margins(self) -> BoundMargins:
@@ -53,7 +53,16 @@ class BoundRanker:
                 ranked, work = compiled.rank(users, _rows(candidates), k)
                 self._compared(int(work.pairs.sum()))
                 return torch.from_numpy(ranked)
-        return self._in_torch(candidates.to(self._device), k, strategy)
+        candidates = _moved(candidates, self._device)
+        fused = self._ranker.fused
+        if strategy == "algorithm1" and fused is not None and fused.takes(*candidates.shape):
+            with torch.inference_mode():
+                linear = self.linear_scores(candidates.clamp(min=0))
+                best, pairs = fused.rank(self._users, candidates, linear, k)
+                if self._ranker.on_pairs is not None:
+                    self._compared(int(pairs.sum()))
+                return best
+        return self._in_torch(candidates, k, strategy)
 
     @torch.inference_mode()
     def _in_torch(self, candidates: Tensor, k: int, strategy: Strategy) -> Tensor:
@@ -160,6 +169,15 @@ class BoundRanker:
     def _compared(self, pairs: int) -> None:
         if self._ranker.on_pairs is not None:
             self._ranker.on_pairs(pairs)
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    """On the device; to a GPU without waiting for it."""
+    if x.device == device:
+        return x
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def _rows(items: Tensor) -> Rows:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ncr_core.models.ranker import PairwiseRanker
 from ncr_core.ranking.bound import PAD, BoundRanker
 from ncr_core.ranking.compiled import CompiledScan, compiled_scan
+from ncr_core.ranking.cuda import FusedScan, fused_scan
 from ncr_core.ranking.margins import Margins
 from ncr_core.ranking.sorted import top_of_all
 from ncr_core.ranking.tournament import Strategy
@@ -24,10 +25,11 @@ class ExactRanker:
     """Ranks candidates by pairwise comparison, equal to the literal Algorithm 1 on its margins.
 
     Additive models are sorted by s_ui, which is what Algorithm 1 gives for them; for the others the
-    resumable scan asks for the margins it needs: in compiled code on a CPU where numba is there, or
-    in torch (``compiled=False``) for all users of the batch at once. Built once a model; ``rank``
-    does not change it and may be called from several threads. ``on_pairs`` is told how many pairs
-    of items each call of ``rank`` compared; none, where it sorted.
+    resumable scan asks for the margins it needs: in compiled code, on a CPU where numba is there
+    and on a GPU where Triton is, or in torch (``compiled=False``) for all users of the batch at
+    once. Built once a model; ``rank`` does not change it and may be called from several threads.
+    ``on_pairs`` is told how many pairs of items each call of ``rank`` compared; none, where it
+    sorted.
     """
 
     def __init__(
@@ -47,6 +49,11 @@ class ExactRanker:
     def compiled(self) -> CompiledScan | None:
         """The compiled scan, made when it is first asked for."""
         return compiled_scan(self.margins) if self.may_compile else None
+
+    @cached_property
+    def fused(self) -> FusedScan | None:
+        """The scan on a GPU, made when it is first asked for."""
+        return fused_scan(self.margins) if self.may_compile else None
 
     def bind(self, users: Tensor) -> BoundRanker:
         """For several questions about the same (B, E) user vectors."""
