@@ -3,9 +3,9 @@
     python -m benchmarks.soak DATA_DIR [SECONDS]
 
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
-the benchmark works on a copy. A second version is trained first, by a worker of its own. Half of
-the requests are for lists that may be cached, half exclude items at random and are ranked anew;
-every second, events of known users come in.
+the benchmark works on a copy. Two versions are trained first, by a worker. Half of the requests are
+for lists that may be cached, half exclude items at random and are ranked anew; every second, events
+of known users come in.
 """
 
 from __future__ import annotations
@@ -30,27 +30,39 @@ from benchmarks.serving import Server, server
 CONNECTIONS = 32
 SWAP_SECONDS = 30
 KEPT_REQUESTS = 20_000
+# Full within the first minutes: what grows after that is no cache.
+CACHES = {
+    "list_cache_bytes": 24 * 2**20,
+    "candidate_cache_bytes": 8 * 2**20,
+    "profile_cache_bytes": 4 * 2**20,
+}
 
 
-def second_version(running: Server) -> list[str]:
-    """Trains another model on the same data; both versions, the new one active."""
+def two_versions(running: Server) -> list[str]:
+    """Trains two models on the same data, with their candidates; the second is active."""
     worker = subprocess.Popen(
         [str(Path(sys.executable).with_name("ncr")), "worker"],
         env={**os.environ, "NCR_DATA_DIR": str(running.data_dir), "NCR_LOG_LEVEL": "warning"},
     )
+    versions = []
     try:
         with httpx2.Client(base_url=running.base, timeout=60) as client:
-            order = {"model": "neupr", "factors": 8, "epochs": 1, "seed": 1}
-            job = f"/admin/jobs/{client.post('/admin/train', json=order).json()['job_id']}"
-            while (state := client.get(job).json())["status"] in ("queued", "running"):
-                time.sleep(1)
-            if state["status"] != "succeeded":
-                sys.exit(f"training {state['status']}: {state['error']}")
-            models = client.get("/admin/models").json()["items"]
+            for seed in (1, 2):
+                order = {"model": "neupr", "factors": 8, "epochs": 1, "seed": seed}
+                job = f"/admin/jobs/{client.post('/admin/train', json=order).json()['job_id']}"
+                while True:
+                    time.sleep(1)
+                    jobs = client.get("/admin/jobs").json()["items"]
+                    if all(one["status"] not in ("queued", "running") for one in jobs):
+                        break
+                state = client.get(job).json()
+                if state["status"] != "succeeded":
+                    sys.exit(f"training {state['status']}: {state['error']}")
+                versions.append(state["model_version"])
     finally:
         worker.terminate()
         worker.wait(30)
-    return [model["version"] for model in models[:2]]
+    return versions
 
 
 def mixed_requests(base: str, users: list[str], items: list[str]) -> Iterator[bytes]:
@@ -112,8 +124,8 @@ async def _post_events(client: httpx2.AsyncClient, users: list[str], items: list
 
 
 def main(data_dir: Path, seconds: int) -> None:
-    with server(data_dir) as running:
-        rows = asyncio.run(soak(running, second_version(running), seconds))
+    with server(data_dir, **CACHES) as running:
+        rows = asyncio.run(soak(running, two_versions(running), seconds))
     publish(
         "soak",
         ["seconds", "200s/s", "p50 ms", "p99 ms", "max ms", "503s", "errors", "MiB"],
@@ -121,6 +133,7 @@ def main(data_dir: Path, seconds: int) -> None:
         data=data_dir.name,
         connections=CONNECTIONS,
         swap_seconds=SWAP_SECONDS,
+        caches=CACHES,
     )
 
 

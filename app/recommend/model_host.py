@@ -43,7 +43,7 @@ class ModelHost:
         self._settings = settings
         self._device = str(resolve_device(settings.device))
         self._generation: int | None = None
-        self._looked_for: str | None = None
+        self._looked_for: ServingModel | None = None
         self._retry_at = float("inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -69,7 +69,8 @@ class ModelHost:
     async def refresh(self) -> None:
         """Brings ``current`` up to what the registry says."""
         activation = await self._registry.activation()
-        await self._look_for_candidates()
+        if self.current is not None:
+            await self._look_for_candidates(self.current)
         if activation.generation == self._generation and time.monotonic() < self._retry_at:
             return
         self._retry_at = float("inf")
@@ -89,6 +90,7 @@ class ModelHost:
                     self._fell_back,
                 )
                 await asyncio.to_thread(model.warm_up)
+                await self._look_for_candidates(model)
             except Exception as error:
                 # Not only a damaged file: too little memory for it, say. The old one goes on.
                 self.refused = str(error).partition("\n")[0] or type(error).__name__
@@ -102,15 +104,14 @@ class ModelHost:
             self.refused = None
         self._generation = activation.generation
 
-    async def _look_for_candidates(self) -> None:
+    async def _look_for_candidates(self, model: ServingModel) -> None:
         """Takes over what a worker has computed for this version, once it is there."""
-        model = self.current
-        if model is None or self._looked_for == model.version:
+        if self._looked_for is model:
             return
         path = self._registry.candidates_path(model.version)
         if not path.exists():
             return
-        self._looked_for = model.version
+        self._looked_for = model
         try:
             found = await asyncio.to_thread(Precomputed.load, path, model.n_items)
         except (OSError, ValueError) as error:

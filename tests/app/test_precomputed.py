@@ -50,8 +50,7 @@ async def test_lists_are_those_that_would_be_found_on_demand(
     await add_small_data(services)
     await services.catalog.delete("film-2")
     version = await train_and_precompute(services, settings, users=1000)
-    await refresh(app)
-    await refresh(app)
+    await refresh(app)  # with the model, before it answers
     found = current(app).candidates.precomputed
     assert isinstance(found, Precomputed)
     assert len(found) == 60
@@ -65,13 +64,29 @@ async def test_lists_are_those_that_would_be_found_on_demand(
     assert services.models.candidates_path(version).exists()
 
 
+async def test_a_server_takes_them_over_when_they_come_after_the_model(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    version = await publish_model(services)
+    await refresh(app)
+    assert current(app).candidates.precomputed is None
+    await services.jobs._repository.insert("candidates", {"version": version})
+    settings = settings.model_copy(update={"precompute_users": 7})
+    assert await Worker(services.database, services.models, settings).run_once()
+    model = current(app)
+    await refresh(app)
+    assert isinstance(model.candidates.precomputed, Precomputed)
+    assert current(app) is model
+
+
 async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings
 ) -> None:
     services: Services = app.state.services
     await add_small_data(services)
     await train_and_precompute(services, settings, users=1000)
-    await refresh(app)
     await refresh(app)
     cache = current(app).candidates.cache
     first = ids(await ask(client, "user-1"))
@@ -121,7 +136,6 @@ async def test_a_damaged_file_is_not_used(
         found.save(path)
     else:
         path.write_text("{}")
-    await refresh(app)
     await refresh(app)
     assert current(app).candidates.precomputed is None
     assert len((await ask(client, "user-1"))["items"]) == 10
