@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import ranker, service
+from benchmarks import ingest, ranker, recommend
 
 DEMO = Path("var/demo/synthetic")
 
@@ -19,11 +19,11 @@ def main() -> None:
         checkpoint, data_dir = Path(sys.argv[1]), Path(sys.argv[2])
     else:
         data_dir = DEMO
-        checkpoints = sorted(data_dir.glob("models/*"))
+        checkpoints = sorted(path for path in data_dir.glob("models/*") if path.is_dir())
         if not checkpoints:
             sys.exit("the benchmarks use the demo's data: run `make demo` once, then stop it")
         checkpoint = checkpoints[-1]
-    for module, argument in ((ranker, checkpoint), (service, data_dir)):
+    for module, argument in ((ranker, checkpoint), (recommend, data_dir), (ingest, data_dir)):
         name = module.__spec__.name if module.__spec__ else module.__name__
         subprocess.run([sys.executable, "-m", name, str(argument)], check=True)
 

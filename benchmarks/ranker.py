@@ -5,10 +5,15 @@
 Needs a checkpoint of `ncr train` or `ncr reproduce`: the preferences of a random model are far more
 intransitive than those of a trained one. Candidates are those of the service, in its order, and all
 give the same lists, which is checked; the literal algorithm makes one network call a comparison.
-One thread.
+The floor is the multiply-adds above the first layer and the tanh of the pairs that were looked at,
+at the rates that numpy and torch reach in the same run. One thread.
 """
 
 from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import sys
 import time
@@ -17,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.report import publish
@@ -31,6 +37,8 @@ HEAD = [
     "batch",
     "compiled ms a user",
     "torch ms a user",
+    "full matrix ms",
+    "floor ms",
     "literal ms",
     "pairs a user",
     "blocks a user",
@@ -48,6 +56,7 @@ def main(folder: Path) -> None:
     picker = CandidateGenerator(compiled, anchors_of(checkpoint.reference_items), 0)
     generator = torch.Generator().manual_seed(0)
     rows = []
+    rates = _rates()
     for m, batch in CASES:
         if m > model.n_items:
             continue
@@ -66,15 +75,55 @@ def main(folder: Path) -> None:
         literal = time.perf_counter() - started
         if expected != ranked[0].tolist():
             raise AssertionError("the ranker differs from Algorithm 1")
-        pairs = blocks = None  # an additive model is sorted
+        pairs = blocks = floor = None  # an additive model is sorted
         if compiled.compiled is not None:
             code = compiled.compiled
             _, work = code.rank(code.bind(users.numpy()), candidates.numpy(), K)
             pairs, blocks = float(work.pairs.mean()), float(work.blocks.mean())
-        times = [fast * 1e3, slow * 1e3, literal * 1e3]
+            floor = (
+                pairs * 2 * sum(n / rate for n, rate in zip(_work(compiled), rates, strict=True))
+            )
+        matrix = None
+        if batch == 1:
+            matrix = _fastest(partial(compiled.all_margins, users, candidates)) * 1e3
+        times = [fast * 1e3, slow * 1e3, matrix, floor and floor * 1e3, literal * 1e3]
         rows.append([m, batch, *times, pairs, blocks, calls, literal / fast])
     name = f"ranker-{model.config.kind}-{model.config.factors}"
-    publish(name, HEAD, rows, model=model.config.as_dict(), k=K, threads=1)
+    publish(
+        name,
+        HEAD,
+        rows,
+        model=model.config.as_dict(),
+        k=K,
+        threads=1,
+        multiply_adds_per_s=rates[0],
+        tanh_per_s=rates[1],
+        work_of_a_pair_in_one_order=_work(compiled) if compiled.compiled else None,
+    )
+
+
+def _work(ranker: ExactRanker) -> tuple[int, int]:
+    """Multiply-adds and tanh of one pair in one order, with the first layer in tables."""
+    tower = ranker.margins.single.tower
+    assert tower is not None
+    widths = [tower.first.shape[1], *(len(bias) for _, bias in tower.layers)]
+    products = sum(weight.numel() for weight, _ in tower.layers) + widths[-1]
+    return products, sum(widths)
+
+
+def _rates() -> tuple[float, float]:
+    """Multiply-adds and tanh a second, in float32, as numpy and torch have them on one core."""
+    n = 512
+    a = np.ones((n, n), dtype=np.float32)
+    x = torch.linspace(-3, 3, 8_192)
+    out = torch.empty_like(x)
+    loops = 100
+
+    def tanh() -> None:
+        for _ in range(loops):
+            torch.tanh(x, out=out)
+
+    return n**3 / _fastest(lambda: a @ a), loops * len(x) / _fastest(tanh)
 
 
 def _fastest(call: Callable[[], Any]) -> float:

@@ -8,13 +8,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.core.errors import REQUEST_ID_KEY, Unavailable, problem_of
 
+RELEASE_KEY = "ncr.release"
+
 
 class Concurrency:
     """Middleware: at most ``limit`` requests below ``prefix`` at a time, 503 for the others.
 
     Under more load than a server can take, requests wait for one another in queues of every kind.
     With a bound on how many there are, those that are taken in are answered as fast as ever, and
-    refusing one costs next to nothing. ``on_refused`` counts.
+    refusing one costs next to nothing. ``on_refused`` counts. What is going to wait for long, in a
+    queue with a bound of its own, gives its place to others by the call in its scope.
     """
 
     def __init__(
@@ -36,7 +39,16 @@ class Concurrency:
             await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
             return
         self._running += 1
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._running -= 1
+
+        scope[RELEASE_KEY] = release
         try:
             await self.app(scope, receive, send)
         finally:
-            self._running -= 1
+            release()

@@ -42,9 +42,13 @@ class Profiles:
         await self._catch_up(time.monotonic() - FRESH_SECONDS)
         if min_seq is not None and self._event_seq < min_seq:
             await self._catch_up(time.monotonic())
+        event_seq, catalog_seq = self._event_seq, self._catalog_seq
         profile = self._kept.get(user)
         if profile is None:
-            return await self._reads.run(user, lambda: self._read(user))
+            # It may have begun for somebody else, before those numbers; had something happened to
+            # the user in between, it would have been forgotten.
+            found = await self._reads.run(user, lambda: self._read(user))
+            return found.at(event_seq, catalog_seq)
         if profile.event_seq < self._event_seq or profile.catalog_seq < self._catalog_seq:
             # Nothing happened to the user up to here.
             profile = profile.at(self._event_seq, self._catalog_seq)
@@ -60,7 +64,9 @@ class Profiles:
     async def _look(self) -> None:
         commits, began = self._database.commits, time.monotonic()
         event_seq, catalog_seq = await self._repository.counters()
-        if event_seq - self._event_seq > MANY:
+        if event_seq - self._event_seq > MANY or await self._repository.unaccounted(
+            self._event_seq, event_seq
+        ):
             self._kept.clear()
             self._reads.forget_all()
         elif event_seq > self._event_seq:

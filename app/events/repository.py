@@ -37,6 +37,15 @@ _USERS_SINCE = (
     .where(events.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
     .distinct()
 )
+_ROWS_SINCE = sa.select(
+    *(
+        sa.select(sa.func.count())
+        .select_from(table)
+        .where(table.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
+        .scalar_subquery()
+        for table in (events, retractions)
+    )
+)
 _RETRACTED_SINCE = sa.select(retractions.c.user_id).where(
     retractions.c.seq > sa.bindparam("seq", type_=sa.BigInteger)
 )
@@ -65,6 +74,17 @@ class EventRepository:
         """The highest seq given out, and the catalogue's number."""
         row = (await self.database.fetch(_COUNTERS))[0]
         return row[0], row[1]
+
+    async def unaccounted(self, since: int, until: int) -> bool:
+        """Whether seqs between these two belong to no event and no retraction.
+
+        A server of before there were retractions gives such seqs to what it deletes; an event that
+        came and went in between leaves one, too.
+        """
+        if until == since:
+            return False
+        rows = await self.database.fetch(_ROWS_SINCE, {"seq": since})
+        return int(rows[0][0]) + int(rows[0][1]) < until - since
 
     async def users_since(self, seq: int) -> list[str]:
         """The clients' ids of the users with events after a seq."""

@@ -67,6 +67,8 @@ class ModelRegistry:
             return
         before = time.time() - LEFT_OVER_SECONDS
         for path in list(root.iterdir()):
+            if path.is_file() and path.name.startswith(".") and path.stat().st_mtime < before:
+                path.unlink(missing_ok=True)
             if path.is_dir() and path.stat().st_mtime < before:
                 staging = path.name.startswith(".")
                 if staging or await self._repository.get(path.name) is None:

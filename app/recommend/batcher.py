@@ -74,15 +74,22 @@ class Batcher:
         self._metrics = metrics or RankerMetrics()
 
     async def rank(
-        self, model: ServingModel, request: RankRequest, gone: IsGone | None = None
+        self,
+        model: ServingModel,
+        request: RankRequest,
+        gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
     ) -> list[RankedItem]:
-        """The ranked list. ``gone`` tells whether nobody waits for it any more.
+        """The ranked list. ``gone`` tells whether nobody waits for it any more; ``on_slow`` is told
+        that it is not one of the quick ones.
 
         Raises Unavailable when too many are waiting already, ClientGone when it was dropped.
         """
         quick = request.n <= DEEP and model.at_hand(request)
         queue = self._quick if quick else self._slow
         self._check(queue)
+        if not quick and on_slow is not None:
+            on_slow()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[RankedItem]] = loop.create_future()
         queue.waiting.append(_Waiting(model, request, answer, loop.time(), gone))
@@ -154,7 +161,7 @@ class Batcher:
             elif waited > PATIENCE_SECONDS:
                 self._metrics.dropped.inc()
                 _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
-            elif waited > GONE_SECONDS and one.gone is not None and await one.gone():
+            elif waited > GONE_SECONDS and await _is_gone(one):
                 self._metrics.dropped.inc()
                 _set_exception(one, ClientGone())
             else:
@@ -170,6 +177,16 @@ class Batcher:
         finally:
             took = loop.time() - started
             self._metrics.passed(took, [started - one.since for one in batch])
+
+
+async def _is_gone(one: _Waiting) -> bool:
+    if one.gone is None:
+        return False
+    try:
+        return await one.gone()
+    except Exception as error:  # what its connection has to say must not stop the others
+        _set_exception(one, error)
+        return True
 
 
 def _set_result(one: _Waiting, ranked: list[RankedItem]) -> None:

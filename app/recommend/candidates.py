@@ -40,6 +40,8 @@ class RankRequest:
     n: int
     excluded: NDArray[np.int64] = field(default_factory=lambda: _NONE)
     """Rows that this request alone leaves out."""
+    key_bytes: int = 0
+    """What the strings in ``filters`` take."""
 
     @property
     def key(self) -> Hashable:
@@ -118,7 +120,10 @@ class UserCandidates:
         return [found[request.key] for request in requests]
 
     def _find_precomputed(self, request: RankRequest) -> Kept | None:
-        return None if self.precomputed is None else self.precomputed.find(request)
+        found = None if self.precomputed is None else self.precomputed.find(request)
+        if found is None or (len(found.items) < self.n_kept and not found.complete):
+            return None  # computed with fewer candidates than are wanted here
+        return found
 
     def vectors(self, requests: Sequence[RankRequest]) -> Tensor:
         """(B, E) user vectors."""
@@ -207,7 +212,7 @@ class UserCandidates:
             for request, mask, items in zip(part, masks, lists, strict=True):
                 kept = Kept(items, len(items) == int(mask.sum()))
                 found[request.key] = kept
-                self._lists.put(request.key, kept, items.nbytes)
+                self._lists.put(request.key, kept, items.nbytes + request.key_bytes)
         return found
 
     def _of(self, vectors: Tensor, masks: NDArray[np.bool_], n: int) -> list[NDArray[np.int32]]:

@@ -19,6 +19,7 @@ from app.core.errors import (
     problem_responses,
 )
 from app.core.http import PathId, decode_id, text_problem
+from app.core.overload import RELEASE_KEY
 from app.recommend.schemas import Recommendation
 from app.recommend.service import Filters, RecommendService
 
@@ -108,7 +109,8 @@ async def answer(request: Request, user: str, filters: Filters) -> Response:
     """The response to a request whose parameters have been checked."""
     service: RecommendService = request.app.state.recommend
     try:
-        body = await service.recommend(user, filters, request.is_disconnected)
+        release = request.scope.get(RELEASE_KEY)
+        body = await service.recommend(user, filters, request.is_disconnected, release)
     except Unavailable as error:
         # Said here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))

@@ -43,7 +43,7 @@ class ModelHost:
         self._settings = settings
         self._device = str(resolve_device(settings.device))
         self._generation: int | None = None
-        self._looked_for: ServingModel | None = None
+        self._looked_for: str | None = None
         self._retry_at = float("inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -90,6 +90,7 @@ class ModelHost:
                     self._fell_back,
                 )
                 await asyncio.to_thread(model.warm_up)
+                self._looked_for = None
                 await self._look_for_candidates(model)
             except Exception as error:
                 # Not only a damaged file: too little memory for it, say. The old one goes on.
@@ -106,17 +107,20 @@ class ModelHost:
 
     async def _look_for_candidates(self, model: ServingModel) -> None:
         """Takes over what a worker has computed for this version, once it is there."""
-        if self._looked_for is model:
+        if self._looked_for == model.version:
             return
         path = self._registry.candidates_path(model.version)
         if not path.exists():
             return
-        self._looked_for = model
         try:
             found = await asyncio.to_thread(Precomputed.load, path, model.n_items)
-        except (OSError, ValueError) as error:
+        except OSError as error:  # it may be there the next time
+            log.warning("precomputed candidates cannot be read", reason=str(error))
+        except ValueError as error:
+            self._looked_for = model.version
             log.warning("precomputed candidates are not used", reason=str(error))
         else:
+            self._looked_for = model.version
             model.candidates.precomputed = found
             log.info("candidates loaded", version=model.version, users=len(found))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Precomputed:
         ids = np.frombuffer(json.dumps(self._users).encode(), dtype=np.uint8)
         arrays: dict[str, NDArray[Any]] = {"users": ids, "seqs": self._seqs, "items": self._items}
         content = save(arrays, {"format": FORMAT, "visible": self.visible})
-        staging = path.with_name(f".{path.name}-{os.getpid()}")
+        staging = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         staging.write_bytes(content)
         staging.replace(path)
 
@@ -70,11 +70,16 @@ class Precomputed:
             users = json.loads(ids.tobytes())
         except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name} is damaged: {error}") from None
-        whole = items.ndim == 2 and len(users) == len(seqs) == len(items)
-        inside = whole and (not items.size or (items.min() >= -1 and items.max() < n_items))
-        if about.get("format") != FORMAT or not inside:
+        named = isinstance(users, list) and all(isinstance(user, str) for user in users)
+        typed = seqs.dtype == np.int64 and items.dtype == np.int32
+        if (
+            about.get("format") != FORMAT
+            or not (named and typed and seqs.ndim == 1 and items.ndim == 2)
+            or not len(users) == len(seqs) == len(items)
+            or (items.size and (items.min() < -1 or items.max() >= n_items))
+        ):
             raise ValueError(f"{path.name} does not fit its model")
-        return cls(users, seqs.astype(np.int64), items.astype(np.int32), about["visible"])
+        return cls(users, seqs, items, about.get("visible", ""))
 
 
 def usual_filters(visible: str) -> tuple[bool, str]:

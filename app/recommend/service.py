@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from app.recommend.model_host import ModelHost
 from app.recommend.popular import PopularList
 from app.recommend.serving import ServingModel, filters_key
 
+STRING_BYTES = 60  # of a Python string without its characters
 NEWCOMER: Hashable = None  # in the place of a user and seq: all get the same
 
 
@@ -44,6 +45,11 @@ class Filters:
     def key(self) -> Hashable:
         """What a list depends on of it."""
         return (self.n, self.exclude_seen, self.categories, self.exclude)
+
+    @cached_property
+    def key_bytes(self) -> int:
+        """What the strings in the key take."""
+        return sum(STRING_BYTES + 4 * len(x) for x in (*self.categories, *self.exclude))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +71,8 @@ class Asked:
     profile: Profile
     catalogue: Catalogue
     filters: Filters
+    gone: IsGone | None
+    on_slow: Callable[[], None] | None
 
 
 EMPTY = RankedList(b"", ())
@@ -92,8 +100,15 @@ class RecommendService:
         self.lists: ByteCache[Hashable, RankedList] = ByteCache(list_cache_bytes)
         self._flights: SingleFlight[Hashable, RankedList] = SingleFlight()
 
-    async def recommend(self, user: str, filters: Filters, gone: IsGone | None = None) -> bytes:
-        """The body of the answer, as JSON. ``gone`` tells whether the client is.
+    async def recommend(
+        self,
+        user: str,
+        filters: Filters,
+        gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
+    ) -> bytes:
+        """The body of the answer, as JSON. ``gone`` tells whether the client is; ``on_slow`` is
+        told when the answer will have to wait for those that take long.
 
         Everything that was committed about the user has been taken in: see `Profiles`.
         """
@@ -115,7 +130,7 @@ class RecommendService:
         found = EMPTY
         if model is not None and state is not NEWCOMER:
             found = self.lists.get(key) or await self._ranked(
-                key, Asked(model, user, profile, catalogue, filters), gone
+                key, Asked(model, user, profile, catalogue, filters, gone, on_slow)
             )
         items = found.json
         if len(found.ids) < filters.n:
@@ -132,24 +147,25 @@ class RecommendService:
             }
         )
 
-    async def _ranked(self, key: Hashable, asked: Asked, gone: IsGone | None) -> RankedList:
+    async def _ranked(self, key: Hashable, asked: Asked) -> RankedList:
+        gone = asked.gone
         while True:
             self._batcher.check()  # before anything is done for a request that will be refused
             try:
-                return await self._flights.run(key, lambda: self._personal(key, asked, gone))
+                return await self._flights.run(key, lambda: self._personal(key, asked))
             except ClientGone:
                 # It may have been another's client who asked for the same list.
-                if gone is None or await gone():
+                if gone is not None and await gone():
                     raise Unavailable("the client has gone", code="client_gone") from None
 
-    async def _personal(self, key: Hashable, asked: Asked, gone: IsGone | None) -> RankedList:
+    async def _personal(self, key: Hashable, asked: Asked) -> RankedList:
         """The model's own list; empty where it knows nothing of the user."""
         request = _request(asked)
         if request is None:
             return EMPTY
         source = "model" if request.fold_in_items is None else "fold_in"
         ids = asked.model.rows(asked.catalogue).internal
-        ranked = await self._batcher.rank(asked.model, request, gone)
+        ranked = await self._batcher.rank(asked.model, request, asked.gone, asked.on_slow)
         items = [
             _item(asked.catalogue, int(ids[place.row]), rank, source)
             | {
@@ -161,7 +177,7 @@ class RecommendService:
             for rank, place in enumerate(ranked, 1)
         ]
         found = RankedList(_joined(items), tuple(int(ids[place.row]) for place in ranked))
-        self._keep(key, found)
+        self._keep(key, found, asked.filters)
         return found
 
     async def _filled_up(
@@ -184,11 +200,12 @@ class RecommendService:
             chosen = _popular_items(popular, allowed, filters.n - len(found.ids))
             items = [_item(catalogue, i, rank, "popular") for rank, i in enumerate(chosen, first)]
             kept = RankedList(_joined(items), tuple(chosen))
-            self._keep(key, kept)
+            self._keep(key, kept, filters)
         return kept
 
-    def _keep(self, key: Hashable, found: RankedList) -> None:
-        self.lists.put(key, found, len(found.json) + 8 * len(found.ids))
+    def _keep(self, key: Hashable, found: RankedList, filters: Filters) -> None:
+        size = len(found.json) + 8 * len(found.ids) + filters.key_bytes
+        self.lists.put(key, found, size)
 
 
 def _request(asked: Asked) -> RankRequest | None:
@@ -217,7 +234,7 @@ def _request(asked: Asked) -> RankRequest | None:
         excluded = np.flatnonzero(np.isin(rows.internal, _ids_of(catalogue, filters.exclude)))
     key = filters_key(rows, filters.exclude_seen, filters.categories)
     state = (user, profile.last_seq)
-    return RankRequest(row, to_fit, state, key, allowed, filters.n, excluded)
+    return RankRequest(row, to_fit, state, key, allowed, filters.n, excluded, filters.key_bytes)
 
 
 def _allowed(catalogue: Catalogue, profile: Profile, filters: Filters) -> NDArray[np.bool_]:

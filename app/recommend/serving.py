@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from app.models.schemas import ModelRow
 from app.recommend.candidates import RankRequest, UserCandidates
 from app.recommend.precomputed import digest, usual_filters
 from ncr_core.checkpoint import Checkpoint
+from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
 
 CANDIDATE_SEED = 20_181_022
@@ -68,12 +68,13 @@ class ServingModel:
         self._model = checkpoint.model
         self._ranker = ExactRanker(self._model, on_pairs=on_pairs)
         self._references = torch.tensor(checkpoint.reference_items, device=self._ranker.device)
-        some = torch.linspace(0, self._model.n_users - 1, min(64, self._model.n_users))
+        n_users, device = self._model.n_users, self._ranker.device
+        some = torch.arange(0, n_users, max(1, n_users // 64), device=device)
         generator = CandidateGenerator(
             self._ranker,
             anchors_of(checkpoint.reference_items),
             CANDIDATE_SEED,
-            shortlist_for(self._ranker.margins, self._model.user_vectors(some.long())),
+            shortlist_for(self._ranker.margins, self._model.user_vectors(some)),
         )
         self.candidates = UserCandidates(self._model, generator, candidates, cache_bytes)
         self._rows: CatalogueRows | None = None
@@ -125,7 +126,8 @@ class ServingModel:
         try:
             return self._rank(requests)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+            pass  # what the pass held is let go of when this block ends
+        torch.cuda.empty_cache()
         if len(requests) > 1:
             self._on_fallback("half")
             half = len(requests) // 2
@@ -133,7 +135,7 @@ class ServingModel:
         self._on_fallback("cpu")
         if self._on_cpu is None:
             row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
-            checkpoint = replace(checkpoint, model=copy.deepcopy(self._model).cpu())
+            checkpoint = replace(checkpoint, model=_on_cpu(self._model))
             self._on_cpu = ServingModel(row, checkpoint, candidates, cache_bytes, on_pairs)
         return self._on_cpu.rank(requests)
 
@@ -162,6 +164,13 @@ class ServingModel:
                 requests, ranked.tolist(), probability.tolist(), ahead.tolist(), strict=True
             )
         ]
+
+
+def _on_cpu(model: PairwiseRanker) -> PairwiseRanker:
+    """A copy, of which nothing is made on the model's own device."""
+    copy = build_model(model.config, model.n_users, model.n_items)
+    copy.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    return copy.requires_grad_(False).eval()
 
 
 def _probability(margins: Tensor) -> NDArray[np.float64]:

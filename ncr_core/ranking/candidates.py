@@ -78,7 +78,7 @@ class CandidateGenerator:
 
         With a shortlist only its items are scored: for catalogues that are too large for more.
         """
-        sortable = self.ranker.margins.sortable
+        users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
         if self.shortlist is None:
             if sortable:
                 return self.ranker.top(users, m, allowed, self.order)

@@ -39,7 +39,7 @@ class FullShortlist:
         self._margins = margins
 
     def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
-        return top_of_all(self._margins, users, n, allowed, None)
+        return top_of_all(self._margins, users.to(allowed.device), n, allowed, None)
 
 
 class FaissShortlist:
@@ -81,7 +81,7 @@ class FaissShortlist:
                 if row[-1] >= 0 or probes == self._lists:
                     break
                 probes = min(self._lists, 4 * probes)
-        return torch.from_numpy(found)
+        return torch.from_numpy(found).to(allowed.device)
 
     def _one(
         self, query: npt.NDArray[np.float32], n: int, probes: int, mask: npt.NDArray[np.uint8]

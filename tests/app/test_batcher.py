@@ -231,3 +231,31 @@ async def test_closing_answers_what_waits(batcher: Batcher) -> None:
     model.go.set()
     await closing
     assert (await first)[0].row == 1
+
+
+async def test_what_a_connection_says_does_not_stop_the_others(batcher: Batcher) -> None:
+    async def broken() -> bool:
+        raise OSError("reset")
+
+    async def still_there() -> bool:
+        return False
+
+    model = FakeModel()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    tasks = [ask(batcher, model, n, gone=g) for n, g in ((2, still_there), (3, broken), (4, None))]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[1], OSError)
+    assert [cast(Any, a)[0].row for a in (await first, answers[0], answers[2])[1:]] == [2, 4]
+
+
+async def test_slow_requests_are_told_that_they_are(batcher: Batcher) -> None:
+    told: list[tuple[int, int]] = []
+    serving = cast(ServingModel, cast(Any, FakeModel()))
+    for n, seq in ((10, 0), (10, 1), (1000, 0)):
+        request = RankRequest(0, None, ("u", seq), None, lambda: np.ones(1, dtype=np.bool_), n)
+        await batcher.rank(serving, request, None, lambda n=n, seq=seq: told.append((n, seq)))
+    assert told == [(10, 1), (1000, 0)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from fastapi import FastAPI
+from safetensors.numpy import save
 
 from app.core.settings import Settings
 from app.jobs.schemas import TrainParams
 from app.jobs.worker import Worker
-from app.recommend.precomputed import Precomputed
+from app.recommend.precomputed import FORMAT, Precomputed
 from app.recommend.serving import ServingModel
 from app.services import Services
 from tests.app.models import QUICK, add_small_data, publish_model
@@ -118,6 +122,59 @@ async def test_only_the_latest_active_are_computed_and_only_for_the_active_versi
     assert await Worker(services.database, services.models, settings).run_once()
     job = (await services.jobs.page(0, 1))[0][0]
     assert (job.status, job.metrics) == ("succeeded", {"users": 0, "seconds": 0.0})
+
+
+def _file(path: Path, users: Any, seqs: Any, about: dict[str, str]) -> None:
+    arrays = {
+        "users": np.frombuffer(json.dumps(users).encode(), dtype=np.uint8),
+        "seqs": seqs,
+        "items": np.zeros((1, 4), dtype=np.int32),
+    }
+    path.write_bytes(save(arrays, about))
+
+
+def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -> None:
+    path, about = tmp_path / "c", {"format": FORMAT, "visible": "v"}
+    one = np.zeros(1, dtype=np.int64)
+    _file(path, ["u"], one, about)
+    assert len(Precomputed.load(path, 9)) == 1
+    for users, seqs, said in (
+        (5, one, about),
+        ([["u"]], one, about),
+        (["u"], one[None], about),
+        (["u"], one.astype(np.float64), about),
+        (["u", "v"], one, about),
+        (["u"], one, {"format": "other"}),
+        ({"u": 1}, one, about),
+    ):
+        _file(path, users, seqs, said)
+        with pytest.raises(ValueError, match="fit"):
+            Precomputed.load(path, 9)
+    _file(path, ["u"], one, {"format": FORMAT})
+    assert Precomputed.load(path, 9).visible == ""
+
+
+async def test_fewer_candidates_than_are_wanted_are_not_used(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    few = settings.model_copy(update={"candidates": 1})
+    await train_and_precompute(services, few, users=1000)
+    found = Precomputed.load(
+        services.models.candidates_path(str((await services.models.activation()).version)), 50
+    )
+    assert len(found) == 60
+    found._items = found._items[:, :20].copy()  # as a worker with fewer candidates leaves them
+    current_model = await _loaded(app)
+    current_model.candidates.precomputed = found
+    assert len((await ask(client, "user-1"))["items"]) == 10
+    assert len(current_model.candidates.cache) == 1
+
+
+async def _loaded(app: FastAPI) -> ServingModel:
+    await refresh(app)
+    return current(app)
 
 
 @pytest.mark.parametrize("damage", ["cut", "other model", "not a file of ours"])

@@ -143,3 +143,44 @@ async def test_many_servers_and_writers_never_see_less_than_was_acknowledged(
 
     pairs = [(services, other), (other, services)]
     await asyncio.gather(*(use(f"u{n}", *pairs[n % 2]) for n in range(8)))
+
+
+async def test_a_read_that_is_joined_is_as_new_as_its_question(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The read began before; nothing has happened to this user since, but to others."""
+    events = services.events
+    await events.add([event("u", "a")])
+    began, go = asyncio.Event(), asyncio.Event()
+    profile = EventRepository.profile
+
+    async def slow(self: EventRepository, external_id: str) -> Profile:
+        found = await profile(self, external_id)
+        began.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(EventRepository, "profile", slow)
+    early = asyncio.create_task(events.profile("u"))
+    await began.wait()
+    last = (await events.add([event("v", "new item")])).last_seq
+    late = asyncio.create_task(events.profile("u", min_seq=last))
+    await asyncio.sleep(0.05)
+    go.set()
+    found = await late
+    assert found.event_seq >= last
+    catalogue = await services.catalog.catalogue(found.catalog_seq)
+    assert "new item" in catalogue.internal_ids
+    assert (await early).last_seq == found.last_seq == 1
+
+
+async def test_seqs_that_belong_to_nothing_are_noticed(services: Services) -> None:
+    """As a server of an earlier version leaves them when it deletes."""
+    events = services.events
+    await events.add([event("u", "a"), event("u", "b")])
+    assert len((await events.profile("u")).seen) == 2
+    async with services.database.write() as conn:
+        await conn.exec_driver_sql("DELETE FROM events WHERE event_id = 'u-a-0'")
+        await conn.exec_driver_sql("UPDATE counters SET value = 3 WHERE name = 'event_seq'")
+        await conn.exec_driver_sql("UPDATE users SET last_seq = 3")
+    assert len((await events.profile("u")).seen) == 1

@@ -331,15 +331,22 @@ async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Ser
         go = asyncio.Event()
         rank = app.state.recommend._batcher.rank
 
-        async def slow(*args: Any) -> Any:
+        async def slow(model: Any, request: Any, gone: Any, on_slow: Any) -> Any:
+            if request.n > 50:
+                on_slow()
             await go.wait()
-            return await rank(*args)
+            return await rank(model, request, gone, on_slow)
 
         app.state.recommend._batcher.rank = slow
         async with client_of(app) as client:
-            first = [asyncio.create_task(ask(client, user)) for user in ("user-1", "user-2")]
-            await asyncio.sleep(0.05)
-            refused = await client.get("/recommend/user-3")
+            first = []
+            for n in (60, 10):  # the long lists hold no place while they wait
+                first += [
+                    asyncio.create_task(ask(client, user, n=n)) for user in ("user-1", "user-2")
+                ]
+                await asyncio.sleep(0.2)
+            async with asyncio.timeout(5):
+                refused = await client.get("/recommend/user-3")
             assert refused.status_code == 503
             assert refused.json()["code"] == "overloaded"
             assert refused.json()["request_id"] == refused.headers["x-request-id"]
@@ -350,6 +357,17 @@ async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Ser
             assert (await ask(client, "user-3"))["items"]
         metrics = app.state.ranker_metrics
         assert metrics.refused._value.get() == 1
+
+
+async def test_what_is_asked_for_counts_for_the_size_of_what_is_kept(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    lists, candidates = app.state.recommend.lists, app.state.recommend._host.current.candidates
+    await ask(client, "user-1", n=1)
+    before = lists.size
+    await ask(client, "user-1", n=1, category=["x" * 5_000, "y" * 5_000])
+    assert lists.size - before > 4 * 10_000
+    assert candidates.cache.size > 4 * 10_000
 
 
 async def test_metrics_tell_what_the_ranker_did(client: httpx2.AsyncClient, trained: str) -> None:
