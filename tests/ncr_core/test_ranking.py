@@ -206,6 +206,24 @@ def test_the_best_of_the_whole_catalogue(bias: bool, twins: int) -> None:
     assert ranker.top(users, 10).equal(plain)
 
 
+@pytest.mark.parametrize("n_items", [5_000, 4_000 + 31, 32 * 60])
+def test_the_best_of_a_larger_catalogue(n_items: int) -> None:
+    """Where not every item is looked for by itself; the best may be in the last, short group."""
+    model = wild_model(ModelConfig(kind="nbpr", factors=4), 8, n_items)
+    with torch.no_grad():
+        model.get_parameter("items.weight")[-3:] *= 4
+    ranker = ExactRanker(model)
+    users = model.user_vectors(torch.arange(8))
+    everything = torch.arange(n_items).expand(8, -1)
+    assert ranker.top(users, 10).equal(ranker.rank(users, everything, 10))
+    allowed = torch.rand(8, n_items) < 0.002
+    found = ranker.top(users, 10, allowed)
+    for user in range(8):
+        own = everything[user][allowed[user]].unsqueeze(0)
+        best = ranker.rank(users[user : user + 1], own, 10)[0].tolist()
+        assert [i for i in found[user].tolist() if i >= 0] == best
+
+
 def test_only_products_of_vectors_are_ranked_without_candidates() -> None:
     model = wild_model(ModelConfig(kind="dncr", factors=2), 2, 9)
     with pytest.raises(ValueError, match="rank candidates"):
