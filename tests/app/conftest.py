@@ -17,9 +17,13 @@ from app.services import Services, build_services
 
 @pytest.fixture
 def settings(tmp_path: Path, database_url: str) -> Settings:
-    """Settings for a database of the test's own."""
+    """Settings for a database of the test's own. Tests refresh the model when they want it."""
     return load_settings(
-        data_dir=tmp_path, database_url=database_url, event_group_ms=1, precompute_users=0
+        data_dir=tmp_path,
+        database_url=database_url,
+        event_group_ms=1,
+        precompute_users=0,
+        model_poll_seconds=600,
     )
 
 
