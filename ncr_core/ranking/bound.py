@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ncr_core.errors import ConfigError
 from ncr_core.ranking.compiled import BoundUsers, CompiledScan, Rows
-from ncr_core.ranking.margins import TIE, BoundMargins
+from ncr_core.ranking.margins import PAD, TIE, BoundMargins
 from ncr_core.ranking.scan import resumable_scan
 from ncr_core.ranking.tournament import STRATEGIES, Strategy, order_by, preference, wins
 
 if TYPE_CHECKING:
     from ncr_core.ranking.exact import ExactRanker
 
-PAD = -1
 PAIRS_AT_ONCE = 2**17  # bounds the memory of a comparison: some hundred bytes a pair at d = 8
 
 

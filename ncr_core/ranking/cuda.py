@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ncr_core.models.tables import TowerTable
-from ncr_core.ranking.margins import CLOSE, ROUNDING, TIE, Margins
+from ncr_core.ranking.margins import CLOSE, PAD, ROUNDING, TIE, Margins
 
-PAD = -1
 LEAST_WIDTH = 16
 LANES_BY_WIDTH = 4_096  # of a block: what fits into a program's registers
 M_BUCKET, B_BUCKET = 64, 16

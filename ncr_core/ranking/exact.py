@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.ranking.bound import PAD, BoundRanker
+from ncr_core.ranking.bound import BoundRanker
 from ncr_core.ranking.compiled import CompiledScan, compiled_scan
 from ncr_core.ranking.cuda import FusedScan, fused_scan
-from ncr_core.ranking.margins import Margins
+from ncr_core.ranking.margins import PAD, Margins
 from ncr_core.ranking.sorted import top_of_all
 from ncr_core.ranking.tournament import Strategy
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ncr_core.models.tables import PairTables, TowerTable
 
+PAD = -1  # where a list of item rows has ended
 CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
 USUAL_INPUTS = 32.0  # of the first activation: CLOSE is a thousand times float32's error up to here
 USUAL_GAIN = 100.0  # of the layers above, as the product of their norms

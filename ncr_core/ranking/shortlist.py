@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ncr_core.errors import ConfigError
-from ncr_core.ranking.margins import Margins
-from ncr_core.ranking.sorted import PAD, top_of_all
+from ncr_core.ranking.margins import PAD, Margins
+from ncr_core.ranking.sorted import top_of_all
 
 FROM = 50_000  # items
 FAISS_FROM = 300_000

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ncr_core.models.tables import LinearTable
-from ncr_core.ranking.margins import TIE, Margins
+from ncr_core.ranking.margins import PAD, TIE, Margins
 
-PAD = -1
 SPARE = 16  # items beyond k that are looked at again
 SCORES_AT_ONCE = 2**24  # of users by items: 64 MiB
 UNIT = 2.0**-24  # of rounding in float32
