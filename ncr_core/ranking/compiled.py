@@ -206,15 +206,6 @@ class CompiledScan:
                 raise _no_such_row(wrong, self._n_items)
 
 
-def linear_scores(users: Floats, items: Rows, linear: tuple[Any, ...], n_items: int) -> Floats:
-    """s_ui of (B, E) user vectors and (B, M) items, filled up with −1 → (B, M); 0 beyond."""
-    scores = np.zeros(items.shape)
-    good, wrong = compiled_kernel().linear_scores(items, users, linear, n_items, scores)
-    if not good:
-        raise _no_such_row(wrong, n_items)
-    return scores
-
-
 def linear_arrays(table: LinearTable | None, n_items: int) -> tuple[int, Floats, Floats]:
     """Where its part of a user vector begins, (n_items, d), and biases (n_items,) or none."""
     if table is None:

@@ -250,6 +250,27 @@ def _workspace(single: Any, n: int) -> Any:
 
 
 @_strict
+def _ready(
+    rows: Any,
+    b: int,
+    users: Any,
+    linear: Any,
+    single: Any,
+    n_items: int,
+    scores: Any,
+    by_first: Any,
+    by_second: Any,
+    products: Any,
+) -> Any:
+    """Fills what margins between user b's items are made from; as ``_length`` says of the rows."""
+    n, good = _length(rows, n_items)
+    if good:
+        _linear(users[b], rows, n, linear, scores)
+        _columns(rows, n, single, b, by_first, by_second, products)
+    return n, good
+
+
+@_strict
 def _decided(
     deep: float,
     size: float,
@@ -378,12 +399,12 @@ def scan_batch(
     taken = np.zeros(width, dtype=np.bool_)
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
-        n, good = _length(rows, len(double[3]))
+        n, good = _ready(
+            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+        )
         if not good:
             return False, rows[n]
         wanted = min(k, n)
-        _linear(users[b], rows, n, linear, scores)
-        _columns(rows, n, single, b, by_first, by_second, products)
         taken[:] = False
         depth, at, found = 0, 0, 0
         pairs, blocks = 0, 0
@@ -472,11 +493,11 @@ def all_margins(
     scores = np.zeros(width)
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
-        n, good = _length(rows, len(double[3]))
+        n, good = _ready(
+            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+        )
         if not good:
             return False, rows[n]
-        _linear(users[b], rows, n, linear, scores)
-        _columns(rows, n, single, b, by_first, by_second, products)
         for j in range(n):
             for at in range(j + 1, n, LANES):
                 _block(by_first, by_second, products, tower, at, j, kind, buffers, block)
@@ -513,11 +534,11 @@ def against(
     scores = np.zeros(width)
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
-        n, good = _length(rows, len(double[3]))
+        n, good = _ready(
+            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+        )
         if not good:
             return False, rows[n]
-        _linear(users[b], rows, n, linear, scores)
-        _columns(rows, n, single, b, by_first, by_second, products)
         for own in range(n_others, n):
             for at in range(0, n_others, LANES):
                 _block(by_first, by_second, products, tower, at, own, kind, buffers, block)
@@ -536,21 +557,10 @@ def against(
     return True, 0
 
 
-@_strict
-def linear_scores(items: Any, users: Any, linear: Any, n_items: int, scores: Any) -> Any:
-    """scores (B, M) ← s_ui of (B, M) items, up to the padding; returns as ``scan_batch`` does."""
-    for b in range(len(items)):
-        n, good = _length(items[b], n_items)
-        if not good:
-            return False, items[b, n]
-        _linear(users[b], items[b], n, linear, scores[b])
-    return True, 0
-
-
 def keep_nothing() -> None:
     """Compiles anew from here on, without the code on disk."""
     every: list[Any] = [_dense, _activate, _first_layer, _element_wise, _block, _deep, _gather]
-    every += [_columns, _workspace, _decided, _project, _linear, _length]
-    every += [bind, scan_batch, mean_margins, all_margins, against, linear_scores]
+    every += [_columns, _workspace, _decided, _project, _linear, _length, _ready]
+    every += [bind, scan_batch, mean_margins, all_margins, against]
     for function in every:
         function._cache = NullCache()

@@ -67,4 +67,3 @@ def _try_out(kernel: ModuleType) -> None:
     kernel.all_margins(rows, one, linear, single, double, TIES, cube)
     pair = np.zeros((1, 2), dtype=np.int64)
     kernel.against(pair, 1, one, linear, single, double, TIES, cube, cube[0])
-    kernel.linear_scores(rows, one, linear, 1, np.zeros((1, 1)))

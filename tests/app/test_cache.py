@@ -112,17 +112,27 @@ async def test_what_is_forgotten_is_computed_anew() -> None:
     assert sorted(current) == [False, True]
 
 
-async def test_a_result_is_given_only_to_those_who_asked_before_it_was_there() -> None:
-    """Who asks in a callback of the same moment, before anything is forgotten, starts anew."""
+async def test_who_asks_when_a_result_is_just_there_starts_anew() -> None:
+    """In between its end and its being forgotten: the result is of before the question."""
     flights: SingleFlight[str, int] = SingleFlight()
-    calls = 0
+    stale: list[int] = []
+    probed = asyncio.Event()
+
+    def probe() -> None:
+        asking = flights.run("a", make)
+        try:
+            asking.send(None)
+        except StopIteration as ended:
+            stale.append(ended.value)
+        else:
+            asking.close()
+        probed.set()
 
     async def make() -> int:
-        nonlocal calls
-        calls += 1
-        return calls
+        if not probed.is_set():
+            asyncio.get_running_loop().call_soon(probe)  # the next thing after this returns
+        return 1
 
-    async def ask_twice() -> list[int]:
-        return [await flights.run("a", make), await flights.run("a", make)]
-
-    assert await asyncio.gather(ask_twice(), ask_twice()) == [[1, 2], [1, 2]]
+    assert await flights.run("a", make) == 1
+    await probed.wait()
+    assert stale == []
