@@ -85,7 +85,7 @@ class ExactRanker:
         """
         if not self.margins.sortable:
             raise ValueError("this model is no product of vectors: rank candidates")
-        return top_of_all(self.margins, users.to(self.device), k, allowed, order)
+        return top_of_all(self.margins, users.to(self.device), k, allowed, order, self.may_compile)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
         """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""

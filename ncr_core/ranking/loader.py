@@ -17,7 +17,7 @@ def kernel_or_none() -> ModuleType | None:
     try:
         import numba
 
-        from ncr_core.ranking import kernel  # numba takes half a second to import
+        from ncr_core.ranking import kernel, sort_kernel  # numba takes half a second to import
     except ModuleNotFoundError:
         return None
     except Exception as error:
@@ -27,10 +27,13 @@ def kernel_or_none() -> ModuleType | None:
         return None
     try:
         _try_out(kernel)
+        sort_kernel.try_out()
     except Exception:
         try:  # a full disk, or a damaged file of compiled code
             kernel.keep_nothing()
+            sort_kernel.keep_nothing()
             _try_out(kernel)
+            sort_kernel.try_out()
         except Exception as error:
             _warn(error)
             return None
@@ -42,6 +45,15 @@ def compiled_kernel() -> ModuleType:
     if kernel is None:
         raise RuntimeError("there is no compiled code here")
     return kernel
+
+
+def compiled_sort() -> ModuleType | None:
+    """The compiled code for products of vectors; None where there is none."""
+    if kernel_or_none() is None:
+        return None
+    from ncr_core.ranking import sort_kernel
+
+    return sort_kernel
 
 
 def _warn(error: Exception) -> None:

@@ -177,7 +177,7 @@ def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) ->
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("twins", [0, 5, 60])
-def test_the_best_of_the_whole_catalogue(bias: bool, twins: int) -> None:
+def test_the_best_of_the_whole_catalogue(bias: bool, twins: int, compiled: bool) -> None:
     """Also where many items score the same in float32, or at all: more than are looked at twice."""
     config = ModelConfig(kind="nbpr", factors=4, item_bias=bias)
     model = wild_model(config, 12, 200)
@@ -186,7 +186,7 @@ def test_the_best_of_the_whole_catalogue(bias: bool, twins: int) -> None:
             if name.startswith("items") or name == "bias":
                 table[100 : 100 + twins] = table[7]
                 table[7 : 7 + twins // 2] *= 1 + 1e-7  # nearly the same
-    ranker = ExactRanker(model)
+    ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(12))
     order = torch.randperm(200)
     by_order = order.argsort()
@@ -207,12 +207,12 @@ def test_the_best_of_the_whole_catalogue(bias: bool, twins: int) -> None:
 
 
 @pytest.mark.parametrize("n_items", [5_000, 4_000 + 31, 32 * 60])
-def test_the_best_of_a_larger_catalogue(n_items: int) -> None:
+def test_the_best_of_a_larger_catalogue(n_items: int, compiled: bool) -> None:
     """Where not every item is looked for by itself; the best may be in the last, short group."""
     model = wild_model(ModelConfig(kind="nbpr", factors=4), 8, n_items)
     with torch.no_grad():
         model.get_parameter("items.weight")[-3:] *= 4
-    ranker = ExactRanker(model)
+    ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(8))
     everything = torch.arange(n_items).expand(8, -1)
     assert ranker.top(users, 10).equal(ranker.rank(users, everything, 10))

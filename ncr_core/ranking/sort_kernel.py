@@ -1,0 +1,102 @@
+"""The best items by a product of vectors, as compiled code: what ``sorted`` does after the product.
+
+Nothing here calls into another file: numba looks for changes only in the file of the function that
+is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.core.caching import NullCache
+
+GROUP = 16  # scores of which only the largest is looked at first
+
+
+def _best_by_product(
+    scores: Any,
+    errors: Any,
+    users: Any,
+    items: Any,
+    bias: Any,
+    order: Any,
+    tie: float,
+    best: Any,
+) -> None:
+    """Fills ``best`` (B, k) with item rows, −1 where there are no more.
+
+    ``scores`` (B, N) float32 are off by at most ``errors`` (B,), −inf for what is left out; what
+    they leave in question is decided by ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,)
+    in float64, rounded to multiples of ``tie``, and what is equal by ``order`` (N or 0,).
+    """
+    n_users, n_items = scores.shape
+    k, width = best.shape[1], items.shape[1]
+    # Item i is in group i mod n_groups: a loop over groups is one over neighbouring scores.
+    n_groups = (n_items + GROUP - 1) // GROUP
+    largest, top = np.empty(n_groups, np.float32), np.empty(k, np.float32)
+    exact, places = np.empty(k), np.empty(k, np.int64)
+    for user in range(n_users):
+        largest[:] = -np.inf
+        for first in range(0, n_items, n_groups):
+            part = scores[user, first : first + n_groups]
+            for group in range(len(part)):
+                largest[group] = max(largest[group], part[group])
+        held = 0  # of ``top``: the largest of all groups, descending
+        for score in largest:
+            if score > -np.inf and (held < k or score > top[k - 1]):
+                slot = min(held, k - 1)
+                held = min(held + 1, k)
+                while slot > 0 and top[slot - 1] < score:
+                    top[slot] = top[slot - 1]
+                    slot -= 1
+                top[slot] = score
+        # As many groups hold something as large, and so what is below cannot be among the best k.
+        least = np.float32(top[k - 1] - errors[user] if held == k else -np.inf)
+        held = 0
+        for group in range(n_groups):
+            if largest[group] < least or largest[group] == -np.inf:
+                continue
+            for i in range(group, n_items, n_groups):
+                if scores[user, i] < least or scores[user, i] == -np.inf:
+                    continue
+                score = bias[i] if len(bias) else 0.0
+                for d in range(width):
+                    score += users[user, d] * items[i, d]
+                score = np.rint(score / tie)
+                place = order[i] if len(order) else i
+                if held == k and (
+                    exact[k - 1] > score or (exact[k - 1] == score and places[k - 1] < place)
+                ):
+                    continue
+                slot = min(held, k - 1)
+                held = min(held + 1, k)
+                while slot > 0 and (
+                    exact[slot - 1] < score
+                    or (exact[slot - 1] == score and places[slot - 1] > place)
+                ):
+                    exact[slot], places[slot] = exact[slot - 1], places[slot - 1]
+                    best[user, slot] = best[user, slot - 1]
+                    slot -= 1
+                exact[slot], places[slot], best[user, slot] = score, place, i
+        for j in range(held, k):
+            best[user, j] = -1
+
+
+try:
+    best_by_product: Any = njit(nogil=True, error_model="numpy", cache=True)(_best_by_product)
+except RuntimeError:  # no folder to keep the code in
+    best_by_product = njit(nogil=True, error_model="numpy")(_best_by_product)
+
+
+def keep_nothing() -> None:
+    """Compiles anew from here on, without the code on disk."""
+    best_by_product._cache = NullCache()
+
+
+def try_out() -> None:
+    """Compiles for the types that it is called with."""
+    one, nothing = np.zeros((1, 4)), np.zeros(0)
+    scores, best = np.zeros((1, 1), dtype=np.float32), np.zeros((1, 1), dtype=np.int64)
+    best_by_product(scores, nothing, one[:, :0], one[:, :0], nothing, best[0, :0], 1.0, best)
