@@ -1,7 +1,7 @@
 """Many rows or values in one statement with one parameter, on SQLite and on PostgreSQL.
 
 On PostgreSQL they travel as JSON: the driver builds arrays value by value in Python, which for
-events took several times as long as all else.
+events took several times as long as all else. From some thousands on, rows travel by COPY.
 """
 
 from __future__ import annotations
@@ -10,9 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
+import psycopg
 import sqlalchemy as sa
+from psycopg import sql
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+COPY_ROWS = 2_000
+"""From so many rows on COPY is the faster way, by about a fifth; below there is no difference."""
 
 
 def one_of(
@@ -71,6 +77,9 @@ async def insert_many(
     """
     if not rows:
         return
+    if conn.dialect.name == "postgresql" and len(rows) >= COPY_ROWS and not on_conflict:
+        await _copy(conn, table, columns, rows)
+        return
     names = ", ".join(columns)
     if conn.dialect.name == "sqlite":
         marks = ", ".join("?" * len(columns))
@@ -89,6 +98,33 @@ async def insert_many(
         f"SELECT {picked} FROM json_to_recordset(%s::json) AS v({typed}) {on_conflict}",
         (_records(columns, rows),),
     )
+
+
+async def _copy(
+    conn: AsyncConnection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """The same by COPY, in the caller's transaction: as text, which the driver escapes."""
+    driver = (await conn.get_raw_connection()).driver_connection
+    assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 - there is only this driver
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+        sql.Identifier(table.name), sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    try:
+        async with driver.cursor() as cursor, cursor.copy(statement) as copy:
+            for row in rows:
+                await copy.write_row(row)
+    except psycopg.Error as error:
+        # As SQLAlchemy reports errors of its own statements, so that all are treated alike.
+        if driver.closed:
+            await conn.invalidate(error)
+        raise DBAPIError.instance(
+            statement.as_string(None),
+            None,
+            error,
+            psycopg.Error,
+            hide_parameters=True,
+            connection_invalidated=driver.closed,
+        ) from error
 
 
 async def update_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from app.events.schemas import AppendResult, NewEvent
 log = get_logger(__name__)
 
 Commit = Callable[[Sequence[Sequence[NewEvent]]], Awaitable[list[AppendResult]]]
+
+MOST_ROWS = 5_000
+"""Rows of one group, where lists wait. Their events fall on the same pages of the indexes, which
+are then written once: on SQLite 1,000 events change 1,700 pages, 5,000 events 1,800."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,10 +38,19 @@ class EventWriter:
     """
 
     def __init__(
-        self, commit: Commit, *, group_rows: int, group_ms: float, buffer_rows: int
+        self,
+        commit: Commit,
+        *,
+        group_rows: int,
+        group_ms: float,
+        buffer_rows: int,
+        most_rows: int = 0,
     ) -> None:
+        """A group is written when it has `group_rows`, and takes more, up to `most_rows`, if they
+        wait already; but no more than `group_rows` requests, which may have to be tried singly."""
         self._commit = commit
         self._group_rows = group_rows
+        self._most_rows = max(group_rows, most_rows)
         self._group_seconds = group_ms / 1000
         self._buffer_rows = buffer_rows
         self._waiting: deque[_Request] = deque()
@@ -48,6 +62,13 @@ class EventWriter:
         self._room = asyncio.Condition()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self.on_group: Callable[[int, float], None] = lambda rows, seconds: None
+        """Told of each commit: its rows, and how long it took."""
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that wait or are being written."""
+        return self._held_rows
 
     def start(self) -> None:
         """Start to write."""
@@ -129,13 +150,18 @@ class EventWriter:
     def _next_group(self) -> list[_Request]:
         group = [self._waiting.popleft()]
         rows = len(group[0].rows)
-        while self._waiting and rows + len(self._waiting[0].rows) <= self._group_rows:
+        while (
+            self._waiting
+            and len(group) < self._group_rows
+            and rows + len(self._waiting[0].rows) <= self._most_rows
+        ):
             group.append(self._waiting.popleft())
             rows += len(group[-1].rows)
         self._waiting_rows -= rows
         return group
 
     async def _write(self, group: list[_Request]) -> None:
+        started = time.perf_counter()
         try:
             results = await self._commit([request.rows for request in group])
         except Exception as error:
@@ -149,6 +175,7 @@ class EventWriter:
                 # The caller may have gone; nobody would ever look at the exception then.
                 group[0].done.exception()
             return
+        self.on_group(sum(len(r.rows) for r in group), time.perf_counter() - started)
         for request, result in zip(group, results, strict=True):
             if not request.done.done():
                 request.done.set_result(result)

@@ -70,6 +70,19 @@ async def test_requests_share_a_commit_and_are_never_split() -> None:
     await writer.drain()
 
 
+async def test_lists_that_wait_share_a_commit_beyond_what_starts_one() -> None:
+    recorder = Recorder()
+    writer = EventWriter(
+        recorder.commit, group_rows=10, group_ms=1, buffer_rows=1_000, most_rows=50
+    )
+    writer.start()
+    sizes = [20, 20, 20, *[1] * 12]
+    await asyncio.gather(*(writer.submit(_rows(n)) for n in sizes))
+    # By rows, then by requests: at most ten of those have to be tried one by one.
+    assert recorder.groups == [[20, 20], [20, *[1] * 9], [1] * 3]
+    await writer.drain()
+
+
 async def test_one_bad_request_fails_alone() -> None:
     recorder = Recorder()
     recorder.refused.add("bad")
