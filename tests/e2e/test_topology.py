@@ -1,0 +1,224 @@
+"""The compose topology as processes: two servers behind a proxy, two workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from deploy.processes import NcrServer, NcrWorker, get_status, wait_until
+from deploy.topology import Topology, missing_programs
+from tests.app.models import QUICK, SMALL
+
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
+
+SETTINGS = {
+    "NCR_JOB_LEASE_SECONDS": "2",
+    "NCR_JOB_POLL_SECONDS": "0.2",
+    # No second job after each training: who has a child is who trains.
+    "NCR_PRECOMPUTE_USERS": "0",
+}
+SECONDS = 150  # for anything to happen: the first model of a new checkout compiles its kernels
+
+
+@pytest.fixture(scope="module")
+def topology() -> Iterator[Topology]:
+    if missing := missing_programs():
+        reason = f"not found on this machine: {', '.join(missing)}"
+        if os.environ.get("CI", "").lower() in ("1", "true"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Topology(env=SETTINGS) as topology:
+        with client_of(topology) as client:
+            for path, rows in (("/items", ITEMS), ("/events", EVENTS)):
+                response = client.post(path, json=rows)
+                assert response.status_code == 200, response.text
+            assert response.json()["accepted"] == len(EVENTS)
+        yield topology
+
+
+ITEMS = [{"id": i.id, "title": i.title, "categories": [i.genre]} for i in SMALL.items]
+EVENTS = [
+    {"event_id": f"{user} {item}", "user": user, "item": item, "timestamp": order + 1}
+    for user, item, order in SMALL.interactions
+]
+USER = str(EVENTS[0]["user"])
+
+
+def client_of(where: Topology | NcrServer) -> httpx2.Client:
+    return httpx2.Client(base_url=where.url, timeout=30)
+
+
+def get(client: httpx2.Client, path: str, **params: Any) -> dict[str, Any]:
+    response = client.get(path, params=params)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def train(client: httpx2.Client, **params: Any) -> str:
+    response = client.post("/admin/train", json=QUICK | params)
+    assert response.status_code == 202, response.text
+    job_id: str = response.json()["job_id"]
+    return job_id
+
+
+def wait_for(
+    client: httpx2.Client, job_id: str, done: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    jobs: list[dict[str, Any]] = [{}]
+
+    def look() -> bool:
+        jobs[0] = get(client, f"/admin/jobs/{job_id}")
+        return done(jobs[0])
+
+    try:
+        wait_until(look, SECONDS, "the job")
+    except RuntimeError as error:
+        pytest.fail(f"{error}: {jobs[0]}")
+    return jobs[0]
+
+
+def test_both_servers_take_over_what_a_worker_has_trained(topology: Topology) -> None:
+    with client_of(topology) as client:
+        job = wait_for(client, train(client), lambda job: job["finished_at"] is not None)
+    assert job["status"] == "succeeded", job
+    for server in topology.servers:
+        with client_of(server) as client:
+            wait_until(
+                lambda client=client: (  # type: ignore[misc]
+                    get(client, f"/recommend/{USER}")["model_version"] == job["model_version"]
+                ),
+                SECONDS,
+                "the new model",
+            )
+            assert get(client, f"/recommend/{USER}")["items"]
+
+
+def test_an_event_given_to_one_server_is_in_the_others_answer(topology: Topology) -> None:
+    one, other = (client_of(server) for server in topology.servers)
+    seen = {event["item"] for event in EVENTS if event["user"] == USER}
+    unseen = [item["id"] for item in ITEMS if item["id"] not in seen][:2]
+    with one, other:
+        for n, item in enumerate(unseen):
+            before = get(other, f"/recommend/{USER}", n=100)
+            assert item in {entry["id"] for entry in before["items"]}
+            posted = one.post("/events", json={"user": USER, "item": item})
+            seq = posted.json()["last_seq"]
+            if n == 0:
+                after = get(other, f"/recommend/{USER}", n=100, min_seq=seq)
+            else:  # by itself, a little later
+                wait_until(
+                    lambda seq=seq: get(other, f"/recommend/{USER}", n=100)["as_of_seq"] >= seq,  # type: ignore[misc]
+                    SECONDS,
+                    "the event",
+                )
+                after = get(other, f"/recommend/{USER}", n=100)
+            assert after["as_of_seq"] >= seq
+            assert item not in {entry["id"] for entry in after["items"]}
+
+
+class Visitor(threading.Thread):
+    """Asks and posts through the proxy, on one connection for as long as that is kept alive."""
+
+    def __init__(self, topology: Topology, name: str, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.topology, self.user, self.stop = topology, name, stop
+        self.posted = 0
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        with client_of(self.topology) as client:
+            while not self.stop.is_set() and not self.failed:
+                event = {"user": self.user, "item": f"i-{self.posted}"}
+                try:
+                    answers = [client.post("/events", json=event), client.get(f"/recommend/{USER}")]
+                except httpx2.TransportError as error:
+                    self.failed.append(repr(error))
+                    return
+                self.posted += 1
+                self.failed += [a.text for a in answers if a.status_code != 200]
+
+
+def test_a_server_that_is_told_to_stop_fails_no_request(topology: Topology) -> None:
+    first = topology.servers[0]
+    stop, go_on = threading.Event(), threading.Event()
+    visitors = [Visitor(topology, f"visitor {n}", stop) for n in range(4)]
+    upload: list[httpx2.Response] = []
+
+    def lines() -> Iterator[bytes]:
+        yield b'{"user": "uploader", "item": "a"}\n'
+        go_on.wait(SECONDS)
+        yield b'{"user": "uploader", "item": "b"}\n'
+
+    def send_slowly() -> None:
+        with client_of(first) as client:
+            headers = {"Content-Type": "application/x-ndjson"}
+            upload.append(client.post("/events", content=lines(), headers=headers))
+
+    uploader = threading.Thread(target=send_slowly, daemon=True)
+    try:
+        for thread in (*visitors, uploader):
+            thread.start()
+        wait_until(lambda: all(v.posted > 5 or v.failed for v in visitors), SECONDS, "visits")
+        first.send(signal.SIGTERM)
+        # It says so while it still answers: a balancer has the time to notice.
+        wait_until(lambda: get_status(first.port, "/health/ready") != 200, SECONDS, "not ready")
+        assert get_status(first.port, "/health/ready") == 503
+        assert get_status(first.port, "/health/live") == 200
+        wait_until(
+            lambda: get_status(first.port, "/health/live") is None, SECONDS, "no new connections"
+        )
+        assert first.running
+        go_on.set()
+        assert first.wait() == 0, first.log_text()
+        uploader.join(SECONDS)
+        assert upload
+        assert upload[0].status_code == 200, upload[0].text
+        assert upload[0].json()["accepted"] == 2
+        so_far = [visitor.posted for visitor in visitors]
+        wait_until(
+            lambda: all(
+                v.posted > n + 5 or v.failed for v, n in zip(visitors, so_far, strict=True)
+            ),
+            SECONDS,
+            "visits to the other server",
+        )
+    finally:
+        stop.set()
+        go_on.set()
+        for visitor in visitors:
+            visitor.join(SECONDS)
+        if not first.running:
+            first.start()
+    assert [visitor.failed for visitor in visitors] == [[]] * len(visitors)
+    with client_of(topology) as client:
+        for visitor in visitors:
+            events = get(client, f"/users/{visitor.user}/events", n=1000)["items"]
+            assert len(events) == min(visitor.posted, 1000)
+
+
+def test_a_killed_workers_job_is_taken_up_by_the_other_one(topology: Topology) -> None:
+    with client_of(topology) as client:
+        job_id = train(client, model="dncr", epochs=1000)
+        wait_for(client, job_id, lambda job: bool(job["progress"] and job["progress"]["epoch"]))
+        holder, other = sorted(topology.workers, key=lambda worker: not worker.training_pids())
+        assert holder.training_pids()
+        assert not other.training_pids()
+        try:
+            holder.kill()
+            wait_for(client, job_id, lambda job: job["attempt"] == 2 and bool(job["progress"]))
+            assert other.training_pids()
+            assert client.post(f"/admin/jobs/{job_id}/cancel").status_code < 300
+            job = wait_for(client, job_id, lambda job: job["finished_at"] is not None)
+            assert (job["status"], job["attempt"]) == ("cancelled", 2)
+        finally:
+            client.post(f"/admin/jobs/{job_id}/cancel")
+            if not holder.running:
+                holder.start()
+    assert all(isinstance(worker, NcrWorker) and worker.running for worker in topology.workers)

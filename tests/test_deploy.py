@@ -1,0 +1,183 @@
+"""The compose file, the Dockerfile, the proxy's configuration and the topology are one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.core.settings import Settings
+from deploy.processes import HOST
+from deploy.services import NCR_ENVIRONMENT, PORT, SERVICES
+from deploy.topology import Topology
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = ROOT / "docker-compose.yml"
+NGINX = ROOT / "deploy" / "nginx.conf"
+SETTINGS = {f"NCR_{name.upper()}" for name in Settings.model_fields}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, dict[str, Any]]:
+    services: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return services
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> str:
+    return (ROOT / "Dockerfile").read_text()
+
+
+def test_the_compose_file_has_the_services_of_the_table(compose: dict[str, Any]) -> None:
+    assert set(compose) == set(SERVICES)
+    assert {name: s["command"] for name, s in compose.items() if "command" in s} == {
+        name: list(service.command_line()) for name, service in SERVICES.items() if service.command
+    }
+    assert {name: s["deploy"]["replicas"] for name, s in compose.items() if "deploy" in s} == {
+        name: service.replicas for name, service in SERVICES.items() if service.replicas > 1
+    }
+
+
+def test_the_compose_file_sets_what_the_table_says(compose: dict[str, Any]) -> None:
+    for name, service in SERVICES.items():
+        assert set(compose[name].get("environment", {})) == set(service.environment), name
+    assert set(NCR_ENVIRONMENT) <= SETTINGS
+    text = COMPOSE.read_text()
+    assert set(re.findall(r"\bNCR_[A-Z_]+", text)) <= SETTINGS
+    for secret in ("POSTGRES_PASSWORD", "NCR_ADMIN_KEY"):
+        given = re.findall(rf"\$\{{?{secret}\b.", text)
+        assert given, secret
+        assert {how[-1] for how in given} == {":"}, "there is a default, or none is asked for"
+        assert len(re.findall(rf"\$\{{{secret}:\?", text)) == len(given)
+
+
+def test_only_the_proxy_is_published(compose: dict[str, Any]) -> None:
+    for name, service in SERVICES.items():
+        ports = [f"{HOST}:{service.port}:{service.port}"] if service.published else []
+        assert compose[name].get("ports", []) == ports
+    assert compose["api"]["expose"] == [str(SERVICES["api"].port)]
+
+
+def test_servers_and_workers_have_the_time_to_drain(compose: dict[str, Any]) -> None:
+    longest = float(Settings.model_fields["drain_seconds"].default)
+    for name in ("api", "worker"):
+        grace = re.fullmatch(r"(\d+)s", compose[name]["stop_grace_period"])
+        assert grace
+        assert int(grace[1]) > longest
+
+
+def test_the_image_runs_the_server_of_the_table(dockerfile: str) -> None:
+    api = SERVICES["api"]
+    assert [json.loads(found) for found in re.findall(r"^CMD (\[.*\])$", dockerfile, re.M)] == [
+        list(api.command_line())
+    ]
+    assert re.findall(r"^EXPOSE (\d+)$", dockerfile, re.M) == [str(api.port)]
+    assert f"http://127.0.0.1:{api.port}/health/ready" in dockerfile
+    assert {"app", "ncr_core", "migrations"} <= set(
+        re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)
+    )
+
+
+def test_the_image_and_the_compose_file_share_one_data_folder(
+    compose: dict[str, Any], dockerfile: str
+) -> None:
+    folder = compose["api"]["environment"]["NCR_DATA_DIR"]
+    assert f"NCR_DATA_DIR={folder}" in dockerfile
+    assert f"VOLUME {folder}\n" in dockerfile
+    for name in ("migrate", "api", "worker"):
+        assert compose[name]["volumes"] == [f"checkpoints:{folder}"]
+
+
+def test_the_proxy_passes_on_what_the_service_needs(compose: dict[str, Any]) -> None:
+    text = NGINX.read_text()
+    assert f"listen {SERVICES['proxy'].port};" in text
+    assert f"http://api:{SERVICES['api'].port};" in text
+    assert "./deploy/nginx.conf:/etc/nginx/nginx.conf:ro" in compose["proxy"]["volumes"]
+    for directive in (
+        "proxy_request_buffering off",
+        "proxy_http_version 1.1",
+        "proxy_set_header Host $http_host",
+        "proxy_set_header X-API-Key $http_x_api_key",
+        "proxy_set_header X-Request-ID $request_name",
+        "proxy_next_upstream error timeout",
+        "client_max_body_size 0",
+    ):
+        assert f"{directive};" in text
+    assert "non_idempotent" not in text
+
+
+def test_the_topology_starts_what_the_table_says(tmp_path: Path) -> None:
+    topology = Topology(tmp_path, admin_key="k" * 16)
+    expected = {
+        f"{name}-{n}" for name in ("api", "worker") for n in range(1, SERVICES[name].replicas + 1)
+    }
+    assert set(topology.processes) == expected | {"postgres", "redis", "proxy"}
+    for server in topology.servers:
+        assert server.command[-5:] == [*SERVICES["api"].command_line(HOST, server.port)][1:]
+        assert set(server.env) == set(SERVICES["api"].environment)
+    for worker in topology.workers:
+        assert worker.command[-1:] == [*SERVICES["worker"].command][1:]
+        assert worker.env == topology.servers[0].env
+    assert topology.redis is not None
+    flags = SERVICES["redis"].command[1:]
+    assert tuple(topology.redis.command[-len(flags) :]) == flags
+    ports = {server.port for server in topology.servers}
+    assert len(ports | {topology.proxy.port, topology.redis.port, topology.postgres.port}) == 5
+    for server in topology.servers:
+        assert f"{HOST}:{server.port}" in topology.proxy.command
+
+
+def test_the_topology_says_what_it_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.topology", "--help"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--port" in done.stdout
+    assert str(PORT) in COMPOSE.read_text()
+
+
+def test_nginx_takes_the_configuration() -> None:
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed")
+    done = subprocess.run(
+        ["nginx", "-t", "-c", str(NGINX)], capture_output=True, text=True, timeout=60
+    )
+    # It may still miss folders that only its own installation makes.
+    assert "syntax is ok" in done.stderr, done.stderr
+
+
+def test_docker_compose_takes_the_file() -> None:
+    def run(**env: str) -> subprocess.CompletedProcess[str]:
+        kept = {
+            k: v for k, v in os.environ.items() if k not in ("POSTGRES_PASSWORD", "NCR_ADMIN_KEY")
+        }
+        return subprocess.run(
+            ["docker", "compose", "-f", str(COMPOSE), "config", "--format", "json"],
+            env=kept | env, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, timeout=60
+        ).returncode
+    ):
+        pytest.skip("docker compose is not installed")
+    done = run(POSTGRES_PASSWORD="postgres-secret", NCR_ADMIN_KEY="0123456789abcdef")
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    assert {name: s["command"] for name, s in services.items() if s.get("command")} == {
+        name: list(service.command_line()) for name, service in SERVICES.items() if service.command
+    }
+    missing = run(NCR_ADMIN_KEY="0123456789abcdef")
+    assert missing.returncode != 0
+    assert "POSTGRES_PASSWORD" in missing.stderr
