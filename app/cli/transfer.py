@@ -1,0 +1,121 @@
+"""`ncr backup`, `ncr restore` and `ncr export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import TaskID
+
+from app.cli.common import bar, console, with_services
+
+if TYPE_CHECKING:
+    from app.services import Services
+    from app.transfer.backup import BackupReport
+    from app.transfer.export import ExportReport
+    from app.transfer.restore import RestoreReport
+
+SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(backup)
+    app.command()(restore)
+    app.command()(export)
+
+
+class _Steps:
+    """A bar for each thing that is worked through, from the first that is."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._progress = bar()
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._tasks:
+            self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._tasks:
+            self._progress.start()
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(f"{self._verb} {what}", total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write; it must not be there yet.")],
+) -> None:
+    """Write everything, database and models, to one file. Servers may go on working."""
+
+    async def work(services: Services) -> BackupReport:
+        from app.transfer.backup import write_backup
+
+        with _Steps("back up") as steps:
+            return await write_backup(services, file, steps)
+
+    from app.transfer.files import refuse_existing
+
+    refuse_existing(file)
+    report = with_services(work)
+    if report.missing:
+        console.print(f"models without a sound checkpoint to back up: {_some(report.missing)}")
+    typer.echo(
+        f"{file}: {report.rows['events']:,} events, {report.rows['users']:,} users, "
+        f"{report.rows['items']:,} items, {report.models:,} models, {report.bytes:,} bytes"
+    )
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `ncr backup` has written.")],
+) -> None:
+    """Restore a backup into an empty service. It is verified before anything is written."""
+    from app.transfer.archive import Backup
+    from app.transfer.restore import check_fits, restore_backup
+
+    with Backup(file) as opened:
+        check_fits(opened)
+        with _Steps("verify") as steps:
+            opened.verify(lambda done: steps(file.name, done, opened.total_bytes))
+
+        async def work(services: Services) -> RestoreReport:
+            with _Steps("restore") as steps:
+                return await restore_backup(services, opened, steps)
+
+        report = with_services(work)
+        missing = opened.manifest.missing_models
+    if missing:
+        console.print(f"models whose checkpoints are not in the backup: {_some(missing)}")
+    if report.ended_jobs:
+        console.print(f"{report.ended_jobs:,} running jobs are marked as failed")
+    typer.echo(
+        f"{report.rows['events']:,} events, {report.rows['users']:,} users, "
+        f"{report.rows['items']:,} items and {report.models:,} models restored"
+    )
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="The folder to write to.")],
+    user: Annotated[str | None, typer.Option(help="Only the events of this user.")] = None,
+) -> None:
+    """Export events and items as files that other programs, and `ncr import`, can read."""
+
+    async def work(services: Services) -> ExportReport:
+        from app.transfer.export import export as write_export
+
+        with _Steps("export") as steps:
+            return await write_export(services, directory, user=user, report=steps)
+
+    report = with_services(work)
+    items = "" if user is not None else f" and {report.items:,} items"
+    typer.echo(f"{directory}: {report.events:,} events{items}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
