@@ -1,12 +1,13 @@
 # make demo [DATA=path] [PORT=8000]   the whole service on embedded defaults
 # make test | lint | bench            what they say
+# make faults                         the long runs that kill, pause and cut off: an hour or more
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PORT   ?= 8000
 DATA   ?=
 
-.PHONY: demo test lint format bench setup setup-dev clean
+.PHONY: demo test lint format bench faults setup setup-dev clean
 
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
@@ -26,6 +27,9 @@ format: setup-dev
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+faults: setup-dev
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -43,7 +45,8 @@ async def import_source(
 ) -> ImportReport:
     """Adds everything that ``source`` holds; a second time it adds nothing.
 
-    Rows that cannot be read or stored are told to ``on_bad``; the others are kept.
+    Rows that cannot be read or stored are told to ``on_bad``; the others are kept. It and
+    ``on_bytes`` are called from the thread that reads.
     """
     report = ImportReport()
 
@@ -54,16 +57,41 @@ async def import_source(
     for items in _chunks(_valid_items(source.items(on_bad=bad), bad, source.name), ITEMS_A_COMMIT):
         report.items += await services.catalog.describe_items(items)
         report.items_known += len(items)
-    number = 0
+    conflicts = 0
     chunks = source.interactions(on_bad=bad, on_bytes=on_bytes, chunk_size=EVENTS_A_COMMIT)
-    for chunk in chunks:
-        events = [_event(row, at) for at, row in enumerate(chunk, number)]
-        number += len(chunk)
-        result = await services.events.import_rows(events)
-        report.accepted += result.accepted
-        report.duplicates += result.duplicates
-        report.bad += result.conflicts
+    async with aclosing(_read_ahead(_events(chunks))) as ahead:
+        async for events in ahead:
+            result = await services.events.import_rows(events)
+            report.accepted += result.accepted
+            report.duplicates += result.duplicates
+            conflicts += result.conflicts
+    report.bad += conflicts
     return report
+
+
+def _events(chunks: Iterable[Sequence[InteractionRow]]) -> Iterator[list[NewEvent]]:
+    number = 0
+    for chunk in chunks:
+        yield [_event(row, at) for at, row in enumerate(chunk, number)]
+        number += len(chunk)
+
+
+async def _read_ahead(chunks: Iterator[list[NewEvent]]) -> AsyncGenerator[list[NewEvent], None]:
+    """Each chunk, while a thread reads the next: the files need the processor, the database not."""
+
+    def read() -> list[NewEvent]:
+        return next(chunks, [])
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    try:
+        while events := await reading:
+            reading = asyncio.create_task(asyncio.to_thread(read))
+            yield events
+    finally:
+        # No thread can be stopped; nothing of what it reads is told once this is over.
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.exception()
 
 
 def _event(row: InteractionRow, number: int) -> NewEvent:
@@ -104,6 +132,10 @@ def _valid_items(
             "categories": list(row.categories),
             "attributes": row.attributes,
         }
+        hidden, attributes = row.attributes.get("hidden"), row.attributes.get("attributes")
+        if len(row.attributes) == 2 and isinstance(hidden, bool) and isinstance(attributes, dict):
+            # As `ncr export` writes items, and as the API knows them.
+            description |= row.attributes
         item = parse_item(description)
         if isinstance(item, ItemProblem):
             on_bad(BadRow(name, 0, f"item {row.item[:40]!r}: {item.detail}"))

@@ -9,25 +9,32 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 
 from app import __version__
 from app.catalog.endpoints import router as catalog_router
 from app.core import health, metrics
 from app.core.errors import install_error_handlers
-from app.core.metrics import new_registry
+from app.core.limits import Limiter
+from app.core.metrics import HttpMetrics, OnScrape, new_registry
 from app.core.middleware import BodyLimit, RawPath, RequestContext
 from app.core.migrations import schema_is_current
+from app.core.openapi import describe
 from app.core.overload import Concurrency
 from app.core.security import Security
 from app.core.settings import Settings
+from app.core.tracing import Tracing, tracer_provider
 from app.events.endpoints import router as events_router
+from app.events.metrics import EventMetrics
 from app.jobs.endpoints import router as jobs_router
+from app.jobs.metrics import JobMetrics
 from app.jobs.worker import Worker
 from app.models.endpoints import router as models_router
 from app.recommend.batcher import Batcher
 from app.recommend.endpoints import router as recommend_router
 from app.recommend.metrics import CacheMetrics, RankerMetrics
 from app.recommend.model_host import ModelHost
+from app.recommend.model_metrics import ModelMetrics
 from app.recommend.service import RecommendService
 from app.recommend.serving import ServingModel
 from app.services import Services, build_services
@@ -64,12 +71,16 @@ def create_app(
     With ``own_process`` there is nothing else in it, and what starting made is for good.
     """
     readiness = health.Readiness()
+    provider = None if settings.otlp_endpoint is None else tracer_provider(settings.otlp_endpoint)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services = await build_services(settings)
         app.state.services = services
+        app.state.limiter = Limiter(settings.rate_limit, settings.rate_burst, services.shared)
+        await services.keys.any()  # known from here on, even while the database is away
         _add_checks(readiness, services)
+        _add_figures(app, services)
         try:
             async with _recommending(app, services, readiness), _working(services, with_worker):
                 if own_process:
@@ -82,6 +93,8 @@ def create_app(
         finally:
             readiness.draining = True
             await services.close()
+            if provider is not None:
+                await asyncio.to_thread(provider.shutdown)
 
     app: FastAPI = FastAPIOffline(
         title="Neural collaborative ranking",
@@ -102,17 +115,40 @@ def create_app(
     for router in ROUTERS:
         app.include_router(router)
 
+    describe(app, keyed=settings.admin_key is not None)
+
     # The last one added is the outermost.
-    key = settings.admin_key
+    http = HttpMetrics(registry)
+    app.state.on_scrape = OnScrape(registry)
+    app.state.limiter = Limiter(settings.rate_limit, settings.rate_burst)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(Security, key=None if key is None else key.get_secret_value())
+    app.add_middleware(
+        Security,
+        settings=settings,
+        keys=lambda: app.state.services.keys if hasattr(app.state, "services") else None,
+        limiter=lambda: app.state.limiter,
+        on_refused=lambda code: http.refused.labels(code).inc(),
+    )
     app.add_middleware(
         Concurrency,
         prefix="/recommend",
         limit=settings.max_concurrency,
         on_refused=ranking.refused.inc,
     )
-    app.add_middleware(RequestContext, log_requests=settings.log_level == "debug")
+    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["X-API-Key", "Content-Type", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Retry-After", "RateLimit-Remaining"],
+        )
+    if provider is not None:
+        app.add_middleware(Tracing, provider=provider)
+    app.add_middleware(
+        RequestContext, log_requests=settings.log_level == "debug", observe=http.observe
+    )
     app.add_middleware(RawPath)
     return app
 
@@ -123,7 +159,7 @@ async def _recommending(
 ) -> AsyncIterator[None]:
     settings = services.settings
     ranking: RankerMetrics = app.state.ranker_metrics
-    caches = CacheMetrics(app.state.metrics)
+    caches = CacheMetrics(app.state.metrics, services.shared)
 
     def on_model(model: ServingModel) -> None:
         caches.add("candidates", model.candidates.cache)
@@ -137,7 +173,12 @@ async def _recommending(
         host,
         batcher,
         settings.list_cache_bytes,
+        services.shared if settings.redis_lists else None,
     )
+    models = ModelMetrics(host, services.events)
+    app.state.on_scrape.add(models.collect, models.refresh)
+    if services.shared is not None:
+        services.shared.on_hint("model", host.wake)
     caches.add("lists", app.state.recommend.lists)
     caches.add("profiles", services.events.profiles.cache)
     readiness.add("model", host.ready)
@@ -172,3 +213,9 @@ def _add_checks(readiness: health.Readiness, services: Services) -> None:
         return "the schema is not the one of this version: run `ncr db upgrade`"
 
     readiness.add("database", database)
+
+
+def _add_figures(app: FastAPI, services: Services) -> None:
+    events, jobs = EventMetrics(app.state.metrics, services.events), JobMetrics(services.jobs)
+    app.state.on_scrape.add(events.collect)
+    app.state.on_scrape.add(jobs.collect, jobs.refresh)

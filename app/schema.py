@@ -5,6 +5,7 @@ from __future__ import annotations
 import app.catalog.tables
 import app.events.tables
 import app.jobs.tables
+import app.keys.tables
 import app.models.tables  # noqa: F401
 from app.core.metadata import metadata
 

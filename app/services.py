@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import sqlalchemy as sa
+
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.logging import get_logger
+from app.core.metadata import instance
 from app.core.migrations import ensure_schema
 from app.core.settings import Settings
+from app.core.shared import Shared
 from app.events.service import EventService
 from app.jobs.service import JobService
+from app.keys.service import KeyService
 from app.models.service import ModelRegistry
+from app.models.store import store_of
 
 log = get_logger(__name__)
 
@@ -27,6 +33,8 @@ class Services:
     events: EventService
     models: ModelRegistry
     jobs: JobService
+    keys: KeyService
+    shared: Shared | None = None
 
     async def close(self) -> None:
         """Write what was accepted, then let go of everything."""
@@ -36,11 +44,15 @@ class Services:
         except TimeoutError:
             log.error("events were still waiting when the time to drain was over")
         finally:
+            if self.shared is not None:
+                await self.shared.close()
+            self.models.close()
             await self.database.close()
 
 
 async def build_services(settings: Settings) -> Services:
     """Connect to the database, see to its schema, and start what runs in the background."""
+    store = store_of(settings)
     database = Database(settings.effective_database_url)
     try:
         await ensure_schema(database)
@@ -51,6 +63,16 @@ async def build_services(settings: Settings) -> Services:
     catalog = CatalogService(database)
     events = EventService(database, catalog, settings)
     events.start()
-    models = ModelRegistry(database, settings.data_dir)
+    models = ModelRegistry(database, store)
     jobs = JobService(database, settings)
-    return Services(settings, database, catalog, events, models, jobs)
+    keys = KeyService(database)
+    shared = None
+    if settings.redis_url is not None:
+        # By the database's own name: two that share a Redis, or one and its restored copy, differ.
+        name = (await database.fetch(sa.select(instance.c.instance_id)))[0][0]
+        shared = Shared(settings.redis_url, f"{settings.redis_prefix}:{name}")
+        shared.on_hint("events", events.profiles.hint)
+        events.announce = lambda: shared.hint("events")
+        models.announce = lambda: shared.hint("model")
+        shared.start()
+    return Services(settings, database, catalog, events, models, jobs, keys, shared)

@@ -7,10 +7,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 from psycopg import sql
 
 from app.core.database import Database
@@ -20,6 +22,37 @@ from app.core.settings import normalise_database_url
 POSTGRES_URL = os.environ.get(
     "NCR_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres"
 )
+
+
+REDIS_URL = os.environ.get("NCR_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """A Redis to share with others. Skips where there is none, except where there has to be one."""
+    try:
+        with redis.Redis.from_url(REDIS_URL, socket_connect_timeout=5) as client:
+            client.ping()
+    except redis.RedisError as error:
+        skip_or_fail(f"no Redis at {REDIS_URL.rpartition('@')[2]}: {error}")
+    return REDIS_URL
+
+
+@pytest.fixture
+def redis_prefix(redis_url: str) -> Iterator[str]:
+    """Names of the test's own, gone at its end."""
+    prefix = f"ncr-test-{secrets.token_hex(6)}"
+    yield prefix
+    with redis.Redis.from_url(redis_url) as client:
+        for key in client.scan_iter(match=f"{prefix}:*"):
+            client.delete(key)
+
+
+def skip_or_fail(reason: str) -> None:
+    """Skips a test that cannot be run here, except in CI, where it has to be."""
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture
@@ -73,10 +106,7 @@ def postgres() -> None:
     try:
         _admin().close()
     except psycopg.OperationalError as error:
-        reason = f"no PostgreSQL at {POSTGRES_URL.rpartition('@')[2]}: {error}"
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_or_fail(f"no PostgreSQL at {POSTGRES_URL.rpartition('@')[2]}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -94,11 +124,11 @@ def postgres_template(postgres: None) -> Iterator[str]:
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 
 
-@pytest.fixture(params=BACKENDS)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A migrated, empty database of the test's own: each test runs on both kinds."""
-    if request.param == "sqlite":
-        path = tmp_path / "ncr.db"
+@contextmanager
+def new_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A migrated, empty database of a kind; one of SQLite lies in the folder."""
+    if kind == "sqlite":
+        path = folder / "ncr.db"
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
         yield f"sqlite:///{path}"
         return
@@ -109,6 +139,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         yield _url_of(name)
     finally:
         _drop(name)
+
+
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A migrated, empty database of the test's own: each test runs on both kinds."""
+    with new_database(request.param, tmp_path, request) as url:
+        yield url
 
 
 @pytest.fixture(params=BACKENDS)

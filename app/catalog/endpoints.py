@@ -103,7 +103,7 @@ async def get_item(item: PathId, service: Service) -> Response:
     responses={
         200: {"model": ItemOut},
         201: {"model": ItemOut},
-        **problem_responses(400, 413, 415, 422),
+        **problem_responses(400, 409, 413, 415, 422),
     },
     openapi_extra=_body(_ITEM_SCHEMA),
 )
@@ -117,7 +117,7 @@ async def put_item(item: PathId, request: Request, service: Service) -> Response
     "/items/{item}",
     summary="Change an item",
     response_model=None,
-    responses={200: {"model": ItemOut}, **problem_responses(400, 404, 413, 415, 422)},
+    responses={200: {"model": ItemOut}, **problem_responses(400, 404, 409, 413, 415, 422)},
     openapi_extra=_body(_ITEM_SCHEMA),
 )
 async def patch_item(item: PathId, request: Request, service: Service) -> Response:

@@ -150,6 +150,16 @@ class CatalogRepository:
         rows = await self.database.fetch(query.order_by(items.c.id.desc()).limit(n))
         return [(row[0], Item(*row[1:])) for row in rows]
 
+    async def in_order(self, after: int, n: int) -> list[tuple[int, Item]]:
+        """At most `n` items that are not deleted, above an internal id, oldest first."""
+        rows = await self.database.fetch(
+            sa.select(items.c.id, *_ITEM)
+            .where(~items.c.deleted, items.c.id > after)
+            .order_by(items.c.id)
+            .limit(n)
+        )
+        return [(row[0], Item(*row[1:])) for row in rows]
+
     async def by_ids(self, ids: Sequence[int]) -> list[tuple[int, Item]]:
         """These items that are not deleted, newest first."""
         rows = await self.database.fetch(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, Field
 
-from app.core.http import text_problem
+from app.core.http import NO_NUL, Id, text_problem, text_schema
 
 MAX_TITLE = 1024
 MAX_CATEGORIES = 64
 MAX_CATEGORY_BYTES = 128
 MAX_ATTRIBUTES_BYTES = 16 * 1024
+
+
+Category = Annotated[str, Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,14 @@ class ItemIn(BaseModel):
 
     model_config = {"extra": "forbid"}
 
-    id: str | None = Field(default=None, min_length=1, max_length=256)
-    title: str | None = Field(default=None, max_length=MAX_TITLE)
-    categories: list[str] | None = Field(default=None, max_length=MAX_CATEGORIES)
+    id: Id | None = None
+    title: (
+        Annotated[str, Field(max_length=MAX_TITLE, json_schema_extra={"pattern": NO_NUL})] | None
+    ) = None
+    categories: list[Category] | None = Field(default=None, max_length=MAX_CATEGORIES)
     hidden: bool | None = Field(default=None, description="Hidden items are never recommended.")
     attributes: dict[str, Any] | None = Field(
-        default=None, description="Anything of your own, at most 16 KiB of JSON."
+        default=None, description="Anything of your own, at most 16 KiB of JSON, without NUL."
     )
 
 
@@ -111,7 +116,7 @@ def parse_item(
     if (bad := text_problem(given_id)) is not None:
         return ItemProblem("invalid_id", f"id {bad}")
     if item_id is not None and given_id != item_id:
-        return ItemProblem("invalid_id", "id differs from the one in the path")
+        return ItemProblem("id_mismatch", "id differs from the one in the path")
 
     title = row.get("title", base.title if base else None)
     if title is not None and (bad := _title_problem(title)) is not None:

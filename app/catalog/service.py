@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from app.catalog.repository import CatalogRepository
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.catalog.view import Catalogue
 from app.core.database import Database
-from app.core.errors import NotFound, Unprocessable
+from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.metadata import CATALOG_SEQ, current_value, next_values
 
 
@@ -79,6 +79,13 @@ class CatalogService:
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
         """The clients' ids of items, deleted ones included."""
         return await self._repository.external_ids_of(ids)
+
+    async def every(self, chunk: int = 5_000) -> AsyncIterator[list[Item]]:
+        """All items that are not deleted, oldest first, a chunk at a time."""
+        after = 0
+        while found := await self._repository.in_order(after, chunk):
+            yield [item for _, item in found]
+            after = found[-1][0]
 
     # For the endpoints
 
@@ -178,5 +185,6 @@ def _unknown() -> NotFound:
 
 def _valid(item: Item | ItemProblem) -> Item:
     if isinstance(item, ItemProblem):
-        raise Unprocessable(item.detail, code=item.code)
+        kind = Conflict if item.code == "id_mismatch" else Unprocessable
+        raise kind(item.detail, code=item.code)
     return item

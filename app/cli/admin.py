@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from app.cli.common import console, quiet_settings, with_services
+from app.cli.common import console, print_table, quiet_settings, with_services
 
 if TYPE_CHECKING:
     from app.services import Services
@@ -51,7 +50,7 @@ def list_jobs(n: Count = 20) -> None:
             job["created_at"],
             job["model_version"] or job["error"] or "",
         )
-    _print(table)
+    print_table(table)
 
 
 @models.command("list")
@@ -76,7 +75,7 @@ def list_models(n: Count = 20) -> None:
             "" if ndcg is None else f"{ndcg:.4f}",
             model["created_at"],
         )
-    _print(table)
+    print_table(table)
 
 
 @models.command()
@@ -93,10 +92,3 @@ def rollback() -> None:
     """Serve the version that was active before."""
     activation = with_services(lambda services: services.models.rollback())
     console.print(f"active: {activation.version}")
-
-
-def _print(table: Table) -> None:
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out.width = 200  # a file or a pipe has no width to keep to
-    out.print(table)

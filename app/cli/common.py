@@ -17,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
@@ -71,6 +72,14 @@ def with_services(work: Callable[[Services], Awaitable[T]], **overrides: Any) ->
             return await work(services)
 
     return asyncio.run(run())
+
+
+def print_table(table: Table) -> None:
+    """An answer in columns, on standard output."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = 200  # a file or a pipe has no width to keep to
+    out.print(table)
 
 
 class EpochLines:

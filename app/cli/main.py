@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import admin, data, demo, evaluate, reproduce, serve, train
+from app.cli import admin, data, demo, evaluate, keys, reproduce, serve, train, transfer
 
 app = typer.Typer(
     name="ncr",
@@ -18,11 +18,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (demo, serve, data, train, evaluate, reproduce):
+for module in (demo, serve, data, transfer, train, evaluate, reproduce):
     module.register(app)
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")
 app.add_typer(admin.models, name="models")
+app.add_typer(keys.keys, name="keys")
 
 
 @app.callback()

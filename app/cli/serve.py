@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,23 +41,26 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import uvicorn
 
+    from app.cli.draining import DrainingServer
     from app.core.security import ensure_bindable
     from app.main import create_app
 
-    ensure_bindable(host, settings)
     ensure_free(host, port)
-    asyncio.run(_check(settings))
+    ensure_bindable(host, settings, has_keys=asyncio.run(_check(settings)))
+    app = create_app(settings, with_worker=with_worker, own_process=True)
+    notice = settings.drain_notice_seconds
     config = uvicorn.Config(
-        create_app(settings, with_worker=with_worker, own_process=True),
+        app,
         host=host,
         port=port,
         log_config=None,
         access_log=False,
         server_header=False,
+        http=http_protocol(),
         # Two thirds for requests under way, a third for the events they left to be written.
-        timeout_graceful_shutdown=max(1, int(settings.drain_seconds * 2 / 3)),
+        timeout_graceful_shutdown=max(1, int(settings.drain_seconds * 2 / 3 - notice)),
     )
-    server = uvicorn.Server(config)
+    server = DrainingServer(config, app.state.readiness, notice)
     # When it has drained, uvicorn raises the signal that stopped it once more, which would end
     # this process as killed. It was asked to end, and did: exit 0.
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -65,6 +68,15 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+def http_protocol() -> Any:
+    """With bounds; where httptools is not at hand, uvicorn's other one, which has some itself."""
+    try:
+        from app.core.protocol import BoundedProtocol
+    except ImportError:
+        return "auto"
+    return BoundedProtocol
 
 
 def ensure_free(host: str, port: int) -> None:
@@ -80,16 +92,21 @@ def ensure_free(host: str, port: int) -> None:
             raise SettingsError(f"{host} port {port}: {error.strerror or error}") from None
 
 
-async def _check(settings: Settings) -> None:
-    """What would keep the service from starting is one line here, and a traceback later."""
+async def _check(settings: Settings) -> bool:
+    """What would keep the service from starting is one line here, and a traceback later.
+
+    Tells whether there are keys in the database.
+    """
     from app.core.database import Database
     from app.core.migrations import ensure_schema
+    from app.keys.service import KeyService
     from ncr_core.training import resolve_device
 
     resolve_device(settings.device)
     database = Database(settings.effective_database_url)
     try:
         await ensure_schema(database)
+        return await KeyService(database).any()
     finally:
         await database.close()
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from app.core.logging import get_logger
@@ -102,6 +103,12 @@ class Unprocessable(AppError):
     """Read, but its values are not acceptable."""
 
     status, code, title = 422, "invalid_request", "Unprocessable Content"
+
+
+class TooManyRequests(AppError):
+    """More than this caller may send."""
+
+    status, code, title = 429, "rate_limited", "Too Many Requests"
 
 
 class Unavailable(AppError):
@@ -203,13 +210,20 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
     status = HTTPStatus(error.status_code)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Imported here: it describes these errors.
+        from app.core.openapi import allowed_methods
+
+        if allowed := allowed_methods(request.app, request.scope["path"]):
+            headers["Allow"] = ", ".join(allowed)
     return problem(
         status.value,
         status.name.lower(),
         status.phrase,
         str(error.detail),
         request_id=_request_id(request),
-        headers=error.headers,
+        headers=headers,
     )
 
 
@@ -218,6 +232,13 @@ async def _database_away(request: Request, error: Exception) -> Response:
     _log.warning("the database did not answer", error=str(error).partition("\n")[0])
     away = Unavailable("the database does not answer; try again", code="database_unavailable")
     return problem_of(away, _request_id(request))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    # Nobody reads it, but then it is not counted and logged as a failure of the service.
+    return problem_of(
+        BadRequest("the body ended too early", code="incomplete_body"), _request_id(request)
+    )
 
 
 def malformed_json(detail: str = "the body is not valid JSON") -> BadRequest:
@@ -230,11 +251,14 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(ClientDisconnect, _gone)
     for kind in (OperationalError, InterfaceError, PoolTimeout):
         app.add_exception_handler(kind, _database_away)
 
 
-_PROBLEM_SCHEMA: dict[str, Any] = {
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "An error as RFC 9457 has it; `code` is stable, `detail` is for people.",
     "type": "object",
     "required": ["type", "title", "status", "detail", "code"],
     "properties": {
@@ -248,12 +272,25 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
 }
 
 
+_WHEN_TO_RETRY = {
+    "Retry-After": {
+        "description": "Seconds to wait before another try.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+
+
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of a route that may answer with these errors."""
-    return {
-        status: {
-            "description": HTTPStatus(status).phrase,
-            "content": {PROBLEM_TYPE: {"schema": _PROBLEM_SCHEMA}},
-        }
-        for status in statuses
+    return {status: _described(status) for status in statuses}
+
+
+def _described(status: int) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": HTTPStatus(status).phrase,
+        "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
+    if status in (429, 503):
+        response["headers"] = _WHEN_TO_RETRY
+    return response

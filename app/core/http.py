@@ -11,13 +11,14 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 from fastapi import Path, Query
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.errors import Unprocessable, malformed_json
 
 MAX_ID_BYTES = 256
+NO_NUL = r"^[^\u0000]*$"
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -58,16 +59,28 @@ def decode_id(raw: str) -> str:
     return value
 
 
+def text_schema(limit: int = MAX_ID_BYTES) -> dict[str, Any]:
+    """JSON Schema for what `text_problem` accepts, but that it counts characters and not bytes."""
+    return {"minLength": 1, "maxLength": limit, "pattern": NO_NUL}
+
+
+Id = Annotated[str, Field(json_schema_extra=text_schema())]
+"""An id in a body or a query: documented here, checked by `text_problem`."""
+
 PathId = Annotated[
     str,
     AfterValidator(decode_id),
-    Path(description="The client's own id, 1–256 bytes of UTF-8, as one percent-encoded segment."),
+    Path(
+        description="The client's own id, 1–256 bytes of UTF-8, as one percent-encoded segment.",
+        json_schema_extra=text_schema(),
+    ),
 ]
 """A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
 
 PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 PageCursor = Annotated[
-    str | None, Query(max_length=200, description="The `next_cursor` of the page before.")
+    Annotated[str, Field(max_length=200, json_schema_extra={"format": "cursor"})] | None,
+    Query(description="The `next_cursor` of the page before."),
 ]
 
 

@@ -41,6 +41,16 @@ counters = sa.Table(
 )
 
 
+# One row: what names this database in whatever several servers share beside it.
+instance = sa.Table(
+    "instance",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("instance_id", sa.Text, nullable=False),
+    sa.CheckConstraint("id = 1", name="single"),
+)
+
+
 async def next_values(conn: AsyncConnection, name: str, n: int = 1) -> int:
     """Take `n` numbers and return the first. With `n` = 0: lock the counter, return the next.
 

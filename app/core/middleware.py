@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from urllib.parse import quote, quote_from_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from app.core.errors import (
     REQUEST_ID_KEY,
@@ -24,6 +26,13 @@ from app.core.randomness import random_hex
 
 log = get_logger(__name__)
 
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    # What is answered is one caller's, and may be another the next time.
+    (b"cache-control", b"no-store"),
+)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 # What may stand in a path as it is; `%` too, because what is encoded stays encoded.
 _PATH_SAFE = "/%:@!$&'()*+,;=-._~"
@@ -47,9 +56,16 @@ def media_type(scope: Scope) -> bytes:
 class RequestContext:
     """Outermost: gives each request an id, logs it, and turns what nobody caught into a 500."""
 
-    def __init__(self, app: ASGIApp, *, log_requests: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        log_requests: bool = False,
+        observe: Callable[[Scope, int, float], None] = lambda scope, status, seconds: None,
+    ) -> None:
         self.app = app
         self.log_requests = log_requests
+        self.observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,7 +77,9 @@ class RequestContext:
         else:
             request_id = random_hex(8)
         scope[REQUEST_ID_KEY] = request_id
-        id_header = (b"x-request-id", request_id.encode("ascii"))
+        added = ((b"x-request-id", request_id.encode("ascii")), *SECURITY_HEADERS)
+        # Whatever is logged for this request, anywhere below, bears its id.
+        bind_contextvars(request_id=request_id)
         started = time.perf_counter()
         status = 0
 
@@ -69,7 +87,7 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         try:
@@ -102,6 +120,8 @@ class RequestContext:
                 request_id=request_id,
             )(scope, receive, send_with_id)
         finally:
+            seconds = time.perf_counter() - started
+            self.observe(scope, status, seconds)
             # 503 is said to many at once: a line for each would be part of the overload.
             failed = status >= 500 and status != 503
             if failed or self.log_requests:
@@ -112,7 +132,7 @@ class RequestContext:
                     method=scope["method"],
                     path=scope["path"],
                     status=status,
-                    ms=round((time.perf_counter() - started) * 1000, 2),
+                    ms=round(seconds * 1000, 2),
                 )
 
 

@@ -56,8 +56,24 @@ class Settings(BaseSettings):
     database_url: str | None = None
     """The database. Default: SQLite in the data folder. `postgresql://…` for PostgreSQL."""
 
+    checkpoint_store: str | None = None
+    """Where checkpoints are kept: a folder, or an fsspec URL such as `s3://bucket/prefix`. Default:
+    `models` in the data folder.
+
+    For S3, credentials and endpoint come from the usual `AWS_*` variables, never from the URL; it
+    needs `pip install neural-collaborative-ranking[s3]`."""
+
     redis_url: str | None = None
-    """A Redis for what servers will share. Accepted, and not used by this version yet."""
+    """A Redis for what several servers share: lists that are ready, hints of news, rate limits.
+
+    Optional: without it, or while it is away, everything works, and no answer is another."""
+
+    redis_lists: bool = True
+    """Share lists that are ready through Redis. Worth it for models that take milliseconds a list;
+    small ones rank faster than Redis answers."""
+
+    redis_prefix: str = Field(default="ncr", min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
+    """What the names of everything in Redis begin with."""
 
     device: str = "auto"
     """Where models run: `auto`, `cpu`, `cuda` or `cuda:N`."""
@@ -66,6 +82,23 @@ class Settings(BaseSettings):
     """The key that clients send as `X-API-Key`, at least 16 characters.
 
     Without one every route is open, and only a loopback address is bound."""
+
+    open_to_the_network: bool = False
+    """Listen beyond loopback though there is no key: **whoever reaches the port may read, write,
+    train and delete everything**. For networks that nobody else is on."""
+
+    rate_limit: float = Field(default=0, ge=0, le=1e6)
+    """Requests a second that each key may make, unless it has a rate of its own; 0: no bound."""
+
+    rate_burst: int = Field(default=0, ge=0, le=1_000_000)
+    """Requests that a key may make at once after a pause; 0: those of two seconds."""
+
+    cors_origins: str = ""
+    """Origins, separated by commas, whose pages a browser lets read answers; none by default."""
+
+    otlp_endpoint: str | None = None
+    """Where traces are sent by OTLP over HTTP, as `http://collector:4318/v1/traces`; needs
+    `pip install neural-collaborative-ranking[otel]`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important message that is logged."""
@@ -128,10 +161,28 @@ class Settings(BaseSettings):
     drain_seconds: float = Field(default=15, ge=0)
     """How long a server that was told to stop may take to finish what it has accepted."""
 
+    drain_notice_seconds: float = Field(default=1, ge=0)
+    """How long, of that time, a server goes on taking requests after SIGTERM while `/health/ready`
+    says that it is stopping: longer than a balancer takes to notice."""
+
     @field_validator("database_url")
     @classmethod
     def _database_url(cls, url: str | None) -> str | None:
         return normalise_database_url(url) if url else None
+
+    @field_validator("checkpoint_store")
+    @classmethod
+    def _checkpoint_store(cls, store: str | None) -> str | None:
+        if store and "://" in store and any(sign in store for sign in ("@", "?", "::")):
+            raise ValueError("a URL without credentials, options and chains is needed")
+        return store or None
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url(cls, url: str | None) -> str | None:
+        if url and not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("needs redis://, rediss:// or unix://")
+        return url or None
 
     @field_validator("admin_key")
     @classmethod

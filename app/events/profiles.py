@@ -10,6 +10,7 @@ from app.events.repository import EventRepository
 from app.events.schemas import Profile
 
 FRESH_SECONDS = 0.05
+HINTED_SECONDS = 0.005  # between two looks, however many hints there are
 MANY = 5_000  # events since the last look, beyond which it is not asked whose they are
 PROFILE_BYTES = 300  # beside its arrays
 
@@ -19,8 +20,9 @@ class Profiles:
     where another process committed it.
 
     What this process commits is looked for at once: the database counts its own transactions. What
-    others commit shows in the counters, which are read at most every ``FRESH_SECONDS`` and only
-    when somebody asks. A look finds the users that something happened to and forgets only those.
+    others commit shows in the counters, which are read at most every ``FRESH_SECONDS``, or sooner
+    after a hint, and only when somebody asks. A look finds the users that something happened to and
+    forgets only those.
     """
 
     def __init__(self, database: Database, repository: EventRepository, max_bytes: int) -> None:
@@ -32,6 +34,11 @@ class Profiles:
         self._event_seq = self._catalog_seq = -1
         self._looked_at = -float("inf")
         self._commits_seen = -1
+        self._hinted_at = -float("inf")
+
+    def hint(self) -> None:
+        """Somebody says that there is something new: the next question has a look."""
+        self._hinted_at = time.monotonic()
 
     @property
     def cache(self) -> ByteCache[str, Profile]:
@@ -39,7 +46,11 @@ class Profiles:
 
     async def get(self, user: str, min_seq: int | None = None) -> Profile:
         """The user's profile. ``event_seq`` is less than ``min_seq`` only if no such seq is."""
-        await self._catch_up(time.monotonic() - FRESH_SECONDS)
+        now = time.monotonic()
+        since = now - FRESH_SECONDS
+        if self._hinted_at > since and now - self._looked_at > HINTED_SECONDS:
+            since = self._hinted_at
+        await self._catch_up(since)
         if min_seq is not None and self._event_seq < min_seq:
             await self._catch_up(time.monotonic())
         event_seq, catalog_seq = self._event_seq, self._catalog_seq

@@ -171,6 +171,21 @@ class EventRepository:
             query = query.where(events.c.seq < below)
         return [StoredEvent(*row) for row in await self.database.fetch(query)]
 
+    async def in_order(
+        self, after: int, until: int, n: int, user_id: int | None
+    ) -> list[tuple[StoredEvent, str]]:
+        """At most `n` events above one seq and up to another, with their users' ids; in order."""
+        query = (
+            sa.select(*_STORED, users.c.external_id)
+            .join(users, events.c.user_id == users.c.id)
+            .where(events.c.seq > after, events.c.seq <= until)
+            .order_by(events.c.seq)
+            .limit(n)
+        )
+        if user_id is not None:
+            query = query.where(events.c.user_id == user_id)
+        return [(StoredEvent(*row[:-1]), row[-1]) for row in await self.database.fetch(query)]
+
     async def external_users(self, ids: Collection[int]) -> dict[int, str]:
         """The clients' ids of users."""
         rows = await self.database.fetch(

@@ -10,13 +10,13 @@ import math
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from app.core.http import MAX_ID_BYTES, text_problem
+from app.core.http import MAX_ID_BYTES, Id, text_problem, text_schema
 
 MAX_TYPE_BYTES = 64
 DEFAULT_TYPE = "interaction"
@@ -118,22 +118,23 @@ class Profile:
         )
 
 
+EventType = Annotated[str, Field(json_schema_extra=text_schema(MAX_TYPE_BYTES))]
+
+
 class EventIn(BaseModel):
     """One event. Documentation only: rows are checked one by one, see `parse_event`."""
 
     model_config = {"extra": "forbid"}
 
-    event_id: str | None = Field(
-        default=None, min_length=1, max_length=256, description="Makes a retry harmless."
-    )
-    user: str = Field(min_length=1, max_length=256)
-    item: str = Field(min_length=1, max_length=256)
-    type: str | None = Field(default=DEFAULT_TYPE, min_length=1, max_length=64)
+    event_id: Id | None = Field(default=None, description="Makes a retry harmless.")
+    user: Id
+    item: Id
+    type: EventType | None = DEFAULT_TYPE
     value: float | None = None
     timestamp: float | str | None = Field(
         default=None, description="ISO-8601 or epoch seconds, 1970 to 2999. Default: now."
     )
-    recommendation_id: str | None = Field(default=None, min_length=1, max_length=256)
+    recommendation_id: Id | None = None
 
 
 class RejectedRow(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from app.events.schemas import (
     parse_event,
 )
 from app.events.snapshot import EventSnapshot, read_snapshot
-from app.events.writer import EventWriter
+from app.events.writer import MOST_ROWS, EventWriter
 
 
 class EventService:
@@ -36,12 +36,17 @@ class EventService:
         self._database = database
         self._catalog = catalog
         self._repository = EventRepository(database)
+        self.verdicts = {"accepted": 0, "duplicate": 0, "rejected": 0}
+        """How many rows of clients had which verdict."""
+        self.announce: Callable[[], None] = lambda: None
+        """Called after a commit that others may want to know of."""
         self.profiles = Profiles(database, self._repository, settings.profile_cache_bytes)
         self.writer = EventWriter(
             self._append,
             group_rows=settings.event_group_rows,
             group_ms=settings.event_group_ms,
             buffer_rows=settings.event_buffer_rows,
+            most_rows=MOST_ROWS,
         )
 
     def start(self) -> None:
@@ -69,7 +74,11 @@ class EventService:
                 indices.append(index)
             else:
                 rejected.append(event)
+        self.verdicts["rejected"] += len(rejected)
         result = await self.add(valid, wait=wait)
+        self.verdicts["accepted"] += result.accepted
+        self.verdicts["duplicate"] += result.duplicates
+        self.verdicts["rejected"] += len(result.rejected)
         rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
         rejected.sort()
         result.rejected = rejected
@@ -88,7 +97,9 @@ class EventService:
 
     async def _append(self, batches: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
         async with self._database.write() as conn:
-            return await append(conn, self._repository, self._catalog, batches)
+            results = await append(conn, self._repository, self._catalog, batches)
+        self.announce()
+        return results
 
     async def delete_event(self, event_id: str) -> None:
         """Delete an event. The user moves on to a new seq: what was cached of them is stale."""
@@ -100,6 +111,7 @@ class EventService:
                 raise NotFound("there is no such event", code="unknown_event")
             await next_values(conn, EVENT_SEQ)
             await self._repository.touch_user(conn, user_id, seq)
+        self.announce()
 
     async def delete_user(self, external_id: str) -> None:
         """Erase a user and all their events."""
@@ -108,6 +120,7 @@ class EventService:
             if not await self._repository.delete_user(conn, external_id, seq):
                 raise NotFound("there is no such user", code="unknown_user")
             await next_values(conn, EVENT_SEQ)
+        self.announce()
 
     async def history(
         self, external_id: str, below: int | None, n: int
@@ -121,6 +134,24 @@ class EventService:
         following = events[n - 1].seq if len(events) > n else None
         names = await self._catalog.external_ids_of({event.item_id for event in events})
         return [(event, names[event.item_id]) for event in events[:n]], following
+
+    async def every(
+        self, external_id: str | None = None, chunk: int = 5_000
+    ) -> AsyncIterator[list[tuple[StoredEvent, str, str]]]:
+        """All events, or those of a user, with the ids of their users and items; in order.
+
+        Read a chunk at a time, up to what there is at the beginning. 404 for an unknown user.
+        """
+        user_id = None
+        if external_id is not None:
+            user_id = await self._repository.find_user(external_id)
+            if user_id is None:
+                raise NotFound("there is no such user", code="unknown_user")
+        after, until = 0, await self.last_seq()
+        while found := await self._repository.in_order(after, until, chunk, user_id):
+            names = await self._catalog.external_ids_of({event.item_id for event, _ in found})
+            yield [(event, user, names[event.item_id]) for event, user in found]
+            after = found[-1][0].seq
 
     async def profile(self, external_id: str, min_seq: int | None = None) -> Profile:
         """What is known of a user; an unknown one has an empty profile. See `Profiles.get`."""

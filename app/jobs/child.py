@@ -1,8 +1,9 @@
 """The process that a job is done in: `python -m app.jobs.child`, started by a worker.
 
-It reads one line of JSON from standard input, which then stays open: when it closes, the worker is
-gone and so is this process. It answers in lines of JSON on standard output: ``{"progress": …}``,
-and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+It reads one line of JSON from standard input, which then stays open: when it closes, or when
+nothing comes through it for as long as the job's lease, the worker is gone or stopped, and so is
+this process: another worker may have begun the same job. It answers in lines of JSON on standard
+output: ``{"progress": …}``, and at the end ``{"done": …}`` or ``{"failed": "why"}``.
 """
 
 from __future__ import annotations
@@ -10,10 +11,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from app.models.store import CheckpointStore
+
+UPLOAD_AGAIN_SECONDS = 2.0
+LEASE_OVER = 75  # the exit code of "try again"
 
 
 def main() -> None:
@@ -22,8 +32,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_die_with_the_worker, daemon=True).start()
+    lease = float(order["lease_s"])
+    threading.Thread(target=_die_with_the_worker, args=(lease,), daemon=True).start()
     os.nice(5)  # requests come first
+
+    from safetensors import SafetensorError
 
     from ncr_core.errors import NcrError
 
@@ -34,6 +47,10 @@ def main() -> None:
         _answer(answers, {"failed": str(error)})
     except MemoryError:
         _answer(answers, {"failed": "not enough memory for this job"})
+    except (OSError, SafetensorError) as error:
+        # A full disk, above all.
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
 
 
 def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
@@ -54,6 +71,8 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     summary = train_and_evaluate(
         interactions, params, config, order["device"], Path(order["folder"]), report
     )
+    version = order["version"]
+    _upload(order, lambda store: store.publish(version), lambda: report(stage("upload")))
     return summary | {"trained_seq": snapshot.max_seq}
 
 
@@ -64,8 +83,39 @@ def _candidates(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     def report(done: int, of: int) -> None:
         _answer(answers, {"progress": stage("candidates") | {"epoch": done, "epochs": of}})
 
-    version = order["params"]["version"]
-    return asyncio.run(precompute(version, order["device"], order["settings"], report))
+    version = order["version"]
+    summary = asyncio.run(precompute(version, order["device"], order["settings"], report))
+    _upload(order, lambda store: store.publish_candidates(version))
+    return summary
+
+
+def _upload(
+    order: dict[str, Any],
+    upload: Callable[[CheckpointStore], None],
+    say: Callable[[], None] = lambda: None,
+) -> None:
+    """Brings what was written into a store that others see, with patience while it is away.
+
+    Here and not in the worker: a worker that loses the job, or is told to stop, ends this process
+    in the middle of it.
+    """
+    from app.core.settings import load_settings
+    from app.models.store import store_of
+    from ncr_core.errors import CheckpointError
+
+    store = store_of(load_settings(**order["settings"]))
+    if not store.remote:
+        return
+    say()
+    until = time.monotonic() + order["upload_patience_s"]
+    while True:
+        try:
+            upload(store)
+            break
+        except CheckpointError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(UPLOAD_AGAIN_SECONDS)
 
 
 async def _read_events(settings: dict[str, Any]) -> tuple[Any, dict[int, str], dict[int, str]]:
@@ -88,10 +138,12 @@ def _answer(answers: TextIO, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _die_with_the_worker() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os._exit(1)
+def _die_with_the_worker(lease: float) -> None:
+    pipe = sys.stdin.fileno()
+    while select.select([pipe], [], [], lease)[0]:
+        if not os.read(pipe, 4096):
+            os._exit(1)
+    os._exit(LEASE_OVER)
 
 
 if __name__ == "__main__":

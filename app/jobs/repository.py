@@ -62,6 +62,15 @@ class JobRepository:
         )
         return [JobRow(*row) for row in rows]
 
+    async def states(self) -> list[tuple[str, str, int, int]]:
+        """`(kind, status, count, oldest created_at)`."""
+        rows = await self.database.fetch(
+            sa.select(
+                jobs.c.kind, jobs.c.status, sa.func.count(), sa.func.min(jobs.c.created_at)
+            ).group_by(jobs.c.kind, jobs.c.status)
+        )
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
+
     async def claim(self, owner: str, lease_us: int, max_attempts: int) -> Claim | None:
         """Takes the oldest job that waits, or one whose worker has let its lease run out.
 

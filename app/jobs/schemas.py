@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.models.schemas import iso
 
@@ -27,9 +27,21 @@ class TrainParams(BaseModel):
     pretrain: bool = True
     alpha: float = Field(default=0.5, ge=0, le=1)
     min_interactions: int = Field(
-        default=1, ge=1, description="Items with fewer interactions are left out of training."
+        default=1,
+        ge=1,
+        lt=2**31,
+        description="Items with fewer interactions are left out of training.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @field_validator(
+        *("factors", "layers", "epochs", "negatives", "batch_size", "min_interactions", "seed"),
+        mode="before",
+    )
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        # In JSON 5.0 is as whole a number as 5.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class JobRow(NamedTuple):

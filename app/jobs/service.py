@@ -35,6 +35,10 @@ class JobService:
         rows = await self._repository.page(offset, n + 1)
         return rows[:n], offset + n if len(rows) > n else None
 
+    async def states(self) -> list[tuple[str, str, int, int]]:
+        """`(kind, status, how many, when the oldest was made)` of all jobs."""
+        return await self._repository.states()
+
     async def cancel(self, job_id: str) -> JobRow:
         """Asks for an end of the job; 409 if it has ended."""
         row = await self.get(job_id)

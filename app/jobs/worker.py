@@ -17,6 +17,7 @@ from app.core.database import Database
 from app.core.logging import get_logger
 from app.core.metadata import now_us
 from app.core.settings import Settings
+from app.jobs.child import LEASE_OVER
 from app.jobs.repository import Claim, JobRepository
 from app.models.schemas import ModelRow
 from app.models.service import ModelRegistry
@@ -24,6 +25,7 @@ from app.models.service import ModelRegistry
 log = get_logger(__name__)
 
 MAX_ATTEMPTS = 3
+UPLOAD_LEASES = 10  # for so many leases' time an upload is tried: training it again costs more
 LINE_BYTES = 2**20  # of the child's answers: its summary is the longest
 
 OnProgress = Callable[[dict[str, Any]], None]
@@ -163,10 +165,14 @@ class Worker:
             "kind": claim.kind,
             "params": claim.params,
             "device": self._settings.device,
+            "version": version,
+            "lease_s": self._settings.job_lease_seconds,
             "folder": str(self._models.folder(version).resolve()),
+            "upload_patience_s": UPLOAD_LEASES * self._settings.job_lease_seconds,
             "settings": {
                 "data_dir": str(self._settings.data_dir.resolve()),
                 "database_url": self._settings.effective_database_url,
+                "checkpoint_store": self._settings.checkpoint_store,
                 "candidates": self._settings.candidates,
                 "precompute_users": self._settings.precompute_users,
             },
@@ -199,6 +205,10 @@ class Worker:
                     message = json.loads(line.result() or b"null")
                     if message is None:
                         code = await child.wait()
+                        if (
+                            code == LEASE_OVER
+                        ):  # all of us slept: back into the queue, if still ours
+                            return None
                         raise TrainingFailed(
                             f"the training process ended with exit code {code}"
                             + (": it was killed, perhaps for want of memory" if code == -9 else "")
@@ -215,6 +225,8 @@ class Worker:
                 now = asyncio.get_running_loop().time()
                 if news or now - beats >= min(beat, 2.0):
                     beats = now
+                    if child.stdin is not None:
+                        child.stdin.write(b".")  # a worker that is stopped does not, and it ends
                     await self._beat(claim, progress if news else None)
         finally:
             for task in (line, stopped):
@@ -274,4 +286,5 @@ class Worker:
             await self._models.publish(conn, row)
             if self._settings.precompute_users:
                 await self._jobs.insert("candidates", {"version": version}, conn)
+        self._models.announce()
         log.info("model published", job_id=claim.job_id, version=version)

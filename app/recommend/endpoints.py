@@ -18,7 +18,7 @@ from app.core.errors import (
     problem_of,
     problem_responses,
 )
-from app.core.http import PathId, decode_id, text_problem
+from app.core.http import Id, PathId, decode_id, text_problem
 from app.core.overload import RELEASE_KEY
 from app.recommend.schemas import Recommendation
 from app.recommend.service import Filters, RecommendService
@@ -77,7 +77,7 @@ async def recommend(
         list[str] | None, Query(description="May repeat: items in any of them.", max_length=64)
     ] = None,
     exclude: Annotated[
-        list[str] | None,
+        list[Id] | None,
         Query(description="May repeat: items to leave out.", max_length=MAX_LIST),
     ] = None,
     explain: Annotated[

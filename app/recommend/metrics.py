@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from app.core.cache import ByteCache
 from app.core.metrics import new_registry
+from app.core.shared import Shared
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -65,8 +66,9 @@ class RankerMetrics:
 class CacheMetrics(Collector):
     """Hits, misses and bytes of the caches, read when somebody looks."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, shared: Shared | None = None) -> None:
         self._caches: dict[str, ByteCache[Any, Any]] = {}
+        self._shared = shared
         registry.register(self)
 
     def add(self, name: str, cache: ByteCache[Any, Any]) -> None:
@@ -75,11 +77,22 @@ class CacheMetrics(Collector):
 
     def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
         asked = CounterMetricFamily(
-            "ncr_cache_requests", "Look-ups in a cache.", labels=["cache", "result"]
+            "ncr_cache_requests", "Look-ups in a cache.", labels=["cache", "tier", "result"]
         )
         size = GaugeMetricFamily("ncr_cache_bytes", "Bytes in a cache.", labels=["cache"])
         for name, cache in self._caches.items():
-            asked.add_metric([name, "hit"], cache.hits)
-            asked.add_metric([name, "miss"], cache.misses)
+            asked.add_metric([name, "process", "hit"], cache.hits)
+            asked.add_metric([name, "process", "miss"], cache.misses)
             size.add_metric([name], cache.size)
-        return [asked, size]
+        if self._shared is None:
+            return [asked, size]
+        for result in ("hit", "miss"):
+            asked.add_metric(["lists", "redis", result], self._shared.calls[result])
+        failed = CounterMetricFamily("ncr_redis_failures", "Calls that Redis did not do.")
+        failed.add_metric([], self._shared.calls["failed"])
+        there = GaugeMetricFamily(
+            "ncr_redis_available",
+            "Whether Redis answers.",
+            value=float(self._shared.available),
+        )
+        return [asked, size, failed, there]

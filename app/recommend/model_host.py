@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from app.models.service import ModelRegistry
 from app.recommend.metrics import RankerMetrics
 from app.recommend.precomputed import Precomputed
 from app.recommend.serving import ServingModel
+from ncr_core.errors import CheckpointError
+from ncr_core.ranking.loader import kernel_or_none
 from ncr_core.training.config import resolve_device
 
 log = get_logger(__name__)
@@ -45,6 +48,7 @@ class ModelHost:
         self._generation: int | None = None
         self._looked_for: str | None = None
         self._retry_at = float("inf")
+        self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -52,6 +56,10 @@ class ModelHost:
         log.info("device", device=self._device)
         if self._settings.device == "auto" and self._device == "cpu" and GPU.exists():
             log.warning("there is a GPU that torch cannot use: models run on the CPU")
+        if self._device == "cpu":
+            # The first time on a machine this compiles, for a quarter of a minute: now, and not
+            # when the first model has been published and is waited for.
+            await asyncio.to_thread(kernel_or_none)
         await self.refresh()
         self._task = asyncio.create_task(self._follow())
 
@@ -109,12 +117,12 @@ class ModelHost:
         """Takes over what a worker has computed for this version, once it is there."""
         if self._looked_for == model.version:
             return
-        path = self._registry.candidates_path(model.version)
-        if not path.exists():
-            return
         try:
+            path = await self._registry.fetch_candidates(model.version)
+            if path is None:
+                return
             found = await asyncio.to_thread(Precomputed.load, path, model.n_items)
-        except OSError as error:  # it may be there the next time
+        except (OSError, CheckpointError) as error:  # it may be there the next time
             log.warning("precomputed candidates cannot be read", reason=str(error))
         except ValueError as error:
             self._looked_for = model.version
@@ -128,9 +136,15 @@ class ModelHost:
         log.warning("the GPU has too little memory for a pass", now=to)
         self._metrics.fallbacks.labels(to).inc()
 
+    def wake(self) -> None:
+        """Somebody says that another version is active: look now instead of at the next poll."""
+        self._woken.set()
+
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.model_poll_seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._settings.model_poll_seconds)
+            self._woken.clear()
             try:
                 await self.refresh()
             except Exception as error:

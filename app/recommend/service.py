@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from app.catalog.view import Catalogue
 from app.core.cache import ByteCache, SingleFlight
 from app.core.errors import Conflict, Unavailable, Unprocessable
 from app.core.randomness import random_hex
+from app.core.shared import Shared
 from app.events.schemas import Profile
 from app.events.service import EventService
 from app.models.service import ModelRegistry
@@ -90,7 +92,9 @@ class RecommendService:
         host: ModelHost,
         batcher: Batcher,
         list_cache_bytes: int = 0,
+        shared: Shared | None = None,
     ) -> None:
+        self._shared = shared
         self._events = events
         self._catalog = catalog
         self._registry = registry
@@ -160,6 +164,12 @@ class RecommendService:
 
     async def _personal(self, key: Hashable, asked: Asked) -> RankedList:
         """The model's own list; empty where it knows nothing of the user."""
+        name = None if self._shared is None else f"list:{asked.model.n_candidates}:{_digest(key)}"
+        if self._shared is not None and name is not None:
+            found = _decoded(await self._shared.get(name), asked.catalogue)
+            if found is not None:
+                self._keep(key, found, asked.filters)
+                return found
         request = _request(asked)
         if request is None:
             return EMPTY
@@ -178,6 +188,8 @@ class RecommendService:
         ]
         found = RankedList(_joined(items), tuple(int(ids[place.row]) for place in ranked))
         self._keep(key, found, asked.filters)
+        if self._shared is not None and name is not None:
+            self._shared.put(name, _encoded(found))
         return found
 
     async def _filled_up(
@@ -275,6 +287,30 @@ def _item(catalogue: Catalogue, internal_id: int, rank: int, source: str) -> dic
 
 def _joined(items: list[dict[str, Any]]) -> bytes:
     return orjson.dumps(items)[1:-1]
+
+
+def _digest(key: Hashable) -> str:
+    """A name for a key that is the same in every process."""
+    return hashlib.blake2b(
+        repr(key).encode("utf-8", "backslashreplace"), digest_size=16
+    ).hexdigest()
+
+
+def _encoded(found: RankedList) -> bytes:
+    return orjson.dumps({"ids": found.ids, "items": orjson.Fragment(b"[" + found.json + b"]")})
+
+
+def _decoded(value: bytes | None, catalogue: Catalogue) -> RankedList | None:
+    """A list that another server has ranked; None for what no server can have written."""
+    if value is None:
+        return None
+    try:
+        read = orjson.loads(value)
+        ids, items = tuple(read["ids"]), read["items"]
+        same = [catalogue.external_ids[i] for i in ids] == [item["id"] for item in items]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    return RankedList(_joined(items), ids) if same else None
 
 
 def _recommendation_id(version: str | None) -> str:

@@ -61,6 +61,8 @@ class ServingModel:
         self._made_of = (row, checkpoint, candidates, cache_bytes, on_pairs)
         self._on_fallback = on_fallback
         self._on_cpu: ServingModel | None = None
+        self.row = row
+        self.n_candidates = candidates
         self.version = row.version
         self.trained_seq = row.trained_seq
         self.item_ids: Sequence[str] = checkpoint.item_ids

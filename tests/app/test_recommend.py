@@ -375,5 +375,5 @@ async def test_metrics_tell_what_the_ranker_did(client: httpx2.AsyncClient, trai
         await ask(client, "user-1")
     text = (await client.get("/metrics")).text
     assert "ncr_rank_batch_size_sum 1.0" in text
-    assert 'ncr_cache_requests_total{cache="lists",result="hit"} 2.0' in text
+    assert 'ncr_cache_requests_total{cache="lists",result="hit",tier="process"} 2.0' in text
     assert "user-1" not in text

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 NCR = [sys.executable, "-c", "from app.cli import main; main()"]
 COMMANDS = (
     "demo", "serve", "worker", "import", "download", "train", "evaluate", "db upgrade",
-    "jobs list", "models list", "models activate", "models rollback",
+    "backup", "restore", "export", "jobs list", "models list", "models activate", "models rollback",
 )  # fmt: skip
 
 
@@ -41,7 +41,11 @@ def ncr(
 
 def fails(done: subprocess.CompletedProcess[str], *says: str) -> None:
     assert done.returncode == 1, (done.stdout, done.stderr)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("read ", "import "))]
+    lines = [
+        line
+        for line in done.stderr.splitlines()
+        if not line.startswith(("read ", "import ", "verify "))
+    ]
     assert len(lines) == 1, done.stderr
     for text in says:
         assert text in done.stderr
@@ -160,6 +164,39 @@ def test_importing_what_cannot_be_read(
         path.mkdir()
         (path / "readme.txt").write_text("nothing here")
     fails(ncr("import", path, data_dir=tmp_path), says)
+
+
+def test_backup_restore_and_export(tmp_path: Path) -> None:
+    """What cannot be done is said in one line."""
+    ratings = tmp_path / "ratings.csv"
+    ratings.write_text("user,item,rating,timestamp\nann,a,5,100\nann,b,,200\nbob,a,1,300\n")
+    old, new = tmp_path / "old", tmp_path / "new"
+    file, folder = tmp_path / "backups" / "one.zip", tmp_path / "export"
+    assert ncr("import", ratings, data_dir=old).returncode == 0
+
+    done = ncr("backup", file, data_dir=old)
+    assert done.returncode == 0, done.stderr
+    assert "3 events, 2 users, 2 items, 0 models" in done.stdout
+    assert [path.name for path in file.parent.iterdir()] == ["one.zip"]
+    fails(ncr("backup", file, data_dir=old), "exists already")
+
+    damaged = tmp_path / "damaged.zip"
+    damaged.write_bytes(file.read_bytes()[:-100])
+    done = ncr("restore", damaged, data_dir=new)
+    fails(done, "cut short")
+    assert not new.exists()  # nothing was begun
+    fails(ncr("restore", tmp_path / "none.zip", data_dir=new), "none.zip", "No such file")
+    done = ncr("restore", file, data_dir=new)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 events, 2 users, 2 items and 0 models restored")
+    fails(ncr("restore", file, data_dir=new), "not empty")
+
+    done = ncr("export", folder, data_dir=new)
+    assert done.returncode == 0, done.stderr
+    assert "3 events and 2 items" in done.stdout
+    assert (folder / "events.csv").read_text().count("\n") == 4
+    fails(ncr("export", tmp_path / "eve", "--user", "eve", data_dir=new), "no such user")
+    fails(ncr("export", folder, data_dir=new), "exists already")
 
 
 def test_lists_and_activation(tmp_path: Path) -> None:

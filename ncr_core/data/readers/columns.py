@@ -12,6 +12,7 @@ from ncr_core.errors import DataError
 _ALSO = {
     "user": ("userId", "user_id"),
     "item": ("movieId", "itemId", "item_id"),
+    "rating": ("value",),
 }
 _TITLES = ("title", "name")
 _CATEGORIES = ("categories", "genres", "category")

@@ -1,0 +1,33 @@
+"""Jobs by state, and how far models are behind the events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from app.core.metadata import now_us
+from app.jobs.service import JobService
+
+
+class JobMetrics:
+    """Of the whole service, read from the database: the same on every server."""
+
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
+        self._states: list[tuple[str, str, int, int]] = []
+
+    async def refresh(self) -> None:
+        self._states = await self._jobs.states()
+
+    def collect(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("ncr_jobs", "Jobs by state.", labels=["kind", "status"])
+        waited = 0.0
+        for kind, status, count, oldest in self._states:
+            states.add_metric([kind, status], count)
+            if status == "queued":
+                waited = max(waited, (now_us() - oldest) / 1e6)
+        yield states
+        yield GaugeMetricFamily(
+            "ncr_job_waiting_seconds", "How long the oldest job in the queue waits.", value=waited
+        )

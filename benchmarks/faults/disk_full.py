@@ -1,0 +1,154 @@
+"""A disk that is full while SQLite commits and while a model is published (root only: it mounts).
+
+    python -m benchmarks.faults.disk_full
+
+The data folder is a small tmpfs that a ballast file fills. Events must be refused with a clear 503
+and nothing half written; the old model goes on serving; a training fails with a clear error; and
+with the ballast gone everything works again, without a restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from benchmarks.faults.databases import Place
+from benchmarks.faults.training import LEASE, SMALL, add_events, has_ended, submit, wait_for
+from benchmarks.report import publish
+from deploy.processes import NcrServer, temporary_folder
+
+MEBIBYTES = 48
+USER = SMALL.interactions[0][0]
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[Path]:
+    """A folder with room for some megabytes."""
+    folder = temporary_folder("ncr-disk-")
+    options = f"size={MEBIBYTES}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+        folder.rmdir()
+
+
+def may_mount() -> bool:
+    """Whether this process may mount at all."""
+    try:
+        with small_disk():
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+def fill(folder: Path, *, leave: int = 0) -> Path:
+    """A file that takes all the room there is but ``leave`` bytes."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    if leave:
+        os.truncate(ballast, max(0, ballast.stat().st_size - leave))
+    return ballast
+
+
+def run() -> list[list[Any]]:
+    """A row for each of the two moments."""
+    with small_disk() as folder, contextlib.ExitStack() as stack:
+        where = Place(folder, None, None)
+        logs = temporary_folder("ncr-disk-logs-")
+        server = NcrServer(where.env(**LEASE), logs / "server.log", with_worker=True)
+        stack.enter_context(server)
+        client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
+        add_events(server.url)
+        first = wait_for(client, submit(client), has_ended)
+        assert first["status"] == "succeeded", first
+        version = first["model_version"]
+        _wait_until(lambda: _serves(client, version))
+        return [_while_committing(client, where), _while_publishing(client, where, version)]
+
+
+def _while_committing(client: httpx2.Client, where: Place) -> list[Any]:
+    ballast = fill(where.folder)
+    refused = stored = 0
+    acknowledged: list[str] = []
+    for n in range(200):
+        rows = [{"event_id": f"full-{n}-{i}", "user": f"x{n}", "item": "film-1"} for i in range(50)]
+        answer = client.post("/events", json=rows)
+        if answer.status_code == 200:
+            acknowledged += [row["event_id"] for row in rows]
+            continue
+        assert answer.status_code == 503, answer.text
+        assert answer.json()["code"] == "storage_unavailable", answer.text
+        assert "Retry-After" in answer.headers
+        refused += 1
+        if refused == 20:
+            break
+    lists = client.get(f"/recommend/{USER}").status_code
+    ballast.unlink()
+    after = client.post("/events", json={"event_id": "after", "user": "x", "item": "film-1"})
+    found = {r[0] for r in where.query("SELECT event_id FROM events WHERE event_id LIKE 'full-%'")}
+    stored = len(found - set(acknowledged))
+    lost = len(set(acknowledged) - found)
+    return [
+        "SQLite commits", refused, len(acknowledged), lost, stored, lists == 200,
+        after.json().get("accepted") == 1, where.damage() or "none",
+    ]  # fmt: skip
+
+
+def _while_publishing(client: httpx2.Client, where: Place, version: str) -> list[Any]:
+    # Room for the rows of the job, not for a checkpoint of this size.
+    ballast = fill(where.folder, leave=3 * 2**20)
+    big = {"factors": 128, "model": "dncr", "layers": 4, "epochs": 1}
+    job = wait_for(client, submit(client, **big), has_ended)
+    serves = _serves(client, version)
+    left = [path.name for path in (where.folder / "var" / "models").iterdir()]
+    assert job["status"] == "failed", job
+    assert "space" in job["error"], job
+    ballast.unlink()
+    again = wait_for(client, submit(client, **big), has_ended)
+    assert again["status"] == "succeeded", again
+    _wait_until(lambda: _serves(client, again["model_version"]))
+    print("publishing:", job["error"], left, flush=True)
+    return [
+        "a model is published", 1, 0, 0, len(left) - 1, serves, True, where.damage() or "none",
+    ]  # fmt: skip
+
+
+def _serves(client: httpx2.Client, version: str) -> bool:
+    answer = client.get(f"/recommend/{USER}")
+    return answer.status_code == 200 and answer.json()["model_version"] == version
+
+
+def _wait_until(done: Any, seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > until:
+            raise AssertionError("it did not happen")
+        time.sleep(0.05)
+
+
+COLUMNS = [
+    "disk full while", "refused", "acknowledged", "of them lost", "left behind",
+    "old model served", "works again", "damage",
+]  # fmt: skip
+
+
+def main() -> None:
+    if not may_mount():
+        sys.exit("this needs to mount a tmpfs: run it as root")
+    publish("faults-disk-full", COLUMNS, run(), mebibytes=MEBIBYTES)
+
+
+if __name__ == "__main__":
+    main()

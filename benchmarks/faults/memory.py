@@ -1,0 +1,126 @@
+"""Memory of the server and of the training, with five million events taken over HTTP.
+
+    python -m benchmarks.faults.memory [EVENTS]
+
+Events of 200,000 users and 20,000 items, popular ones more often, in lists of 10,000; then one pass
+of NBPR with 8 factors over all of them, and lists for users at random. On SQLite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from benchmarks.faults.databases import place
+from benchmarks.faults.training import ENDED
+from benchmarks.report import publish
+from deploy.processes import NcrServer, NcrWorker
+
+USERS, ITEMS, ROWS, CLIENTS, LISTS = 200_000, 20_000, 10_000, 4, 5_000
+COLUMNS = ["after", "seconds", "a second", "server MiB", "server's peak MiB", "training's peak MiB"]
+
+
+def _mebibytes(pid: int, name: str) -> float:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024 if name in status else 0.0
+
+
+async def _ingest(base: str, events: int) -> None:
+    choose = np.random.default_rng(0)
+    numbers = iter(range(events // ROWS))
+
+    async def client() -> None:
+        async with httpx2.AsyncClient(base_url=base, timeout=120) as http:
+            for n in numbers:
+                users = choose.integers(0, USERS, ROWS).tolist()
+                items = (ITEMS * choose.random(ROWS) ** 3).astype(int).tolist()
+                rows = [
+                    {"event_id": f"{n}-{i}", "user": f"user-{u}", "item": f"item-{v}"}
+                    for i, (u, v) in enumerate(zip(users, items, strict=True))
+                ]
+                body = json.dumps(rows)
+                headers = {"Content-Type": "application/json"}
+                answer = await http.post("/events", content=body, headers=headers)
+                answer.raise_for_status()
+                if answer.json()["accepted"] != ROWS:
+                    raise AssertionError(answer.text[:500])
+
+    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+
+def run(events: int) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    with place("sqlite") as where:
+        env = where.env(NCR_MODEL_POLL_SECONDS="0.2")
+        with (
+            NcrServer(env, where.folder / "server.log") as server,
+            httpx2.Client(base_url=server.url, timeout=120) as client,
+        ):
+            peak = 0.0
+
+            def note(after: str, seconds: float, count: int | None) -> None:
+                rate = None if count is None else count / seconds
+                now, most = (_mebibytes(server.pid, name) for name in ("VmRSS", "VmHWM"))
+                rows.append([after, seconds, rate, now, most, peak or None])
+                print(rows[-1], flush=True)
+
+            note("start", 0.0, None)
+            started = time.perf_counter()
+            asyncio.run(_ingest(server.url, events))
+            note(f"{events:,} events taken", time.perf_counter() - started, events)
+            started = time.perf_counter()
+            with NcrWorker(env, where.folder / "worker.log") as worker:
+                order = {"model": "nbpr", "factors": 8, "epochs": 1}
+                client.post("/admin/train", json=order).raise_for_status()
+                while True:
+                    time.sleep(0.2)
+                    peak = max([peak, *(_mebibytes(p, "VmHWM") for p in worker.training_pids())])
+                    jobs = client.get("/admin/jobs").json()["items"]
+                    if all(job["status"] in ENDED for job in jobs):
+                        break
+            if any(job["status"] != "succeeded" for job in jobs):
+                raise AssertionError(jobs)
+            version = jobs[-1]["model_version"]
+            while client.get("/recommend/user-1").json()["model_version"] != version:
+                time.sleep(0.1)
+            note("a model trained and loaded", time.perf_counter() - started, None)
+            started = time.perf_counter()
+            _ask(server.url, LISTS)
+            note(f"{LISTS:,} users' lists", time.perf_counter() - started, LISTS)
+    return rows
+
+
+def _ask(base: str, lists: int) -> None:
+    choose = np.random.default_rng(1)
+    users = choose.integers(0, USERS, lists).tolist()
+
+    def client(mine: list[int]) -> None:
+        with httpx2.Client(base_url=base, timeout=60) as http:
+            for user in mine:
+                http.get(f"/recommend/user-{user}").raise_for_status()
+
+    threads = [threading.Thread(target=client, args=(users[n::8],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main(events: int) -> None:
+    rows = run(events)
+    publish("faults-memory", COLUMNS, rows, users=USERS, items=ITEMS, events=events)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5_000_000)

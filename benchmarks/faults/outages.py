@@ -1,0 +1,184 @@
+"""Redis and PostgreSQL killed and restarted under load, behind a proxy with two servers.
+
+    python -m benchmarks.faults.outages [ROUNDS]
+
+Before, the right list of every user is noted. Under load, every answer is either that list, or,
+while PostgreSQL is away, a 503; and both servers answer again without having been restarted.
+Events are posted all the time: what was acknowledged must be there at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import psycopg
+
+from benchmarks.faults.training import LEASE, SMALL, add_events, has_ended, submit, wait_for
+from benchmarks.report import publish
+from deploy.topology import DATABASE, Topology
+
+CLIENTS = 8
+CALM_SECONDS, AWAY_SECONDS, BACK_SECONDS = 1.5, 2.0, 4.0
+USERS = sorted({user for user, _, _ in SMALL.interactions})
+COLUMNS = [
+    "what", "rounds", "answers", "wrong answers", "503s", "other errors", "errors once it was back",
+    "back after ms, at most", "acknowledged events", "of them lost",
+]  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What the clients saw."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    failures: list[tuple[float, str]] = field(default_factory=list)
+    """When each answer that was not 200 came, and what it said."""
+    acknowledged: set[str] = field(default_factory=set)
+
+
+async def _ask(
+    base: str, right: dict[str, Any], number: int, seen: Seen, stop: threading.Event
+) -> None:
+    async with httpx2.AsyncClient(base_url=base, timeout=20) as http:
+        n = number
+        while not stop.is_set():
+            user = USERS[n % len(USERS)]
+            # Half of them ask for what nobody has asked for: those are ranked anew.
+            extra = f"?exclude=none-{n}" if n % 2 else ""
+            n += 1
+            try:
+                answer = await http.get(f"/recommend/{user}{extra}")
+            except httpx2.TransportError as error:
+                seen.statuses[-1] += 1
+                seen.failures.append((time.monotonic(), f"{type(error).__name__}: {error}"))
+                continue
+            seen.statuses[answer.status_code] += 1
+            if answer.status_code == 200:
+                if [i["id"] for i in answer.json()["items"]] != right[user]:
+                    seen.wrong.append(answer.text)
+            else:
+                seen.failures.append((time.monotonic(), answer.text))
+                if answer.status_code == 503 and "Retry-After" not in answer.headers:
+                    seen.wrong.append(f"no Retry-After: {answer.text}")
+                await asyncio.sleep(0.02)
+
+
+async def _post(base: str, run: str, seen: Seen, stop: threading.Event) -> None:
+    """Events of users of their own: nobody's list changes."""
+    async with httpx2.AsyncClient(base_url=base, timeout=20) as http:
+        n = 0
+        while not stop.is_set():
+            event = {"event_id": f"{run}-{n}", "user": f"poster-{run}", "item": "film-1"}
+            try:
+                answer = await http.post("/events", json=event)
+            except httpx2.TransportError as error:
+                seen.statuses[-1] += 1
+                seen.failures.append((time.monotonic(), f"{type(error).__name__}: {error}"))
+                continue
+            seen.statuses[answer.status_code] += 1
+            if answer.status_code == 200:
+                seen.acknowledged.add(event["event_id"])
+                n += 1
+            else:
+                seen.failures.append((time.monotonic(), answer.text))
+                await asyncio.sleep(0.02)
+
+
+def one_round(topology: Topology, what: str, turn: int, right: dict[str, Any]) -> list[Any]:
+    process = topology.redis if what.startswith("redis") else topology.postgres
+    assert process is not None
+    seen, stop = Seen(), threading.Event()
+
+    async def load() -> None:
+        asking = [_ask(topology.url, right, 1000 * c, seen, stop) for c in range(CLIENTS)]
+        await asyncio.gather(*asking, _post(topology.url, f"{what}-{turn}", seen, stop))
+
+    # In a thread of its own: a process ends with the thread that started it.
+    clients = threading.Thread(target=lambda: asyncio.run(load()))
+    clients.start()
+    time.sleep(CALM_SECONDS)
+    if what.endswith("paused"):
+        process.pause()
+        time.sleep(AWAY_SECONDS)
+        process.resume()
+    elif what.endswith("flushed"):
+        import redis
+
+        assert topology.redis is not None
+        with redis.Redis.from_url(topology.redis.url) as client:
+            for _ in range(20):
+                client.flushall()
+                time.sleep(AWAY_SECONDS / 20)
+    else:
+        process.kill()
+        time.sleep(AWAY_SECONDS)
+        process.start()
+    back = time.monotonic()
+    time.sleep(BACK_SECONDS)
+    stop.set()
+    clients.join()
+    late = [at - back for at, _ in seen.failures if at > back]
+    others = sum(n for status, n in seen.statuses.items() if status not in (200, 503))
+    with psycopg.connect(topology.postgres.url_of(DATABASE)) as connection:
+        rows = connection.execute(
+            "SELECT event_id FROM events WHERE event_id LIKE %s", (f"{what}-{turn}-%",)
+        )
+        stored = {row[0] for row in rows}
+    print(what, turn, dict(seen.statuses), seen.wrong[:1], seen.failures[:1], flush=True)
+    return [
+        sum(seen.statuses.values()), len(seen.wrong), seen.statuses[503], others, len(late),
+        1e3 * max(late, default=0.0), len(seen.acknowledged), len(seen.acknowledged - stored),
+    ]  # fmt: skip
+
+
+def run(what: list[str], rounds: int) -> list[list[Any]]:
+    """A row for each kind of outage."""
+    rows: list[list[Any]] = []
+    with Topology(env=LEASE) as topology:
+        with httpx2.Client(base_url=topology.url, timeout=30) as client:
+            add_events(topology.url)
+            job = wait_for(client, submit(client), has_ended)
+            if job["status"] != "succeeded":
+                raise AssertionError(job)
+            for server in topology.servers:
+                _until_served(server.url, job["model_version"])
+            right = {
+                user: [i["id"] for i in client.get(f"/recommend/{user}").json()["items"]]
+                for user in USERS
+            }
+        for kind in what:
+            each = [one_round(topology, kind, turn, right) for turn in range(rounds)]
+            sums = [sum(column) for column in zip(*each, strict=True)]
+            sums[5] = max(row[5] for row in each)
+            rows.append([kind, rounds, *sums])
+        if not all(process.running for process in topology.processes.values()):
+            raise AssertionError("a process has ended")
+    return rows
+
+
+def _until_served(base: str, version: str) -> None:
+    until = time.monotonic() + 20
+    while httpx2.get(f"{base}/recommend/{USERS[0]}").json()["model_version"] != version:
+        if time.monotonic() > until:
+            raise AssertionError(f"{base} does not serve {version}")
+        time.sleep(0.05)
+
+
+KINDS = ["redis killed", "redis paused", "redis flushed", "postgres killed"]
+
+
+def main(rounds: int) -> None:
+    rows = run(KINDS, rounds)
+    publish("faults-outages", COLUMNS, rows, clients=CLIENTS + 1, away_seconds=AWAY_SECONDS)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -1,0 +1,88 @@
+"""The server's own bounds on how HTTP is sent, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from app.core.protocol import MAX_HEAD_BYTES, BoundedProtocol
+
+pytestmark = pytest.mark.anyio
+
+HEAD = b"POST /events HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-ndjson\r\n"
+EVENT = b'{"user": "u", "item": "i"}\n'
+
+
+class Impatient(BoundedProtocol):
+    head_seconds = 0.4
+    silent_seconds = 0.4
+
+
+@pytest.fixture
+async def port(app: FastAPI) -> AsyncIterator[int]:
+    config = uvicorn.Config(
+        app, port=0, http=Impatient, log_config=None, access_log=False, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - it has no event for it
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await asyncio.wait_for(task, 20)
+
+
+async def talk(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What is answered until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(20):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_head_without_an_end_is_refused(port: int) -> None:
+    start = b"GET /items HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
+    answer = await talk(port, start, *[b"a" * 8192] * (MAX_HEAD_BYTES // 8192 + 1))
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
+    good = b"X-B: " + b"b" * 20_000 + b"\r\nConnection: close\r\n\r\n"
+    assert (await talk(port, b"GET /items HTTP/1.1\r\nHost: 127.0.0.1\r\n", good)).startswith(
+        b"HTTP/1.1 200 "
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        (b"GET /items HTT",),
+        (HEAD + b"Content-Length: 100\r\n\r\n" + EVENT,),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n1b\r\n" + EVENT + b"\r\n",),
+    ],
+)
+async def test_who_falls_silent_is_let_go(port: int, parts: tuple[bytes, ...]) -> None:
+    assert not (await talk(port, *parts)).startswith(b"HTTP/1.1 2")
+
+
+async def test_who_is_slow_but_goes_on_is_waited_for(port: int) -> None:
+    pieces = [b"1b\r\n" + EVENT + b"\r\n"] * 5
+    answer = await talk(
+        port,
+        HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n",
+        *pieces,
+        b"0\r\n\r\n",
+        pause=0.1,
+    )
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"accepted":5' in answer

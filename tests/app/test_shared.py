@@ -1,0 +1,261 @@
+"""What servers share through Redis: faster with it, never wrong or broken without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from fastapi import FastAPI
+
+from app.core.settings import Settings, load_settings
+from app.core.shared import Shared
+from app.main import create_app
+from app.recommend.service import RankedList, _decoded, _encoded
+from app.services import Services, build_services
+from deploy.processes import RedisServer
+from tests.app.conftest import client_of
+from tests.app.models import add_small_data, publish_model
+from tests.app.patience import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def shared(redis_url: str, redis_prefix: str) -> AsyncIterator[Shared]:
+    shared = Shared(redis_url, redis_prefix)
+    shared.start()
+    await until(lambda: shared.available)
+    yield shared
+    await shared.close()
+
+
+async def test_values_come_back_until_they_are_flushed(
+    shared: Shared, redis_url: str, redis_prefix: str
+) -> None:
+    assert await shared.get("k") is None
+    shared.put("k", b"\0v\xff")
+    await until(lambda: shared.calls["stored"] == 1)
+    assert await shared.get("k") == b"\0v\xff"
+    with redis.Redis.from_url(redis_url) as client:
+        assert 0 < client.ttl(f"{redis_prefix}:k") <= 3600
+        client.delete(f"{redis_prefix}:k")
+        client.lpush(f"{redis_prefix}:k", "not a string")
+    assert await shared.get("k") is None  # of another kind: as if it were not there
+    assert shared.available
+    assert shared.calls["failed"] == 1
+
+
+async def test_hints_reach_every_server_and_many_become_few(
+    shared: Shared, redis_url: str, redis_prefix: str
+) -> None:
+    other = Shared(redis_url, redis_prefix)
+    heard = {"events": 0, "model": 0}
+
+    def count(kind: str) -> None:
+        heard[kind] += 1
+
+    for kind in heard:
+        other.on_hint(kind, lambda kind=kind: count(kind))
+    other.start()
+    try:
+        # Once when it is there and once when it listens: there may be news.
+        await until(lambda: heard == {"events": 2, "model": 2})
+        for _ in range(1000):
+            shared.hint("events")
+        await until(lambda: heard["events"] >= 3)
+        before = heard["events"]
+        shared.hint("events")  # after those: heard by itself
+        await until(lambda: heard["events"] > before)
+        assert heard["events"] < 100
+        assert heard["model"] == 2
+    finally:
+        await other.close()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of the test's own, to be killed."""
+    if not RedisServer.available():
+        pytest.skip("there is no redis-server")
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+async def test_killed_paused_and_started_again(own_redis: RedisServer) -> None:
+    shared = Shared(own_redis.url, "test")
+    shared.start()
+    heard: list[int] = []
+    shared.on_hint("model", lambda: heard.append(1))
+    try:
+        await until(lambda: shared.available)
+        for stop, start in (
+            (own_redis.kill, own_redis.start),
+            (own_redis.pause, own_redis.resume),
+        ):
+            shared.put("k", b"v")
+            await until(lambda: shared.calls["stored"] >= 1)
+            heard.clear()
+            stop()
+            # One call finds out; from then on none waits.
+            assert await shared.get("k") is None
+            await until(lambda: not shared.available)
+            shared.hint("model")
+            assert await shared.take("x", 1.0, 1) is None
+            start()
+            await until(lambda: shared.available)
+            await until(lambda: bool(heard))  # what was said meanwhile may be news
+            shared.calls["stored"] = 0
+    finally:
+        await shared.close()
+
+
+async def test_a_full_one_is_read_and_not_written(own_redis: RedisServer) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", "1")
+    shared = Shared(own_redis.url, "test")
+    shared.start()
+    try:
+        await until(lambda: shared.available)
+        shared.put("k", b"v" * 1000)
+        await until(lambda: shared.calls["failed"] == 1)
+        assert await shared.get("k") is None
+        assert await shared.take("x", 1.0, 1) is None  # then each counts by itself
+        assert shared.available
+    finally:
+        await shared.close()
+
+
+# Two servers on one database
+
+
+@dataclasses.dataclass
+class Pair:
+    """Two servers that share a database and a Redis."""
+
+    one: FastAPI
+    two: FastAPI
+    older: str
+    """A version that is not active."""
+
+
+@pytest.fixture
+async def pair(
+    database_url: str, tmp_path: Path, redis_url: str, redis_prefix: str
+) -> AsyncIterator[Pair]:
+    settings = load_settings(
+        data_dir=tmp_path,
+        database_url=database_url,
+        event_group_ms=1,
+        precompute_users=0,
+        model_poll_seconds=600,
+        redis_url=redis_url,
+        redis_prefix=redis_prefix,
+    )
+    first = await build_services(settings)
+    await add_small_data(first)
+    older, _ = [await publish_model(first, seed=seed) for seed in (1, 2)]
+    await first.close()
+    one, two = create_app(settings), create_app(settings)
+    async with one.router.lifespan_context(one), two.router.lifespan_context(two):
+        for app in (one, two):
+            await until(lambda app=app: app.state.services.shared.available)
+        yield Pair(one, two, older)
+
+
+async def ask(app: FastAPI, user: str, **params: Any) -> dict[str, Any]:
+    async with client_of(app) as client:
+        response = await client.get(f"/recommend/{user}", params=params)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def test_a_list_that_one_server_ranked_is_the_others(pair: Pair) -> None:
+    first = await ask(pair.one, "user-1")
+    await until(lambda: pair.one.state.services.shared.calls["stored"] == 1)
+    second = await ask(pair.two, "user-1")
+    assert second["items"] == first["items"]
+    assert pair.two.state.services.shared.calls["hit"] == 1
+    async with client_of(pair.two) as client:
+        figures = (await client.get("/metrics")).text
+    assert 'ncr_cache_requests_total{cache="lists",result="hit",tier="redis"} 1.0' in figures
+    assert "ncr_rank_batch_size_count 0.0" in figures  # nothing was ranked here
+    # Another question, another list.
+    third = await ask(pair.two, "user-1", exclude=first["items"][0]["id"])
+    assert first["items"][0]["id"] not in [item["id"] for item in third["items"]]
+
+
+async def test_news_of_events_and_models_spread(pair: Pair) -> None:
+    first = await ask(pair.two, "user-2")
+    taken = first["items"][0]["id"]
+    async with client_of(pair.one) as client:
+        await client.post("/events", json={"user": "user-2", "item": taken})
+
+    async def gone() -> bool:
+        return taken not in [i["id"] for i in (await ask(pair.two, "user-2"))["items"]]
+
+    await until(gone)
+    # A model that is activated on one server is loaded by the other long before it would look.
+    assert first["model_version"] != pair.older
+    await pair.one.state.services.models.activate(pair.older)
+
+    async def swapped() -> bool:
+        return bool((await ask(pair.two, "user-2"))["model_version"] == pair.older)
+
+    await until(swapped)
+
+
+async def test_nothing_odd_in_redis_gets_into_an_answer(
+    pair: Pair, redis_url: str, redis_prefix: str
+) -> None:
+    right = await ask(pair.one, "user-3")
+    await until(lambda: pair.one.state.services.shared.calls["stored"] == 1)
+    with redis.Redis.from_url(redis_url) as client:
+        (name,) = client.scan_iter(match=f"{redis_prefix}:*:list:*")
+        value = client.get(name)
+        assert isinstance(value, bytes)
+        for odd in (b"", b"x", b"[]", b"{}", value[:-5], b'{"ids":[1],"items":[{"id":"no"}]}'):
+            client.set(name, odd)
+            pair.two.state.recommend.lists.clear()
+            assert (await ask(pair.two, "user-3"))["items"] == right["items"]
+
+
+async def test_a_list_survives_the_journey(pair: Pair) -> None:
+    services: Services = pair.one.state.services
+    catalogue = await services.catalog.catalogue()
+    item = {"id": catalogue.external_ids[1], "score": 0.123456, "title": "Ünï"}
+    found = RankedList(orjson.dumps(item), (1,))
+    again = _decoded(_encoded(found), catalogue)
+    assert again is not None
+    assert (again.json, again.ids) == (found.json, found.ids)
+    assert _decoded(None, catalogue) is None
+    empty = _decoded(_encoded(RankedList(b"", ())), catalogue)
+    assert empty is not None
+    assert (empty.json, empty.ids) == (b"", ())
+
+
+async def test_two_databases_in_one_redis_do_not_meet(
+    settings: Settings, tmp_path: Path, redis_url: str, redis_prefix: str
+) -> None:
+    more = {"redis_url": redis_url, "redis_prefix": redis_prefix}
+    one = await build_services(settings.model_copy(update=more))
+    other = load_settings(data_dir=tmp_path / "other", **more)
+    two = await build_services(other)
+    try:
+        assert one.shared is not None
+        assert two.shared is not None
+        for shared in (one.shared, two.shared):
+            await until(lambda shared=shared: shared.available)
+        one.shared.put("k", b"v")
+        await until(lambda: one.shared is not None and one.shared.calls["stored"] == 1)
+        assert await one.shared.get("k") == b"v"
+        assert await two.shared.get("k") is None
+    finally:
+        await one.close()
+        await two.close()
