@@ -1,9 +1,10 @@
 """Memory of the server and of the training, with five million events taken over HTTP.
 
-    python -m benchmarks.faults.memory [EVENTS]
+    python -m benchmarks.faults.memory [EVENTS [MINUTES]]
 
 Events of 200,000 users and 20,000 items, popular ones more often, in lists of 10,000; then one pass
-of NBPR with 8 factors over all of them, and lists for users at random. On SQLite.
+of NBPR with 8 factors over all of them, and for some minutes lists for users at random while events
+of theirs come in, with caches so small that they are full after the first minute. On SQLite.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from benchmarks.faults.training import ENDED
 from benchmarks.report import publish
 from deploy.processes import NcrServer, NcrWorker
 
-USERS, ITEMS, ROWS, CLIENTS, LISTS = 200_000, 20_000, 10_000, 4, 5_000
+USERS, ITEMS, ROWS, CLIENTS, LOADERS = 200_000, 20_000, 10_000, 4, 8
+# Full within a minute: what grows after that is no cache.
+CACHES = {
+    "NCR_LIST_CACHE_BYTES": str(8 * 2**20),
+    "NCR_CANDIDATE_CACHE_BYTES": str(8 * 2**20),
+    "NCR_PROFILE_CACHE_BYTES": str(4 * 2**20),
+}
 COLUMNS = ["after", "seconds", "a second", "server MiB", "server's peak MiB", "training's peak MiB"]
 
 
@@ -59,10 +66,10 @@ async def _ingest(base: str, events: int) -> None:
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
 
-def run(events: int) -> list[list[Any]]:
+def run(events: int, minutes: int) -> list[list[Any]]:
     rows: list[list[Any]] = []
     with place("sqlite") as where:
-        env = where.env(NCR_MODEL_POLL_SECONDS="0.2")
+        env = where.env(NCR_MODEL_POLL_SECONDS="0.2", **CACHES)
         with (
             NcrServer(env, where.folder / "server.log") as server,
             httpx2.Client(base_url=server.url, timeout=120) as client,
@@ -95,32 +102,40 @@ def run(events: int) -> list[list[Any]]:
             while client.get("/recommend/user-1").json()["model_version"] != version:
                 time.sleep(0.1)
             note("a model trained and loaded", time.perf_counter() - started, None)
-            started = time.perf_counter()
-            _ask(server.url, LISTS)
-            note(f"{LISTS:,} users' lists", time.perf_counter() - started, LISTS)
+            for minute in range(minutes):
+                started = time.perf_counter()
+                lists = _ask(server.url, 60.0, minute)
+                note(f"minute {minute + 1} of load", time.perf_counter() - started, lists)
     return rows
 
 
-def _ask(base: str, lists: int) -> None:
-    choose = np.random.default_rng(1)
-    users = choose.integers(0, USERS, lists).tolist()
+def _ask(base: str, seconds: float, seed: int) -> int:
+    """Lists from several clients at a time, every fiftieth after an event of that user."""
+    until = time.perf_counter() + seconds
+    counts = [0] * LOADERS
 
-    def client(mine: list[int]) -> None:
+    def client(number: int) -> None:
+        choose = np.random.default_rng([seed, number])
         with httpx2.Client(base_url=base, timeout=60) as http:
-            for user in mine:
-                http.get(f"/recommend/user-{user}").raise_for_status()
+            while time.perf_counter() < until:
+                user = f"user-{choose.integers(USERS)}"
+                if counts[number] % 50 == 0:
+                    event = {"user": user, "item": f"item-{choose.integers(ITEMS)}"}
+                    http.post("/events", json=event).raise_for_status()
+                http.get(f"/recommend/{user}").raise_for_status()
+                counts[number] += 1
 
-    threads = [threading.Thread(target=client, args=(users[n::8],)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(LOADERS) as pool:
+        for done in [pool.submit(client, number) for number in range(LOADERS)]:
+            done.result()
+    return sum(counts)
 
 
-def main(events: int) -> None:
-    rows = run(events)
-    publish("faults-memory", COLUMNS, rows, users=USERS, items=ITEMS, events=events)
+def main(events: int, minutes: int) -> None:
+    rows = run(events, minutes)
+    publish("faults-memory", COLUMNS, rows, users=USERS, items=ITEMS, events=events, caches=CACHES)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5_000_000)
+    given = [int(argument) for argument in sys.argv[1:3]]
+    main(*(given + [5_000_000, 15][len(given) :]))
