@@ -25,7 +25,7 @@ from benchmarks.faults.training import ENDED
 from benchmarks.report import publish
 from deploy.processes import NcrServer, NcrWorker
 
-USERS, ITEMS, ROWS, CLIENTS, LOADERS = 200_000, 20_000, 10_000, 4, 8
+USERS, ITEMS, ROWS, CLIENTS, LOADERS = 200_000, 20_000, 10_000, 2, 8
 # Full within a minute: what grows after that is no cache.
 CACHES = {
     "NCR_LIST_CACHE_BYTES": str(8 * 2**20),
