@@ -17,13 +17,13 @@ from app.core import health, metrics
 from app.core.errors import install_error_handlers
 from app.core.limits import Limiter
 from app.core.metrics import HttpMetrics, OnScrape, new_registry
-from app.core.middleware import BodyLimit, RawPath, RequestContext
+from app.core.middleware import AnswerRefusals, BodyLimit, RawPath, RequestContext
 from app.core.migrations import schema_is_current
 from app.core.openapi import describe
 from app.core.overload import Concurrency
 from app.core.security import Security
 from app.core.settings import Settings
-from app.core.tracing import Tracing, tracer_provider
+from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics
 from app.jobs.endpoints import router as jobs_router
@@ -94,7 +94,7 @@ def create_app(
             readiness.draining = True
             await services.close()
             if provider is not None:
-                await asyncio.to_thread(provider.shutdown)
+                await shut_down(provider)
 
     app: FastAPI = FastAPIOffline(
         title="Neural collaborative ranking",
@@ -135,6 +135,7 @@ def create_app(
         limit=settings.max_concurrency,
         on_refused=ranking.refused.inc,
     )
+    app.add_middleware(AnswerRefusals)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(

@@ -57,6 +57,7 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
         access_log=False,
         server_header=False,
         http=http_protocol(),
+        ws="none",
         # Two thirds for requests under way, a third for the events they left to be written.
         timeout_graceful_shutdown=max(1, int(settings.drain_seconds * 2 / 3 - notice)),
     )
@@ -100,9 +101,11 @@ async def _check(settings: Settings) -> bool:
     from app.core.database import Database
     from app.core.migrations import ensure_schema
     from app.keys.service import KeyService
+    from app.models.store import store_of
     from ncr_core.training import resolve_device
 
     resolve_device(settings.device)
+    store_of(settings).close()
     database = Database(settings.effective_database_url)
     try:
         await ensure_schema(database)

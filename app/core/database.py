@@ -38,6 +38,8 @@ class Database:
             # PostgreSQL writes 1e300 out as an integer; here it becomes the float again.
             "json_deserializer": orjson.loads,
             "pool_size": pool_size,
+            # What clients sent stays out of errors, and so out of logs.
+            "hide_parameters": True,
         }
         if self.dialect == "sqlite":
             assert self.url.database  # noqa: S101 - the settings refuse a database in memory
@@ -45,7 +47,14 @@ class Database:
             options["connect_args"] = {"isolation_level": None, "timeout": BUSY_SECONDS}
         else:
             options["pool_pre_ping"] = True
-            options["connect_args"] = {"connect_timeout": 5}
+            # A server that is cut off, with nothing to say so, is given up within seconds.
+            options["connect_args"] = {
+                "connect_timeout": 5,
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 10_000,
+            }
         self._engine = create_async_engine(self.url, **options)
         self.commits = 0
         """Transactions that this process has ended: who has seen that many misses none of ours."""

@@ -69,10 +69,10 @@ class Limiter:
 
     def bounds(self, rate: float | None, burst: int | None) -> tuple[float, int]:
         """A caller's rate and burst: their own, else the service's. A rate of 0 has no bound."""
+        if burst is None and rate is None:
+            burst = self._burst or None
         rate = self._rate if rate is None else rate
-        if burst is None:
-            burst = self._burst or max(1, math.ceil(2 * rate))
-        return rate, burst
+        return rate, max(1, math.ceil(2 * rate)) if burst is None else burst
 
     async def take(self, caller: str, rate: float, burst: int) -> Taken:
         if self._shared is not None:

@@ -136,6 +136,28 @@ class RequestContext:
                 )
 
 
+class AnswerRefusals:
+    """Within all that looks at answers: what other middleware raises becomes one to be seen."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except AppError as error:
+            if started or scope["type"] != "http":
+                raise
+            await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
+
+
 class RawPath:
     """Routes on the path as it was sent, so that an id with `%2F` in it stays one segment."""
 

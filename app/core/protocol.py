@@ -21,6 +21,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _in_head = True
     _in_body = False
+    _completed = False
     _head_bytes = 0
     _since = 0.0
 
@@ -35,11 +36,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
+        self._completed = False
         super().data_received(data)
         if self._in_body:
             self._since = self.loop.time()
-        elif self._in_head and not self.transport.is_closing():
-            # Counted by what came: the parser tells of a header when it has all of it.
+        elif self._in_head and not self._completed and not self.transport.is_closing():
+            # Counted by what came: the parser tells of a header when it has all of it. What came
+            # together with the end of the request before is let off.
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The head of the request is too large.")
@@ -54,7 +57,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_body = False
+        self._in_body, self._completed = False, True
         super().on_message_complete()
 
     def _look_again(self) -> None:

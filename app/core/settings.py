@@ -182,6 +182,19 @@ class Settings(BaseSettings):
     def _redis_url(cls, url: str | None) -> str | None:
         if url and not url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("needs redis://, rediss:// or unix://")
+        if url:
+            from redis.asyncio.connection import parse_url
+
+            try:
+                parse_url(url)
+            except ValueError:
+                # Its message holds a part of the URL, which may be one of the password.
+                raise ValueError("is not a Redis URL; is the password URL-encoded?") from None
+        return url or None
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _otlp_endpoint(cls, url: str | None) -> str | None:
         return url or None
 
     @field_validator("admin_key")

@@ -15,6 +15,7 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeout
 
 from app.core.limits import Taken, verdict
 from app.core.logging import get_logger
@@ -23,9 +24,13 @@ log = get_logger(__name__)
 
 ANSWER_SECONDS = 0.05
 PROBE_SECONDS = 1.0
-MAX_CONNECTIONS = 256
+MAX_CALLS = 8
+"""At a time; others wait for their turn. More would only wait for one another within the server."""
+LATE_IN_A_ROW = 5
+"""Calls without an answer in time, after which it is away: a busy moment of our own is not that."""
 VALUE_SECONDS = 3600
 MAX_PENDING = 256
+SILENT_SECONDS = 5.0
 QUIET_SECONDS = 0.005
 """Between two hints of the same kind."""
 
@@ -50,6 +55,10 @@ return {allowed, tostring(tokens)}
 OnHint = Callable[[], None]
 
 
+def _nothing() -> None:
+    pass
+
+
 class Shared:
     """A Redis, as far as it can be had. ``start()`` before use, ``close()`` after."""
 
@@ -60,12 +69,12 @@ class Shared:
             # The default tries again for seconds, with a request waiting.
             "retry": Retry(NoBackoff(), 0),
         }
-        self._client: redis.Redis = redis.Redis.from_url(
-            url, max_connections=MAX_CONNECTIONS, **options
-        )
+        self._client: redis.Redis = redis.Redis.from_url(url, **options)
+        self._turns = asyncio.Semaphore(MAX_CALLS)
+        self._late = 0
         # Listening is waiting: no time limit on answers, only on connecting.
         self._listener: redis.Redis = redis.Redis.from_url(
-            url, **(options | {"socket_timeout": None, "health_check_interval": 5})
+            url, **(options | {"socket_timeout": None, "socket_keepalive": True})
         )
         self._prefix = prefix
         self._take = self._client.register_script(_TAKE)
@@ -152,10 +161,12 @@ class Shared:
                 async with self._listener.pubsub() as channel:
                     await channel.subscribe(f"{self._prefix}:hints")
                     self._call_all()  # something may have happened while nobody listened
-                    async for message in channel.listen():
-                        handler = self._handlers.get(message["data"])
-                        if message["type"] == "message" and handler is not None:
-                            handler()
+                    while True:
+                        message = await channel.get_message(timeout=SILENT_SECONDS)
+                        if message is None:  # it may be quiet, or gone without a word
+                            await channel.ping()
+                        elif message["type"] == "message":
+                            self._handlers.get(message["data"], _nothing)()
             except (RedisError, OSError):
                 pass
             await asyncio.sleep(PROBE_SECONDS)
@@ -167,21 +178,31 @@ class Shared:
     # Whether it is there
 
     async def _try(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await call()
-        except ResponseError as error:
-            # It is there and refuses: it is full, or something else bears that name.
-            self.calls["failed"] += 1
-            log.debug("redis refused", error=str(error))
-        except (RedisError, OSError, TimeoutError) as error:
-            self.calls["failed"] += 1
-            self._gone(error)
+        async with self._turns:
+            if not self.available:
+                return None  # gone while this waited for its turn
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    answer = await call()
+            except ResponseError as error:
+                # It is there and refuses: it is full, or something else bears that name.
+                self._late = 0
+                log.debug("redis refused", error=str(error))
+            except (TimeoutError, RedisTimeout) as error:
+                self._late += 1
+                if self._late >= LATE_IN_A_ROW:
+                    self._gone(error)
+            except (RedisError, OSError) as error:
+                self._gone(error)
+            else:
+                self._late = 0
+                return answer
+        self.calls["failed"] += 1
         return None
 
     def _gone(self, error: BaseException) -> None:
         if self.available:
-            self.available = False
+            self.available, self._late = False, 0
             log.warning("redis is away: going on without it", error=type(error).__name__)
 
     async def _watch(self) -> None:
@@ -190,8 +211,6 @@ class Shared:
             if not self.available:
                 try:
                     async with asyncio.timeout(ANSWER_SECONDS * 4):
-                        # A connection of its own time: the pool's may be those that were cut.
-                        await self._client.connection_pool.disconnect(inuse_connections=False)
                         await self._client.ping()
                 except (RedisError, OSError, TimeoutError):
                     pass

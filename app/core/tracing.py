@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +31,24 @@ def tracer_provider(endpoint: str) -> TracerProvider:
     provider = TracerProvider(resource=about)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=5)))
     return provider
+
+
+SHUT_DOWN_SECONDS = 2.0
+
+
+async def shut_down(provider: TracerProvider) -> None:
+    """Sends what is left, if that is quick: a collector that is away must not keep us here."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        provider.shutdown()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(done.set)
+
+    # Not in the loop's own pool, the end of which would wait for it.
+    threading.Thread(target=work, daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), SHUT_DOWN_SECONDS)
 
 
 class Tracing:
@@ -58,7 +79,12 @@ class Tracing:
         }
         method = scope["method"]
         with self._tracer.start_as_current_span(
-            method, context=self._extract(carrier), kind=self._server
+            method,
+            context=self._extract(carrier),
+            kind=self._server,
+            # The text of an exception may hold what a client sent.
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             status = 0
 

@@ -165,20 +165,30 @@ class EventWriter:
         try:
             results = await self._commit([request.rows for request in group])
         except Exception as error:
-            if len(group) > 1:
+            told = _told(error)
+            if isinstance(told, Unavailable):
+                # The database is away: each by itself would wait for it, one after another.
+                for request in group:
+                    _fail(request, told)
+            elif len(group) > 1:
                 log.warning("group commit failed, one by one now", requests=len(group))
                 # One request that cannot be written must not take the others with it.
                 for request in group:
                     await self._write([request])
-            elif not group[0].done.done():
-                group[0].done.set_exception(_told(error))
-                # The caller may have gone; nobody would ever look at the exception then.
-                group[0].done.exception()
+            else:
+                _fail(group[0], told)
             return
         self.on_group(sum(len(r.rows) for r in group), time.perf_counter() - started)
         for request, result in zip(group, results, strict=True):
             if not request.done.done():
                 request.done.set_result(result)
+
+
+def _fail(request: _Request, told: Exception) -> None:
+    if not request.done.done():
+        request.done.set_exception(told)
+        # The caller may have gone; nobody would ever look at the exception then.
+        request.done.exception()
 
 
 def _told(error: Exception) -> Exception:

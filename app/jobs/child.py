@@ -1,7 +1,7 @@
 """The process that a job is done in: `python -m app.jobs.child`, started by a worker.
 
 It reads one line of JSON from standard input, which then stays open: when it closes, or when
-nothing comes through it for as long as the job's lease, the worker is gone or stopped, and so is
+nothing comes through it for most of the job's lease, the worker is gone or stopped, and so is
 this process: another worker may have begun the same job. It answers in lines of JSON on standard
 output: ``{"progress": …}``, and at the end ``{"done": …}`` or ``{"failed": "why"}``.
 """
@@ -32,8 +32,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     order = json.loads(sys.stdin.readline())
-    lease = float(order["lease_s"])
-    threading.Thread(target=_die_with_the_worker, args=(lease,), daemon=True).start()
+    patience = float(order["patience_s"])
+    threading.Thread(target=_die_with_the_worker, args=(patience,), daemon=True).start()
     os.nice(5)  # requests come first
 
     from safetensors import SafetensorError
@@ -138,9 +138,9 @@ def _answer(answers: TextIO, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _die_with_the_worker(lease: float) -> None:
+def _die_with_the_worker(patience: float) -> None:
     pipe = sys.stdin.fileno()
-    while select.select([pipe], [], [], lease)[0]:
+    while select.select([pipe], [], [], patience)[0]:
         if not os.read(pipe, 4096):
             os._exit(1)
     os._exit(LEASE_OVER)

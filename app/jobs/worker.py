@@ -65,7 +65,10 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set; a job under way then goes back into the queue."""
         log.info("worker started", owner=self._owner)
-        await self._models.sweep()
+        try:
+            await self._models.sweep()
+        except Exception as error:
+            log.warning("left-overs not removed", error=str(error).partition("\n")[0])
         while not stop.is_set():
             try:
                 worked = await self.run_once(stop)
@@ -166,7 +169,8 @@ class Worker:
             "params": claim.params,
             "device": self._settings.device,
             "version": version,
-            "lease_s": self._settings.job_lease_seconds,
+            # Gone before the lease is over, and another worker's training begins.
+            "patience_s": 0.8 * self._settings.job_lease_seconds,
             "folder": str(self._models.folder(version).resolve()),
             "upload_patience_s": UPLOAD_LEASES * self._settings.job_lease_seconds,
             "settings": {
@@ -202,7 +206,9 @@ class Worker:
                     return None
                 news = False
                 if line.done():
-                    message = json.loads(line.result() or b"null")
+                    # What does not end in a new line was cut off with the process.
+                    whole = line.result().endswith(b"\n")
+                    message = json.loads(line.result()) if whole else None
                     if message is None:
                         code = await child.wait()
                         if (

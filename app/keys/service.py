@@ -41,13 +41,15 @@ class KeyService:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._known: dict[str, KeyRow] = {}
+        self._ever = False
         self._read_at = -float("inf")
         self._reads: SingleFlight[None, None] = SingleFlight()
 
     async def any(self) -> bool:
         """Whether there ever was a key: then none but their bearers are let in."""
         await self._refresh(KNOWN_SECONDS)
-        return bool(self._known)
+        self._ever = self._ever or bool(self._known)
+        return self._ever
 
     async def identify(self, key: bytes) -> Caller | None:
         """Whose key this is; None for one that is not, or not any more."""
@@ -81,6 +83,8 @@ class KeyService:
             raise SettingsError(f"the rate must be above 0 and at most {MAX_RATE:,.0f}")
         if burst is not None and not 1 <= burst <= MAX_RATE:
             raise SettingsError(f"the burst must be 1 to {MAX_RATE:,.0f}")
+        if burst is not None and rate is None:
+            raise SettingsError("a burst needs a rate of the key's own")
         key_id = secrets.token_hex(6)
         key = f"ncr_{key_id}_{secrets.token_urlsafe(32)}"
         row = KeyRow(

@@ -102,9 +102,12 @@ class ModelHost:
                 await self._look_for_candidates(model)
             except Exception as error:
                 # Not only a damaged file: too little memory for it, say. The old one goes on.
-                self.refused = str(error).partition("\n")[0] or type(error).__name__
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                # Readiness shows it to everyone: others may name addresses.
+                known = isinstance(error, CheckpointError)
+                self.refused = reason if known else f"it cannot be loaded: {type(error).__name__}"
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-                log.error("model refused", version=activation.version, reason=self.refused)
+                log.error("model refused", version=activation.version, reason=reason)
             else:
                 self.current, self.refused = model, None
                 self._on_model(model)

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from app import __version__
 from app.catalog.service import CatalogService
 from app.catalog.view import Catalogue
 from app.core.cache import ByteCache, SingleFlight
@@ -164,15 +165,18 @@ class RecommendService:
 
     async def _personal(self, key: Hashable, asked: Asked) -> RankedList:
         """The model's own list; empty where it knows nothing of the user."""
-        name = None if self._shared is None else f"list:{asked.model.n_candidates}:{_digest(key)}"
+        request = _request(asked)
+        if request is None:
+            return EMPTY
+        name = None
+        if self._shared is not None:
+            # Servers of another version or setting may rank, or describe items, in another way.
+            name = f"list:{_digest((__version__, asked.model.n_candidates, key))}"
         if self._shared is not None and name is not None:
             found = _decoded(await self._shared.get(name), asked.catalogue)
             if found is not None:
                 self._keep(key, found, asked.filters)
                 return found
-        request = _request(asked)
-        if request is None:
-            return EMPTY
         source = "model" if request.fold_in_items is None else "fold_in"
         ids = asked.model.rows(asked.catalogue).internal
         ranked = await self._batcher.rank(asked.model, request, asked.gone, asked.on_slow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
@@ -11,9 +12,11 @@ import tempfile
 from pathlib import Path
 
 from app.core.errors import NotFound
+from app.models.contents import files_of
 from app.services import Services
 from app.transfer.archive import BLOCK, ArchiveWriter, Backup, Report, TransferError
 from app.transfer.files import sync_folder
+from ncr_core.checkpoint import MANIFEST
 from ncr_core.errors import CheckpointError
 
 
@@ -21,11 +24,14 @@ async def pack_checkpoint(services: Services, archive: ArchiveWriter, version: s
     """Adds a version's checkpoint and its candidates; False if there is no sound checkpoint."""
     try:
         folder = await services.models.local_folder(version)
-        candidates = await services.models.fetch_candidates(version)
+        names = sorted((*files_of(folder), MANIFEST))
     except (CheckpointError, NotFound):
         return False
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        await asyncio.to_thread(_pack, archive, f"models/{version}/{path.name}", path)
+    candidates = None
+    with contextlib.suppress(CheckpointError):  # they can be computed again
+        candidates = await services.models.fetch_candidates(version)
+    for name in names:  # and nothing else that may lie there
+        await asyncio.to_thread(_pack, archive, f"models/{version}/{name}", folder / name)
     if candidates is not None:
         await asyncio.to_thread(_pack, archive, _candidates_member(version), candidates)
     return True

@@ -4,7 +4,8 @@
 
 Two workers, one of which is killed each round while it trains, half of the time just when it is
 about to publish; the other one takes the job up. In the last rounds a worker is stopped for longer
-than its lease, with its training at the end, and then goes on: it must publish nothing.
+than its lease while it trains, and then goes on: it must publish nothing, and its training must
+have ended before the other worker's began.
 """
 
 from __future__ import annotations
@@ -67,12 +68,15 @@ def kill_one(client: httpx2.Client, workers: list[NcrWorker], *, late: bool) -> 
 
 def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
     """A round with a worker that sleeps past its lease and wakes with a model in its hands."""
-    job_id = submit(client, seed=random.randrange(1000))
-    wait_for(client, job_id, lambda job: (job["progress"] or {}).get("epoch", 0) >= 1)
+    # So long that it is under way for sure, and would not be done within the lease.
+    job_id = submit(client, seed=random.randrange(1000), epochs=500)
+    wait_for(
+        client, job_id, lambda job: has_ended(job) or (job["progress"] or {}).get("epoch", 0) >= 1
+    )
     victim = _owner(workers)
     if victim is None:
         raise AssertionError("nobody trains")
-    victim.pause()  # its training goes on, and waits to be asked for its model
+    victim.pause()
     time.sleep(PAST_LEASE)
     wait_for(client, job_id, lambda job: job["attempt"] == 2 or has_ended(job))
     victim.resume()

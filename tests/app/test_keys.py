@@ -126,6 +126,7 @@ async def test_nothing_that_opens_is_kept(services: Services) -> None:
         ("x", [Role.READ], 0.0, None),
         ("x", [Role.READ], -1.0, None),
         ("x", [Role.READ], 1.0, 0),
+        ("x", [Role.READ], None, 5),
     ],
 )
 async def test_keys_that_make_no_sense(

@@ -93,6 +93,15 @@ async def test_headers_and_the_refusal(services: Services, settings: Settings) -
         assert (await client.get("/health/live")).status_code == 200
 
 
+def test_whose_rate_and_burst_count() -> None:
+    limiter = Limiter(100.0, 1000)
+    assert limiter.bounds(None, None) == (100.0, 1000)
+    assert limiter.bounds(3.0, None) == (3.0, 6)  # of two seconds, and not the service's
+    assert limiter.bounds(3.0, 50) == (3.0, 50)
+    assert Limiter(0.0, 0).bounds(None, None)[0] == 0
+    assert Limiter(2.5, 0).bounds(None, None) == (2.5, 5)
+
+
 async def test_the_setting_bounds_every_key_and_an_open_service(settings: Settings) -> None:
     app = create_app(settings.model_copy(update={"rate_limit": 0.01, "rate_burst": 3}))
     async with app.router.lifespan_context(app), client_of(app) as client:

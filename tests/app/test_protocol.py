@@ -18,8 +18,8 @@ EVENT = b'{"user": "u", "item": "i"}\n'
 
 
 class Impatient(BoundedProtocol):
-    head_seconds = 0.4
-    silent_seconds = 0.4
+    head_seconds = 1.5
+    silent_seconds = 1.5
 
 
 @pytest.fixture
@@ -82,7 +82,18 @@ async def test_who_is_slow_but_goes_on_is_waited_for(port: int) -> None:
         HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n",
         *pieces,
         b"0\r\n\r\n",
-        pause=0.1,
+        pause=0.05,
     )
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert b'"accepted":5' in answer
+
+
+async def test_the_next_request_may_begin_in_the_same_breath(port: int) -> None:
+    """What came with a body does not count as part of the next head."""
+    body = b"[" + b",".join([EVENT.strip()] * 3000) + b"]"
+    head = b"POST /events HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    first = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    second = b"GET /items HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    answer = await talk(port, first + second, b"\r\n", pause=0.05)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1 200 ") == 2

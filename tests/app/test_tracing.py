@@ -50,6 +50,7 @@ async def test_a_request_is_a_span_of_the_clients_trace(
         headers = {"traceparent": f"00-{trace}-{parent}-01", "X-Request-ID": "r-1"}
         assert (await client.get("/recommend/ann", headers=headers)).status_code == 200
         assert (await client.get("/items/none")).status_code == 404
+        assert (await client.post("/items", content=b"x")).status_code == 415
         assert (await client.get("/health/live")).status_code == 200
     spans = [
         span
@@ -58,7 +59,14 @@ async def test_a_request_is_a_span_of_the_clients_trace(
         for scope in resource.scope_spans
         for span in scope.spans
     ]
-    assert sorted(span.name for span in spans) == ["GET /items/{item}", "GET /recommend/{user}"]
+    assert sorted(span.name for span in spans) == [
+        "GET /items/{item}", "GET /recommend/{user}", "POST",
+    ]  # fmt: skip
+    (refused,) = (span for span in spans if span.name == "POST")
+    assert not refused.events
+    assert {a.key: a.value.int_value for a in refused.attributes}[
+        "http.response.status_code"
+    ] == 415
     (mine,) = (span for span in spans if "recommend" in span.name)
     assert mine.trace_id.hex() == trace
     assert mine.parent_span_id.hex() == parent
