@@ -26,6 +26,7 @@ log = get_logger(__name__)
 
 MAX_ATTEMPTS = 3
 UPLOAD_LEASES = 10  # for so many leases' time an upload is tried: training it again costs more
+PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
 LINE_BYTES = 2**20  # of the child's answers: its summary is the longest
 
 OnProgress = Callable[[dict[str, Any]], None]
@@ -193,18 +194,19 @@ class Worker:
         """Reads the child's answers and keeps the lease; its summary, or None if told to stop."""
         assert child.stdout is not None  # noqa: S101 - it is a pipe
         beat = self._settings.job_lease_seconds / 3
-        progress: dict[str, Any] | None = None
+        progress: dict[str, Any] | None = None  # what has not been written yet
         line = asyncio.ensure_future(child.stdout.readline())
         stopped = asyncio.ensure_future(stop.wait())
         beats = asyncio.get_running_loop().time()
         try:
             while True:
                 await asyncio.wait(
-                    {line, stopped}, timeout=min(beat, 1.0), return_when="FIRST_COMPLETED"
+                    {line, stopped},
+                    timeout=min(beat, 1.0) if progress is None else PROGRESS_SECONDS,
+                    return_when="FIRST_COMPLETED",
                 )
                 if stopped.done():
                     return None
-                news = False
                 if line.done():
                     # What does not end in a new line was cut off with the process.
                     whole = line.result().endswith(b"\n")
@@ -224,16 +226,18 @@ class Worker:
                         return done
                     if "failed" in message:
                         raise TrainingFailed(message["failed"])
-                    progress, news = message["progress"], True
+                    progress = message["progress"]
                     if on_progress is not None:
                         on_progress(message["progress"])
                     line = asyncio.ensure_future(child.stdout.readline())
                 now = asyncio.get_running_loop().time()
-                if news or now - beats >= min(beat, 2.0):
+                since = now - beats
+                if since >= min(beat, 2.0) or (progress and since >= PROGRESS_SECONDS):
                     beats = now
                     if child.stdin is not None:
                         child.stdin.write(b".")  # a worker that is stopped does not, and it ends
-                    await self._beat(claim, progress if news else None)
+                    await self._beat(claim, progress)
+                    progress = None
         finally:
             for task in (line, stopped):
                 task.cancel()
