@@ -68,14 +68,15 @@ def kill_one(client: httpx2.Client, workers: list[NcrWorker], *, late: bool) -> 
 
 def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
     """A round with a worker that sleeps past its lease and wakes with a model in its hands."""
-    # So long that it is under way for sure, and would not be done within the lease.
-    job_id = submit(client, seed=random.randrange(1000), epochs=500)
-    wait_for(
-        client, job_id, lambda job: has_ended(job) or (job["progress"] or {}).get("epoch", 0) >= 1
-    )
-    victim = _owner(workers)
+    job_id = submit(client, seed=random.randrange(1000))
+    # Its process needs longer than the lease to be done, wherever it is stopped on the way.
+    victim = None
+    until = time.monotonic() + 60
+    while victim is None and time.monotonic() < until:
+        victim = _owner(workers)
     if victim is None:
         raise AssertionError("nobody trains")
+    time.sleep(random.uniform(0, 1.5))
     victim.pause()
     time.sleep(PAST_LEASE)
     # On SQLite one that was stopped just while it wrote holds the file's lock until it goes on.
