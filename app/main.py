@@ -53,6 +53,7 @@ TAGS = [
 STOP_SECONDS = 3.0  # for a worker to give its job back
 
 ROUTERS = (
+    recommend_router,  # first: nothing is asked for as often
     events_router,
     catalog_router,
     jobs_router,
@@ -110,10 +111,9 @@ def create_app(
     app.state.metrics = registry = new_registry()
     app.state.ranker_metrics = ranking = RankerMetrics(registry)
     install_error_handlers(app)
-    # First, and not through a router within the router: nothing is asked for as often.
-    app.router.routes[:0] = recommend_router.routes
-    for router in ROUTERS:
-        app.include_router(router)
+    # Before the pages of the documentation, and not as routers within the router: each of those
+    # would look at every request by itself.
+    app.router.routes[:0] = [route for router in ROUTERS for route in router.routes]
 
     describe(app, keyed=settings.admin_key is not None)
 

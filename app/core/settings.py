@@ -153,7 +153,8 @@ class Settings(BaseSettings):
     """Waiting events are written at once when there are this many of them."""
 
     event_group_ms: float = Field(default=5, ge=0)
-    """Waiting events are written after this many milliseconds at the latest."""
+    """Waiting events are written after this many milliseconds at the latest; sooner when there are
+    enough for a group, or no more have come for a millisecond."""
 
     event_buffer_rows: int = Field(default=20_000, ge=1)
     """How many events may wait to be written; beyond it the answer is 503."""
