@@ -6,7 +6,8 @@ import app.catalog.tables
 import app.events.tables
 import app.jobs.tables
 import app.keys.tables
-import app.models.tables  # noqa: F401
+import app.models.tables
+import app.trials.tables  # noqa: F401
 from app.core.metadata import metadata
 
 __all__ = ["metadata"]

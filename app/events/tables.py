@@ -18,6 +18,8 @@ users = sa.Table(
     sqlite_autoincrement=True,
 )
 
+_ATTRIBUTED = sa.text("recommendation_id IS NOT NULL")
+
 events = sa.Table(
     "events",
     metadata,
@@ -35,6 +37,13 @@ events = sa.Table(
     # Both hold all that their query needs: a user's items in order, an item's distinct users.
     sa.Index("ix_events_user_id_seq", "user_id", "seq", "item_id"),
     sa.Index("ix_events_item_id_user_id", "item_id", "user_id"),
+    # A version's clicks: a recommendation's id begins with the version.
+    sa.Index(
+        "ix_events_recommendation_id",
+        "recommendation_id",
+        sqlite_where=_ATTRIBUTED,
+        postgresql_where=_ATTRIBUTED,
+    ),
 )
 
 # The seqs that no event has: an event was deleted, or a user erased. Of an erased user nothing is
@@ -44,4 +53,18 @@ retractions = sa.Table(
     metadata,
     sa.Column("seq", RowId, primary_key=True, autoincrement=False),
     sa.Column("user_id", sa.BigInteger, nullable=False),
+)
+
+# Which of two items a user said to prefer.
+preferences = sa.Table(
+    "preferences",
+    metadata,
+    # From the same counter as the events': the two share one order, and one way to miss nothing.
+    sa.Column("seq", RowId, primary_key=True, autoincrement=False),
+    sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=False),
+    sa.Column("winner_id", sa.BigInteger, sa.ForeignKey("items.id"), nullable=False),
+    sa.Column("loser_id", sa.BigInteger, sa.ForeignKey("items.id"), nullable=False),
+    sa.Column("timestamp", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("winner_id <> loser_id", name="two_items"),
+    sa.Index("ix_preferences_user_id_seq", "user_id", "seq"),
 )

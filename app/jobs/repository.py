@@ -88,7 +88,7 @@ class JobRepository:
                     status=sa.case((jobs.c.cancel_requested, "cancelled"), else_="failed"),
                     error=sa.case(
                         (jobs.c.cancel_requested, None),
-                        else_=f"its worker disappeared {max_attempts} times",
+                        else_=f"its worker disappeared or stood still {max_attempts} times",
                     ),
                     finished_at=now,
                 )
@@ -180,6 +180,11 @@ class JobRepository:
                 .where(_held(claim))
                 .values(status="queued", owner=None, lease_until=None, attempt=claim.attempt - 1)
             )
+
+    async def abandon(self, claim: Claim) -> None:
+        """Ends a lease early, as when its worker cannot go on: the attempt counts."""
+        async with self.database.write() as conn:
+            await conn.execute(jobs.update().where(_held(claim)).values(lease_until=0))
 
     async def request_cancel(self, job_id: str) -> None:
         """Cancels at once what waits; what runs is told by the next heartbeat."""

@@ -41,3 +41,13 @@ jobs = sa.Table(
         postgresql_where=_ONE_RUNNING,
     ),
 )
+
+# What starts a training by itself, and when it last did: whichever worker looks first.
+triggers = sa.Table(
+    "triggers",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("fired_at", sa.BigInteger, nullable=False),
+    # The last seq that there was then.
+    sa.Column("fired_seq", sa.BigInteger, nullable=False),
+)

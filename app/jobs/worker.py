@@ -44,6 +44,10 @@ class Stopped(Exception):  # noqa: N818 - asked for
     """The worker was told to stop."""
 
 
+class Stalled(Exception):  # noqa: N818 - it is what happened
+    """The worker stood still for nearly a lease's time, and its training process gave up."""
+
+
 class TrainingFailed(Exception):  # noqa: N818 - it is the job that failed
     """The training process said why it could not go on, in one line."""
 
@@ -99,6 +103,11 @@ class Worker:
         except Stopped:
             await self._jobs.requeue(claim)
             log.info("job given back", job_id=claim.job_id)
+        except Stalled:
+            # Another attempt, as after a worker that died: a machine that is too slow for the job
+            # would else begin it for ever.
+            await self._jobs.abandon(claim)
+            log.warning("job given up: this worker stood still", job_id=claim.job_id)
         except Cancelled:
             await self._end(claim, "cancelled")
         except TrainingFailed as error:
@@ -213,10 +222,8 @@ class Worker:
                     message = json.loads(line.result()) if whole else None
                     if message is None:
                         code = await child.wait()
-                        if (
-                            code == LEASE_OVER
-                        ):  # all of us slept: back into the queue, if still ours
-                            return None
+                        if code == LEASE_OVER:
+                            raise Stalled
                         raise TrainingFailed(
                             f"the training process ended with exit code {code}"
                             + (": it was killed, perhaps for want of memory" if code == -9 else "")

@@ -75,7 +75,9 @@ async def get_model(registry: Registry, version: PathId) -> Response:
     responses={200: {"model": ModelOut}, **problem_responses(404, 409)},
 )
 async def activate(registry: Registry, version: PathId) -> Response:
-    """The checkpoint is read and verified first: a damaged one is refused with 409."""
+    """The checkpoint is read and verified first: a damaged one is refused with 409, and with 503
+    one that cannot be fetched while the store is away. The version before then stays.
+    """
     activation = await registry.activate(version)
     row = await registry.get(version)
     return json_response(row.as_json(activation))

@@ -18,6 +18,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from app.core.errors import SettingsError
+from app.models.store import StoreUnavailable
 from ncr_core.errors import CheckpointError
 
 CALL_SECONDS = 20.0
@@ -139,13 +140,15 @@ class RemoteFiles:
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Makes a CheckpointError of whatever goes wrong, without what a library says of it."""
+    """Lets a CheckpointError pass and makes a StoreUnavailable of whatever else goes wrong, without
+    what a library says of it.
+    """
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"{what}: {_reason(error)}") from None
+        raise StoreUnavailable(f"{what}: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:

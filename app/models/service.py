@@ -12,12 +12,12 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, NotFound, Unavailable
 from app.core.logging import get_logger
 from app.models.contents import check_files, check_manifest
 from app.models.repository import ModelRepository
 from app.models.schemas import Activation, ModelRow
-from app.models.store import CANDIDATES, CheckpointStore, checked
+from app.models.store import CANDIDATES, CheckpointStore, StoreUnavailable, checked
 from ncr_core.checkpoint import Checkpoint, load_checkpoint
 from ncr_core.errors import CheckpointError
 
@@ -158,12 +158,16 @@ class ModelRegistry:
         await self._repository.set_active(conn, row.version, before.version)
 
     async def activate(self, version: str) -> Activation:
-        """Makes a version the active one. A damaged one is refused; the old one stays."""
+        """Makes a version the active one. The old one stays where a damaged one is refused, or
+        the store is away and there is no copy here.
+        """
         row = await self.get(version)
         if row.status != "published":
             raise Conflict(f"this version is {row.status}", code="not_published")
         try:
             await self.load(row, "cpu")
+        except StoreUnavailable as error:
+            raise Unavailable(str(error), code="store_unavailable", retry_after=10) from None
         except CheckpointError as error:
             raise Conflict(str(error), code="checkpoint_damaged") from None
         async with self._database.write() as conn:

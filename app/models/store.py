@@ -14,8 +14,14 @@ VERSION = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 CANDIDATES = ".candidates.safetensors"
 
 
+class StoreUnavailable(CheckpointError):  # noqa: N818 - named after what a client is told
+    """The store could not be used: that says nothing of the checkpoints in it."""
+
+
 class CheckpointStore(Protocol):
-    """Versions and the files beside them. Everything blocks; what fails is a CheckpointError."""
+    """Versions and the files beside them. Everything blocks; what fails is a CheckpointError, and
+    a StoreUnavailable where another try may succeed.
+    """
 
     remote: bool
     """Whether what is written to `folder` has to be published for other machines to see it."""

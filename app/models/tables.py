@@ -38,5 +38,22 @@ activation = sa.Table(
     sa.Column("previous", sa.Text, nullable=True),
     sa.Column("activated_at", sa.BigInteger, nullable=True),
     sa.Column("generation", sa.BigInteger, nullable=False, server_default="0"),
+    # What is trained is then published without being served.
+    sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.CheckConstraint("id = 1", name="single"),
+)
+
+# Every change of what is served, and why.
+activations = sa.Table(
+    "activations",
+    metadata,
+    sa.Column("generation", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.Text, nullable=True),
+    sa.Column("previous", sa.Text, nullable=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("detail", Json, nullable=True),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.CheckConstraint(
+        "reason IN ('published', 'activated', 'rolled_back', 'returned')", name="reason"
+    ),
 )

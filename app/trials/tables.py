@@ -1,0 +1,62 @@
+"""What is known of versions from serving them: lists given out, and trials of one and another."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.core.metadata import Json, metadata
+
+# Lists given out by a version in an hour, counted in memory and added here now and then: what
+# clicks are a share of.
+served = sa.Table(
+    "served",
+    metadata,
+    sa.Column("version", sa.Text, primary_key=True),
+    # Hours since 1970, UTC.
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("lists", sa.BigInteger, nullable=False),
+)
+
+trials = sa.Table(
+    "trials",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    # The version that is served, and the one that is tried beside it.
+    sa.Column("version_a", sa.Text, nullable=False),
+    sa.Column("version_b", sa.Text, nullable=False),
+    # Of the requests (shadow) or users (interleaving) that take part.
+    sa.Column("share", sa.Double, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("ended_at", sa.BigInteger, nullable=True),
+    # What came of it when it ended.
+    sa.Column("report", Json, nullable=True),
+    sa.CheckConstraint("kind IN ('interleaving', 'shadow')", name="kind"),
+    sa.CheckConstraint("status IN ('running', 'ended')", name="status"),
+    sa.CheckConstraint("version_a <> version_b", name="two_versions"),
+)
+
+# What a trial has summed up, by name; added to by every server.
+trial_sums = sa.Table(
+    "trial_sums",
+    metadata,
+    sa.Column("trial_id", sa.Text, sa.ForeignKey("trials.trial_id"), primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Double, nullable=False),
+)
+
+# A list that was interleaved: which version put which item there.
+impressions = sa.Table(
+    "impressions",
+    metadata,
+    sa.Column("recommendation_id", sa.Text, primary_key=True),
+    sa.Column("trial_id", sa.Text, sa.ForeignKey("trials.trial_id"), nullable=False),
+    # Only of a user with events: others have no row.
+    sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=True),
+    # {"a": [internal item ids], "b": […]}: the items that each version is given credit for.
+    sa.Column("teams", Json, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Index("ix_impressions_trial_id", "trial_id"),
+    sa.Index("ix_impressions_user_id", "user_id"),
+)
