@@ -74,6 +74,9 @@ class BoundRanker:
             order = order_by(score(of_all, lengths), lengths, k)
         elif self._ranker.margins.additive:
             order = self._sorted_positions(items, lengths, k)
+        elif (by_rows := self._ranker.rows) is not None:
+            order, pairs = by_rows.rank(self._margins, self._users, items, lengths, k)
+            self._compared(pairs)
         else:
 
             def margins(rows: Tensor, i: Tensor, j: Tensor) -> Tensor:

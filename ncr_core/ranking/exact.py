@@ -13,6 +13,7 @@ from ncr_core.ranking.bound import BoundRanker
 from ncr_core.ranking.compiled import CompiledScan, compiled_scan
 from ncr_core.ranking.cuda import FusedScan, fused_scan
 from ncr_core.ranking.margins import PAD, Margins
+from ncr_core.ranking.row_scan import RowScan
 from ncr_core.ranking.sorted import top_of_all
 from ncr_core.ranking.tournament import Strategy
 
@@ -26,8 +27,9 @@ class ExactRanker:
 
     Additive models are sorted by s_ui, which is what Algorithm 1 gives for them; for the others the
     resumable scan asks for the margins it needs: in compiled code, on a CPU where numba is there
-    and on a GPU where Triton is, or in torch (``compiled=False``) for all users of the batch at
-    once. Built once a model; ``rank`` does not change it and may be called from several threads.
+    and on a GPU where Triton is, or in torch (``compiled=False``), user by user on a CPU and for
+    all of the batch at once elsewhere. Built once a model; ``rank`` does not change it and may be
+    called from several threads.
     ``on_pairs`` is told how many pairs of items each call of ``rank`` compared; none, where it
     sorted.
     """
@@ -54,6 +56,11 @@ class ExactRanker:
     def fused(self) -> FusedScan | None:
         """The scan on a GPU, made when it is first asked for."""
         return fused_scan(self.margins) if self.may_compile else None
+
+    @cached_property
+    def rows(self) -> RowScan | None:
+        """The scan by rows in torch, made when it is first asked for."""
+        return RowScan(self.margins) if RowScan.takes(self.margins) else None
 
     def bind(self, users: Tensor) -> BoundRanker:
         """For several questions about the same (B, E) user vectors."""
