@@ -1,0 +1,345 @@
+"""What the service answers. Made from its OpenAPI document by `scripts/client.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class ActivationOut(TypedDict):
+    """A change of what is served."""
+
+    generation: int
+    version: str | None
+    previous: str | None
+    reason: Literal["published", "activated", "rolled_back", "returned"]
+    detail: dict[str, Any] | None
+    at: str
+
+
+class ActivationPage(TypedDict):
+    """Changes of what is served, newest first."""
+
+    items: list[ActivationOut]
+    next_cursor: str | None
+
+
+class BatchAnswer(TypedDict):
+    """The answer of `POST /recommend/batch`."""
+
+    results: list[BatchList | BatchRefusal]
+
+
+class BatchList(TypedDict):
+    """The list of one of the users of a batch."""
+
+    recommendation_id: str
+    user: str
+    model_version: str | None
+    as_of_seq: int
+    took_ms: float
+    items: list[RecommendedItem]
+    status: Literal[200]
+
+
+class BatchRefusal(TypedDict):
+    """Why one of the users of a batch gets none."""
+
+    status: int
+    code: str
+    detail: str
+
+
+class Because(TypedDict):
+    """One of the user's own items, and what it does for a place."""
+
+    id: str
+    title: str | None
+    effect: float
+
+
+class Comparison(TypedDict):
+    """The answer of `POST /compare`."""
+
+    user: str
+    model_version: str
+    as_of_seq: int
+    source: Literal["model", "fold_in", "popular"]
+    items: list[str]
+    probability: list[list[float]]
+    order: list[str]
+
+
+class EventOut(TypedDict):
+    """An event in a user's history."""
+
+    seq: int
+    event_id: str
+    user: str
+    item: str
+    type: str
+    value: float | None
+    timestamp: str
+
+
+class EventPage(TypedDict):
+    """A page of a user's history."""
+
+    items: list[EventOut]
+    next_cursor: str | None
+
+
+class EventsAnswer(TypedDict):
+    """The verdict on the rows of `POST /events`."""
+
+    accepted: int
+    duplicates: int
+    rejected: list[RejectedRow]
+    last_seq: int
+
+
+class ItemOut(TypedDict):
+    """An item."""
+
+    id: str
+    title: str | None
+    categories: list[str]
+    hidden: bool
+    attributes: dict[str, Any]
+
+
+class ItemPage(TypedDict):
+    """A page of the catalogue."""
+
+    items: list[ItemOut]
+    next_cursor: str | None
+
+
+class ItemsAnswer(TypedDict):
+    """The verdict on the rows of `POST /items`."""
+
+    accepted: int
+    rejected: list[RejectedItem]
+
+
+class JobAccepted(TypedDict):
+    """The answer to a request for training."""
+
+    job_id: str
+
+
+class JobOut(TypedDict):
+    """A job."""
+
+    job_id: str
+    kind: str
+    status: Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
+    params: dict[str, Any]
+    progress: JobProgress | None
+    attempt: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    model_version: str | None
+    metrics: dict[str, Any] | None
+    error: str | None
+
+
+class JobPage(TypedDict):
+    """Jobs, newest first."""
+
+    items: list[JobOut]
+    next_cursor: str | None
+
+
+class JobProgress(TypedDict):
+    """Where a running job stands."""
+
+    phase: str
+    epoch: int
+    epochs: int
+    loss: float | None
+    ndcg: float | None
+    eta_s: float | None
+
+
+class ModelDetail(TypedDict):
+    """A model version and what became of it."""
+
+    version: str
+    active: bool
+    pinned: bool
+    status: Literal["published", "rejected", "deleted"]
+    model: str
+    factors: int
+    trained_seq: int
+    users: int
+    items: int
+    interactions: int
+    metrics: dict[str, Any]
+    params: dict[str, Any]
+    job_id: str | None
+    created_at: str
+    activated_at: str | None
+    activations: list[ActivationOut]
+
+
+class ModelOut(TypedDict):
+    """A model version."""
+
+    version: str
+    active: bool
+    pinned: bool
+    status: Literal["published", "rejected", "deleted"]
+    model: str
+    factors: int
+    trained_seq: int
+    users: int
+    items: int
+    interactions: int
+    metrics: dict[str, Any]
+    params: dict[str, Any]
+    job_id: str | None
+    created_at: str
+    activated_at: str | None
+
+
+class ModelPage(TypedDict):
+    """Models, newest first."""
+
+    items: list[ModelOut]
+    next_cursor: str | None
+
+
+class PinOut(TypedDict):
+    """What is served, and whether it stays."""
+
+    version: str | None
+    previous: str | None
+    pinned: bool
+
+
+class PreferenceAnswer(TypedDict):
+    """Where a stated preference stands in the order of everything that happened."""
+
+    seq: int
+
+
+class PreferencesAnswer(TypedDict):
+    """The verdict on the rows of a list."""
+
+    accepted: int
+    rejected: list[RejectedRow]
+    last_seq: int
+
+
+class Problem(TypedDict):
+    """An error as RFC 9457 has it; `code` is stable, `detail` is for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: NotRequired[str]
+
+
+class Question(TypedDict):
+    """Which of the two would the user rather have? The answer goes to `POST /preferences`."""
+
+    a: QuestionItem
+    b: QuestionItem
+    information: float | None
+
+
+class QuestionItem(TypedDict):
+    """An item that is asked about."""
+
+    id: str
+    title: str | None
+
+
+class Questions(TypedDict):
+    """Questions, the most telling first."""
+
+    user: str
+    model_version: str | None
+    as_of_seq: int
+    source: Literal["model", "popular"]
+    items: list[Question]
+    reason: Literal["seen_everything", "asked_everything"] | None
+
+
+class Recommendation(TypedDict):
+    """The answer of `GET /recommend/{user}` and `POST /rerank`."""
+
+    recommendation_id: str
+    user: str
+    model_version: str | None
+    as_of_seq: int
+    took_ms: float
+    items: list[RecommendedItem]
+
+
+class RecommendedItem(TypedDict):
+    """One place of the list."""
+
+    id: str
+    title: str | None
+    rank: int
+    score: float | None
+    source: Literal["model", "fold_in", "popular"]
+    preferred_over_next: float | None
+    because: NotRequired[list[Because] | None]
+
+
+class RejectedItem(TypedDict):
+    """An item that was not taken, by its place in the list."""
+
+    index: int
+    code: str
+    detail: str
+
+
+class RejectedRow(TypedDict):
+    """A row that was not taken, by its place in the request."""
+
+    index: int
+    code: str
+    detail: str
+
+
+class SimilarItem(TypedDict):
+    """An item that is like another."""
+
+    id: str
+    title: str | None
+    score: float
+
+
+class SimilarItems(TypedDict):
+    """The answer of `GET /items/{id}/similar`."""
+
+    item: str
+    model_version: str | None
+    items: list[SimilarItem]
+
+
+class TrialOut(TypedDict):
+    """A trial."""
+
+    trial_id: str
+    kind: Literal["interleaving", "shadow"]
+    version_a: str
+    version_b: str
+    share: float
+    status: Literal["running", "ended"]
+    created_at: str
+    ended_at: str | None
+    report: dict[str, Any] | None
+
+
+class TrialPage(TypedDict):
+    """Trials, newest first."""
+
+    items: list[TrialOut]
+    next_cursor: str | None

@@ -1,0 +1,323 @@
+"""The client, for asyncio; for threads it is made from this file by `scripts/client.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, cast
+
+import httpx2
+
+from ncr_client import answers
+from ncr_client.calls import TRIES, TRY_AGAIN, Body, path, result, waits, with_ids, without_none
+from ncr_client.errors import JobFailedError, NotReachedError
+
+
+class AsyncClient:
+    """The service at ``base_url``, called with ``key`` where it has keys.
+
+    What can be sent twice without harm is tried again, a few times, while the service cannot be
+    reached or says 429 or 503; events can, because each gets an ``event_id``. Raises ServiceError
+    for what the service refuses and NotReachedError when it cannot be reached.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://127.0.0.1:8000",
+        key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        headers = {} if key is None else {"X-API-Key": key}
+        self._http = httpx2.AsyncClient(
+            base_url=base_url, headers=headers, timeout=timeout, transport=transport
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._http.aclose()
+
+    # What users would like
+
+    async def recommend(
+        self,
+        user: str,
+        n: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        explain: Literal["none", "pairwise"] | None = None,
+        min_seq: int | None = None,
+        model: str | None = None,
+        diversity: float | None = None,
+    ) -> answers.Recommendation:
+        """The ``n`` items that the user would like next."""
+        query = without_none(
+            {
+                "n": n,
+                "exclude_seen": exclude_seen,
+                "category": category,
+                "exclude": exclude,
+                "explain": explain,
+                "min_seq": min_seq,
+                "model": model,
+                "diversity": diversity,
+            }
+        )
+        found = await self._send("GET", path("/recommend/{}", user), query)
+        return cast(answers.Recommendation, found)
+
+    async def recommend_batch(
+        self, users: Sequence[str], n: int = 10, **options: Any
+    ) -> answers.BatchAnswer:
+        """Lists for many users; ``options`` are those of ``recommend``."""
+        body = {"users": list(users), "n": n, **without_none(options)}
+        return cast(answers.BatchAnswer, await self._send("POST", "/recommend/batch", body=body))
+
+    async def rerank(
+        self, user: str, items: Sequence[str], **options: Any
+    ) -> answers.Recommendation:
+        """These items in the order in which the user would like them."""
+        body = {"user": user, "items": list(items), **without_none(options)}
+        return cast(answers.Recommendation, await self._send("POST", "/rerank", body=body))
+
+    async def compare(self, user: str, items: Sequence[str]) -> answers.Comparison:
+        """How probable it is that the user prefers each of these items to each other."""
+        body = {"user": user, "items": list(items)}
+        return cast(answers.Comparison, await self._send("POST", "/compare", body=body))
+
+    async def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
+        """Items that are liked by the same users."""
+        found = await self._send("GET", path("/items/{}/similar", item), {"n": n})
+        return cast(answers.SimilarItems, found)
+
+    async def questions(self, user: str, n: int = 5) -> answers.Questions:
+        """Pairs of items to ask the user about: their answers go to ``prefer``."""
+        found = await self._send("GET", path("/users/{}/questions", user), {"n": n})
+        return cast(answers.Questions, found)
+
+    # What users did
+
+    async def post_events(self, events: Iterable[Mapping[str, Any]]) -> list[answers.EventsAnswer]:
+        """Records events, in lists of a thousand, each list stored when this returns.
+
+        An event has ``user`` and ``item``, and may have ``type``, ``value``, ``timestamp`` (a
+        datetime, ISO-8601 or epoch seconds), ``recommendation_id`` and ``event_id``. A row that is
+        rejected harms no other: see ``rejected`` in the answers.
+        """
+        found = [await self._send("POST", "/events", body=rows) for rows in with_ids(events)]
+        return cast(list[answers.EventsAnswer], found)
+
+    async def post_event(self, user: str, item: str, **fields: Any) -> answers.EventsAnswer:
+        """Records one event; ``fields`` as of ``post_events``."""
+        given = without_none({"user": user, "item": item, **fields})
+        return (await self.post_events([given]))[0]
+
+    async def delete_event(self, event_id: str) -> None:
+        """Deletes an event."""
+        await self._send("DELETE", path("/events/{}", event_id))
+
+    async def prefer(self, user: str, winner: str, loser: str) -> answers.PreferenceAnswer:
+        """Records that the user said to prefer ``winner`` to ``loser``."""
+        body = {"user": user, "winner": winner, "loser": loser}
+        found = await self._send("POST", "/preferences", body=body, again=False)
+        return cast(answers.PreferenceAnswer, found)
+
+    async def events_of(self, user: str, n: int = 100) -> AsyncIterator[answers.EventOut]:
+        """The user's events, newest first, ``n`` a request."""
+        async for row in self._pages(path("/users/{}/events", user), {"n": n}):
+            yield cast(answers.EventOut, row)
+
+    async def delete_user(self, user: str) -> None:
+        """Erases a user and all that they did."""
+        await self._send("DELETE", path("/users/{}", user))
+
+    # What can be recommended
+
+    async def post_items(self, items: Sequence[Mapping[str, Any]]) -> answers.ItemsAnswer:
+        """Describes items: ``id``, ``title``, ``categories``, ``hidden``, ``attributes``."""
+        return cast(answers.ItemsAnswer, await self._send("POST", "/items", body=list(items)))
+
+    async def put_item(self, item: str, **description: Any) -> answers.ItemOut:
+        """Describes an item; what is not given is empty afterwards."""
+        return cast(
+            answers.ItemOut, await self._send("PUT", path("/items/{}", item), body=description)
+        )
+
+    async def patch_item(self, item: str, **changes: Any) -> answers.ItemOut:
+        """Changes a part of an item's description."""
+        return cast(
+            answers.ItemOut, await self._send("PATCH", path("/items/{}", item), body=changes)
+        )
+
+    async def get_item(self, item: str) -> answers.ItemOut:
+        """An item's description."""
+        return cast(answers.ItemOut, await self._send("GET", path("/items/{}", item)))
+
+    async def items(
+        self, n: int = 100, category: str | None = None
+    ) -> AsyncIterator[answers.ItemOut]:
+        """All items, ``n`` a request."""
+        async for row in self._pages("/items", without_none({"n": n, "category": category})):
+            yield cast(answers.ItemOut, row)
+
+    async def delete_item(self, item: str) -> None:
+        """Never recommends the item again."""
+        await self._send("DELETE", path("/items/{}", item))
+
+    # Models
+
+    async def train(self, **params: Any) -> answers.JobAccepted:
+        """Asks for a training; ``params`` as in `POST /admin/train`."""
+        found = await self._send("POST", "/admin/train", body=without_none(params), again=False)
+        return cast(answers.JobAccepted, found)
+
+    async def job(self, job_id: str) -> answers.JobOut:
+        """How a job stands."""
+        return cast(answers.JobOut, await self._send("GET", path("/admin/jobs/{}", job_id)))
+
+    async def jobs(self, n: int = 100) -> AsyncIterator[answers.JobOut]:
+        """All jobs, newest first, ``n`` a request."""
+        async for row in self._pages("/admin/jobs", {"n": n}):
+            yield cast(answers.JobOut, row)
+
+    async def wait_for(
+        self, job_id: str, timeout: float = 3600.0, poll: float = 1.0
+    ) -> answers.JobOut:
+        """The job when it has succeeded. Raises JobFailedError, or TimeoutError."""
+        until = time.monotonic() + timeout
+        while True:
+            job = await self.job(job_id)
+            if job["status"] == "succeeded":
+                return job
+            if job["status"] not in ("queued", "running"):
+                raise JobFailedError(job)
+            if time.monotonic() > until:
+                raise TimeoutError(f"job {job_id} is {job['status']} after {timeout:g} s")
+            await asyncio.sleep(poll)
+
+    async def cancel(self, job_id: str) -> answers.JobOut:
+        """Asks for an end of the job."""
+        found = await self._send("POST", path("/admin/jobs/{}/cancel", job_id))
+        return cast(answers.JobOut, found)
+
+    async def models(self, n: int = 100) -> AsyncIterator[answers.ModelOut]:
+        """All versions, newest first, ``n`` a request."""
+        async for row in self._pages("/admin/models", {"n": n}):
+            yield cast(answers.ModelOut, row)
+
+    async def model(self, version: str) -> answers.ModelDetail:
+        """A version: what was measured of it, and what became of it."""
+        return cast(answers.ModelDetail, await self._send("GET", path("/admin/models/{}", version)))
+
+    async def activate(self, version: str, force: bool = False) -> answers.ModelOut:
+        """Serves this version; with ``force`` also one that the gate has rejected."""
+        where = path("/admin/models/{}/activate", version)
+        return cast(answers.ModelOut, await self._send("POST", where, {"force": force}))
+
+    async def pin(self, version: str, force: bool = False) -> answers.ModelOut:
+        """Serves this version, whatever is trained."""
+        where = path("/admin/models/{}/pin", version)
+        return cast(answers.ModelOut, await self._send("POST", where, {"force": force}))
+
+    async def unpin(self) -> answers.PinOut:
+        """Serves again what is trained from here on."""
+        return cast(answers.PinOut, await self._send("DELETE", "/admin/models/pin"))
+
+    async def rollback(self) -> answers.ModelOut:
+        """Serves the version before."""
+        found = await self._send("POST", "/admin/models/rollback", again=False)
+        return cast(answers.ModelOut, found)
+
+    async def activations(self, n: int = 100) -> AsyncIterator[answers.ActivationOut]:
+        """What was served when and why, newest first, ``n`` a request."""
+        async for row in self._pages("/admin/activations", {"n": n}):
+            yield cast(answers.ActivationOut, row)
+
+    # Trials of one version beside another
+
+    async def begin_trial(
+        self, version: str, kind: Literal["interleaving", "shadow"], share: float = 0.1
+    ) -> answers.TrialOut:
+        """Tries a version beside the active one, with a share of the users or requests."""
+        body = {"kind": kind, "version": version, "share": share}
+        found = await self._send("POST", "/admin/trials", body=body, again=False)
+        return cast(answers.TrialOut, found)
+
+    async def trial(self, trial_id: str) -> answers.TrialOut:
+        """A trial with its report, while it runs too."""
+        return cast(answers.TrialOut, await self._send("GET", path("/admin/trials/{}", trial_id)))
+
+    async def trials(self, n: int = 100) -> AsyncIterator[answers.TrialOut]:
+        """All trials, newest first, ``n`` a request."""
+        async for row in self._pages("/admin/trials", {"n": n}):
+            yield cast(answers.TrialOut, row)
+
+    async def end_trial(self, trial_id: str) -> answers.TrialOut:
+        """Ends a trial and keeps its report."""
+        found = await self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
+        return cast(answers.TrialOut, found)
+
+    # How the service is
+
+    async def ready(self) -> bool:
+        """Whether requests should be sent here."""
+        answer = await self._http.get("/health/ready")
+        return answer.status_code == 200
+
+    async def metrics(self) -> str:
+        """Figures in Prometheus's text format."""
+        return cast(str, await self._send("GET", "/metrics"))
+
+    async def _pages(self, where: str, query: Mapping[str, Any]) -> AsyncIterator[Any]:
+        cursor: str | None = None
+        while True:
+            page = await self._send("GET", where, without_none({**query, "cursor": cursor}))
+            for row in page["items"]:
+                yield row
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    async def _send(
+        self,
+        method: str,
+        where: str,
+        query: Mapping[str, Any] | None = None,
+        body: Body = None,
+        *,
+        again: bool = True,
+    ) -> Any:
+        answer: httpx2.Response | None = None
+        error: httpx2.TransportError | None = None
+        for tried in range(TRIES):
+            if tried:
+                await asyncio.sleep(waits(answer, tried - 1))
+            answer = None
+            try:
+                answer = await self._http.request(method, where, params=query, json=body)
+            except httpx2.TransportError as failure:
+                error = failure
+                if not again and not isinstance(failure, httpx2.ConnectError):
+                    break  # it may have been done
+                continue
+            if answer.status_code not in TRY_AGAIN:
+                break
+        if answer is None:
+            raise NotReachedError(f"{method} {where}: {error or 'no answer'}") from error
+        return result(answer)

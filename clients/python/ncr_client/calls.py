@@ -1,0 +1,68 @@
+"""What the client sends, and how often it tries."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from ncr_client.errors import ServiceError
+
+LIST_OF_EVENTS = 1_000
+TRIES = 4
+FIRST_WAIT = 0.2
+LONGEST_WAIT = 10.0
+TRY_AGAIN = (429, 503)
+
+Body = Mapping[str, Any] | Sequence[Any] | None
+
+
+def path(template: str, *ids: str) -> str:
+    """The path with the ids in it, each as one percent-encoded segment."""
+    return template.format(*(quote(part, safe="") for part in ids))
+
+
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given; what was not takes the service's default."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def with_ids(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Lists of events to post. Each event has an id, so that a list sent twice counts once."""
+    rows: list[dict[str, Any]] = []
+    for event in events:
+        row = dict(event)
+        row.setdefault("event_id", uuid.uuid4().hex)
+        if isinstance(when := row.get("timestamp"), datetime):
+            row["timestamp"] = when.isoformat()
+        rows.append(row)
+        if len(rows) == LIST_OF_EVENTS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def waits(answer: httpx2.Response | None, tried: int) -> float:
+    """Seconds until the next try: as the service asks, or twice as long as before."""
+    asked = answer.headers.get("retry-after", "") if answer is not None else ""
+    seconds = float(asked) if asked.isdigit() else FIRST_WAIT * 2.0**tried
+    return min(seconds, LONGEST_WAIT)
+
+
+def result(answer: httpx2.Response) -> Any:
+    """The body of an answer. Raises ServiceError."""
+    if answer.status_code >= 400:
+        try:
+            problem = answer.json()
+        except ValueError:
+            problem = {"detail": answer.text[:200]}
+        raise ServiceError(answer.status_code, problem if isinstance(problem, dict) else {})
+    if answer.status_code == 204 or not answer.content:
+        return None
+    kind = answer.headers.get("content-type", "")
+    return answer.json() if "json" in kind else answer.text

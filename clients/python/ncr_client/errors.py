@@ -1,0 +1,35 @@
+"""What went wrong, as the service tells it (RFC 9457)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ServiceError(Exception):
+    """The service refused a request, or could not answer it.
+
+    ``code`` is stable and meant for programs; ``detail`` says more to people; ``request_id`` finds
+    the request in the service's log. ``problem`` is the whole body of the answer.
+    """
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        self.status = status
+        self.problem = problem
+        self.code = str(problem.get("code", "unknown"))
+        self.detail = str(problem.get("detail", ""))
+        self.request_id = problem.get("request_id")
+        super().__init__(f"{status} {self.code}: {self.detail}")
+
+
+class NotReachedError(Exception):
+    """The service could not be reached, or did not answer in time, however often it was tried."""
+
+
+class JobFailedError(Exception):
+    """A job ended in another way than it was meant to; ``job`` tells how."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        super().__init__(
+            f"job {job['job_id']} {job['status']}: {job['error'] or 'no reason given'}"
+        )

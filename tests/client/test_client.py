@@ -1,0 +1,132 @@
+"""What the client does when the service is slow, away, or refuses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+from ncr_client import AsyncClient, Client, JobFailedError, NotReachedError, ServiceError
+from ncr_client import calls as calls_module
+
+Answer = Callable[[httpx2.Request], httpx2.Response]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "LONGEST_WAIT", 0.01)
+
+
+def client(*given: httpx2.Response | Exception) -> tuple[Client, list[httpx2.Request]]:
+    """A client that gets these answers, one after the other."""
+    sent: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        found = given[len(sent)]
+        sent.append(request)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return Client(transport=httpx2.MockTransport(answer), key="a-key"), sent
+
+
+BUSY = httpx2.Response(503, headers={"Retry-After": "1"}, json={"code": "overloaded"})
+VERDICT = {"accepted": 1, "duplicates": 0, "rejected": [], "last_seq": 1}
+
+
+def test_events_are_sent_again_under_the_same_id() -> None:
+    lost = httpx2.ReadTimeout("the answer was lost")
+    ncr, sent = client(lost, BUSY, httpx2.Response(200, json=VERDICT))
+    assert ncr.post_event("ann", "tea", value=4.5) == VERDICT
+    bodies = [orjson.loads(request.content) for request in sent]
+    assert len(bodies) == 3
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert len(bodies[0][0]["event_id"]) == 32
+    assert bodies[0][0] | {"event_id": ""} == {
+        "user": "ann", "item": "tea", "value": 4.5, "event_id": ""
+    }  # fmt: skip
+    assert sent[0].headers["X-API-Key"] == "a-key"
+
+
+def test_an_own_event_id_stays_and_lists_are_cut() -> None:
+    verdict = httpx2.Response(200, json=VERDICT)
+    ncr, sent = client(verdict, verdict, verdict)
+    events = [{"user": "u", "item": str(n), "event_id": f"e{n}"} for n in range(2_500)]
+    assert len(ncr.post_events(iter(events))) == 3
+    lists = [orjson.loads(request.content) for request in sent]
+    assert [row for rows in lists for row in rows] == events
+    assert ncr.post_events([]) == []
+
+
+def test_what_may_have_been_done_is_not_done_twice() -> None:
+    ncr, sent = client(httpx2.ReadTimeout("the answer was lost"))
+    with pytest.raises(NotReachedError, match="POST /admin/train"):
+        ncr.train()
+    assert len(sent) == 1
+    ncr, sent = client(httpx2.ConnectError("refused"), httpx2.Response(202, json={"job_id": "j"}))
+    assert ncr.train(model="nbpr")["job_id"] == "j"
+    assert len(sent) == 2
+
+
+def test_a_refusal_says_why() -> None:
+    problem = {"code": "unknown_item", "detail": "there is no such item", "request_id": "r1"}
+    ncr, sent = client(httpx2.Response(404, json=problem))
+    with pytest.raises(ServiceError, match="404 unknown_item: there is no such item") as caught:
+        ncr.get_item("a/b c")
+    assert (caught.value.status, caught.value.request_id) == (404, "r1")
+    assert sent[0].url.raw_path == b"/items/a%2Fb%20c"
+
+
+def test_an_answer_that_is_no_problem_document_is_an_error_too() -> None:
+    ncr, _ = client(httpx2.Response(502, text="<html>bad gateway</html>"))
+    with pytest.raises(ServiceError, match="502 unknown: <html>bad"):
+        ncr.recommend("ann")
+
+
+def test_patience_has_an_end() -> None:
+    ncr, sent = client(*[BUSY] * 9)
+    with pytest.raises(ServiceError, match="503 overloaded"):
+        ncr.recommend("ann")
+    assert len(sent) == 4
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = Client(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(NotReachedError, match="GET /recommend/ann"):
+            away.recommend("ann")
+
+
+def test_pages_are_followed_to_the_end() -> None:
+    pages: list[dict[str, Any]] = [
+        {"items": [{"id": "a"}, {"id": "b"}], "next_cursor": "more"},
+        {"items": [{"id": "c"}], "next_cursor": None},
+    ]
+    ncr, sent = client(*(httpx2.Response(200, json=page) for page in pages))
+    assert [item["id"] for item in ncr.items(n=2)] == ["a", "b", "c"]
+    assert dict(sent[1].url.params) == {"n": "2", "cursor": "more"}
+
+
+def test_a_job_is_waited_for() -> None:
+    def job(status: str, error: str | None = None) -> httpx2.Response:
+        return httpx2.Response(200, json={"job_id": "j", "status": status, "error": error})
+
+    ncr, _ = client(job("queued"), job("running"), job("succeeded"))
+    assert ncr.wait_for("j", poll=0.001)["status"] == "succeeded"
+    ncr, _ = client(job("failed", "no events"))
+    with pytest.raises(JobFailedError, match="job j failed: no events"):
+        ncr.wait_for("j")
+    ncr, _ = client(*[job("running")] * 3)
+    with pytest.raises(TimeoutError):
+        ncr.wait_for("j", timeout=0)
+
+
+@pytest.mark.anyio
+async def test_the_same_for_asyncio() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"items": [{"id": "a"}], "next_cursor": None})
+
+    async with AsyncClient(transport=httpx2.MockTransport(answer)) as ncr:
+        assert [item["id"] async for item in ncr.items()] == ["a"]

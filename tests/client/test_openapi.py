@@ -1,0 +1,130 @@
+"""The client offers what the service's OpenAPI document describes: all of it, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import runpy
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from ncr_client import AsyncClient, Client
+
+from app.core.settings import Settings
+from app.main import create_app
+
+ROOT = Path(__file__).parents[2]
+NOT_OFFERED = {("get", "/health/live")}  # for whoever watches over processes
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return create_app(Settings()).openapi()
+
+
+def test_what_is_made_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "client.py"))
+    for name, content in script["made"]().items():
+        assert (script["FOLDER"] / name).read_text() == content, "run `python scripts/client.py`"
+
+
+def test_both_clients_offer_the_same() -> None:
+    both = [
+        {
+            name: str(inspect.signature(method))
+            for name, method in vars(kind).items()
+            if callable(method)
+        }
+        for kind in (AsyncClient, Client)
+    ]
+    rename = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
+    own = {rename.get(name, name): of.replace("Async", "") for name, of in both[0].items()}
+    assert own == both[1]
+
+
+def methods() -> list[str]:
+    return [
+        name
+        for name, found in vars(AsyncClient).items()
+        if not name.startswith("_") and inspect.isfunction(found) and name != "close"
+    ]
+
+
+async def sent_by(name: str) -> list[httpx2.Request]:
+    """What the method sends, with something for each of its arguments."""
+    sent: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request)
+        return httpx2.Response(200, json={"items": [], "next_cursor": None, "status": "succeeded"})
+
+    examples: dict[str, Any] = {
+        "int": 3, "str": "x", "bool": True, "float": 0.5, "Sequence[str]": ["x", "y"],
+        "Iterable[Mapping[str, Any]]": [{"user": "u", "item": "i"}],
+        "Sequence[Mapping[str, Any]]": [{"id": "i"}],
+    }  # fmt: skip
+    async with AsyncClient(transport=httpx2.MockTransport(answer)) as client:
+        method = getattr(client, name)
+        given = {}
+        for parameter in inspect.signature(method).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            kind = str(parameter.annotation).removesuffix(" | None")
+            values = re.match(r"Literal\['(.*?)'", kind.replace('"', "'"))
+            given[parameter.name] = values[1] if values else examples[kind]
+        result = method(**given)
+        if isinstance(result, AsyncIterator):
+            async for _ in result:
+                pass
+        else:
+            await result
+    return sent
+
+
+def answer_of(name: str) -> str:
+    """The TypedDict that the method returns, or gives one by one; or another type."""
+    annotation = str(inspect.signature(getattr(AsyncClient, name)).return_annotation)
+    found = re.search(r"answers\.(\w+)", annotation)
+    return found[1] if found else annotation
+
+
+def types_of(operation: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
+    """The schemas that an operation's answer may be of, or, of a page, that its rows are of."""
+    found = set()
+    for status, response in operation["responses"].items():
+        if status.startswith("2"):
+            schema = response.get("content", {}).get("application/json", {}).get("schema", {})
+            name = schema.get("$ref", "").rpartition("/")[2]
+            row = schemas.get(name, {}).get("properties", {}).get("items", {}).get("items", {})
+            found |= {name, row.get("$ref", "").rpartition("/")[2]}
+    return (found - {""}) or {"None", "str", "bool"}
+
+
+def test_every_operation_is_offered_once_with_its_parameters(document: dict[str, Any]) -> None:
+    offered: dict[tuple[str, str], str] = {}
+    for name in methods():
+        for request in asyncio.run(sent_by(name)):
+            method, path = request.method.lower(), request.url.path
+            matching = [
+                template
+                for template, operations in document["paths"].items()
+                if method in operations and re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path)
+            ]
+            # Where a path has a name in the place of an id, the name is meant.
+            template = min(matching, key=lambda one: one.count("{"), default=None)
+            assert template is not None, f"{name} sends {method} {path}"
+            operation = document["paths"][template][method]
+            known = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
+            given = set(request.url.params)
+            cursor = {"cursor"} & known
+            assert given == known - cursor, f"{name}: {given ^ known}"
+            assert answer_of(name) in types_of(operation, document["components"]["schemas"]), name
+            if name not in ("post_event", "wait_for"):
+                assert (method, template) not in offered, f"{name} and {offered[method, template]}"
+                offered[method, template] = name
+    every = {(method, path) for path, of in document["paths"].items() for method in of}
+    assert every - set(offered) == NOT_OFFERED
