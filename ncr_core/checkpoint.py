@@ -26,13 +26,14 @@ from safetensors.torch import load, save
 
 from ncr_core.data.interactions import IntArray
 from ncr_core.errors import CheckpointError, ConfigError
+from ncr_core.manifest import FORMAT, MANIFEST, read_manifest
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 
-FORMAT = "ncr-checkpoint/1"
-MANIFEST, WEIGHTS, IDS = "manifest.json", "model.safetensors", "ids.json"
+WEIGHTS, IDS = "model.safetensors", "ids.json"
+EVALUATED = "evaluated.safetensors"  # see ncr_core.evaluated; not in every checkpoint
 COUNTS = "item_counts"  # a tensor beside the model's own
-MAX_MANIFEST = 4 * 2**20
+HOTTEST = 1e30  # no temperature is
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Checkpoint:
     reference_items: Sequence[int]
     manifest: dict[str, Any]
 
+    @property
+    def temperature(self) -> float:
+        """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 where it was never fitted."""
+        return _temperature(self.manifest)
+
 
 def save_checkpoint(
     folder: Path,
@@ -61,11 +67,14 @@ def save_checkpoint(
     metrics: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
+    evaluated: bytes | None = None,
+    calibration: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a checkpoint and returns its manifest; makes the folder's parents.
 
-    ``metrics``, ``training`` and ``data`` go into the manifest as they are. Raises CheckpointError
-    when ``folder`` exists already: a version never changes.
+    ``metrics``, ``training``, ``data`` and ``calibration`` (of ``Calibration.as_dict``) go into the
+    manifest as they are; ``evaluated`` is what ``pack_evaluated`` gave. Raises CheckpointError when
+    ``folder`` exists already: a version never changes.
     """
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; a checkpoint is never overwritten")
@@ -76,6 +85,8 @@ def save_checkpoint(
         WEIGHTS: save(tensors),
         IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
     }
+    if evaluated is not None:
+        contents[EVALUATED] = evaluated
     references = spread_over_popularity(tensors[COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -85,6 +96,7 @@ def save_checkpoint(
         "n_items": model.n_items,
         "reference_items": references.tolist(),
         "metrics": metrics or {},
+        "calibration": calibration or {},
         "training": training or {},
         "data": data or {},
         "software": software_versions(),
@@ -107,29 +119,6 @@ def save_checkpoint(
     return manifest
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder. Raises CheckpointError."""
-    path = folder / MANIFEST
-    try:
-        if path.stat().st_size > MAX_MANIFEST:
-            raise CheckpointError(f"{path} is too large for a manifest")
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise CheckpointError(f"{path} is damaged: it is not JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a manifest of format {FORMAT}")
-    return manifest
-
-
-def manifest_checksum(folder: Path) -> str:
-    """SHA-256 of the manifest, which itself holds those of the other files."""
-    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-
-
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Reads a checkpoint and verifies every sum, shape and value.
 
@@ -142,11 +131,12 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         n_users, n_items = int(manifest["n_users"]), int(manifest["n_items"])
         references = [int(i) for i in manifest["reference_items"]]
         sums = {name: str(manifest["files"][name]["sha256"]) for name in (WEIGHTS, IDS)}
+        _temperature(manifest)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None
     ids = _ids(folder / IDS, sums[IDS])
     try:
-        tensors = load(_read_verified(folder / WEIGHTS, sums[WEIGHTS]))
+        tensors = load(read_verified(folder / WEIGHTS, sums[WEIGHTS]))
     except SafetensorError as error:
         raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}") from None
     if len(ids["users"]) != n_users or len(ids["items"]) != n_items:
@@ -170,8 +160,17 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     return Checkpoint(model, ids["users"], ids["items"], counts.numpy(), references, manifest)
 
 
+def _temperature(manifest: dict[str, Any]) -> float:
+    """Raises CheckpointError for what is no temperature."""
+    calibration = manifest.get("calibration") or {}
+    found = calibration.get("temperature", 1.0) if isinstance(calibration, dict) else None
+    if not isinstance(found, int | float) or not 0 < found < HOTTEST:
+        raise CheckpointError(f"{found!r:.50} is not the temperature of a calibration")
+    return float(found)
+
+
 def _ids(path: Path, sha256: str) -> dict[str, list[str]]:
-    ids = json.loads(_read_verified(path, sha256))
+    ids = json.loads(read_verified(path, sha256))
     kinds = {"users", "items"}
     if (
         not isinstance(ids, dict)
@@ -196,7 +195,8 @@ def software_versions() -> dict[str, str]:
     }
 
 
-def _read_verified(path: Path, sha256: str) -> bytes:
+def read_verified(path: Path, sha256: str) -> bytes:
+    """The file's content. Raises CheckpointError unless it has this SHA-256."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from deploy.processes import PostgresCluster, temporary_folder
+from deploy.processes import PostgresCluster, environment_with, ncr_command, temporary_folder
 
 KINDS = ("sqlite", "postgresql")
 
@@ -54,7 +56,7 @@ def place(kind: str, folder: Path | None = None) -> Iterator[Place]:
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = temporary_folder("ncr-faults-")
-            stack.callback(_remove, folder)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if kind == "sqlite":
             yield Place(folder, None, None)
             return
@@ -62,18 +64,10 @@ def place(kind: str, folder: Path | None = None) -> Iterator[Place]:
         yield Place(folder, cluster.create_database("ncr"), cluster)
 
 
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def upgrade(place: Place) -> None:
     """`ncr db upgrade`, which SQLite does by itself."""
-    import subprocess
-
-    from deploy.processes import environment_with, ncr_command
-
+    if place.url is None:
+        return
     done = subprocess.run(
         ncr_command("migrate"),
         env=environment_with(place.env()),

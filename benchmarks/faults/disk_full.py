@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,20 @@ from typing import Any
 import httpx2
 
 from benchmarks.faults.databases import Place
-from benchmarks.faults.training import LEASE, SMALL, add_events, has_ended, submit, wait_for
+from benchmarks.faults.training import (
+    LEASE,
+    USER,
+    add_events,
+    has_ended,
+    serves,
+    submit,
+    train,
+    wait_for,
+)
 from benchmarks.report import publish
 from deploy.processes import NcrServer, temporary_folder
 
 MEBIBYTES = 48
-USER = SMALL.interactions[0][0]
 
 
 @contextlib.contextmanager
@@ -67,15 +75,15 @@ def run() -> list[list[Any]]:
     with small_disk() as folder, contextlib.ExitStack() as stack:
         where = Place(folder, None, None)
         logs = temporary_folder("ncr-disk-logs-")
+        stack.callback(shutil.rmtree, logs, ignore_errors=True)
         server = NcrServer(where.env(**LEASE), logs / "server.log", with_worker=True)
         stack.enter_context(server)
         client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
         add_events(server.url)
-        first = wait_for(client, submit(client), has_ended)
-        assert first["status"] == "succeeded", first
-        version = first["model_version"]
-        _wait_until(lambda: _serves(client, version))
-        return [_while_committing(client, where), _while_publishing(client, where, version)]
+        version = train(client, server.url)
+        return [
+            _while_committing(client, where), _while_publishing(client, where, server.url, version)
+        ]  # fmt: skip
 
 
 def _while_committing(client: httpx2.Client, where: Place) -> list[Any]:
@@ -106,36 +114,20 @@ def _while_committing(client: httpx2.Client, where: Place) -> list[Any]:
     ]  # fmt: skip
 
 
-def _while_publishing(client: httpx2.Client, where: Place, version: str) -> list[Any]:
+def _while_publishing(client: httpx2.Client, where: Place, base: str, version: str) -> list[Any]:
     # Room for the rows of the job, not for a checkpoint of this size.
-    ballast = fill(where.folder, leave=3 * 2**20)
-    big = {"factors": 128, "model": "dncr", "layers": 4, "epochs": 1}
-    job = wait_for(client, submit(client, **big), has_ended)
-    serves = _serves(client, version)
+    ballast = fill(where.folder, leave=2 * 2**20)
+    job_id = submit(client, model="dncr", factors=96, layers=4, epochs=1)
+    job = wait_for(client, job_id, has_ended)
+    still_served = serves(base, version)
     left = [path.name for path in (where.folder / "var" / "models").iterdir()]
     assert job["status"] == "failed", job
     assert "space" in job["error"], job
     ballast.unlink()
-    again = wait_for(client, submit(client, **big), has_ended)
-    assert again["status"] == "succeeded", again
-    _wait_until(lambda: _serves(client, again["model_version"]))
+    train(client, base)
     print("publishing:", job["error"], left, flush=True)
-    return [
-        "a model is published", 1, 0, 0, len(left) - 1, serves, True, where.damage() or "none",
-    ]  # fmt: skip
-
-
-def _serves(client: httpx2.Client, version: str) -> bool:
-    answer = client.get(f"/recommend/{USER}")
-    return answer.status_code == 200 and answer.json()["model_version"] == version
-
-
-def _wait_until(done: Any, seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > until:
-            raise AssertionError("it did not happen")
-        time.sleep(0.05)
+    damage = where.damage() or "none"
+    return ["a model is published", 1, 0, 0, len(left) - 1, still_served, True, damage]
 
 
 COLUMNS = [

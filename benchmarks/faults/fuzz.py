@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from hypothesis import HealthCheck, given, settings
 
 from benchmarks.report import publish
-from tests.fuzzing.bodies import Body, bodies, check_answer
+from tests.fuzzing.bodies import Body, check_answer, for_each_body, post
 from tests.fuzzing.schema import fuzz_schema
-from tests.fuzzing.server import FuzzedServer
+from tests.fuzzing.server import KEY, FuzzedServer
 
 COLUMNS = ["run", "requests", "operations", "5xx", "other failures", "hangs", "seconds"]
-KEY = "a-key-of-sixteen-or-more"
 
 
 def main() -> None:
@@ -43,7 +41,7 @@ def main() -> None:
 def _schema(server: FuzzedServer, examples: int, folder: Path) -> list[Any]:
     started = time.perf_counter()
     try:
-        report = fuzz_schema(server.url, KEY, examples, folder, timeout=4 * 3600)
+        report = fuzz_schema(server, examples, folder, timeout=4 * 3600)
     except subprocess.TimeoutExpired:
         return ["schemathesis", None, None, None, None, 1, time.perf_counter() - started]
     if report["failures"] or report["errors"]:
@@ -60,21 +58,11 @@ def _schema(server: FuzzedServer, examples: int, folder: Path) -> list[Any]:
 def _bodies(server: FuzzedServer, count: int) -> list[Any]:
     found: Counter[str] = Counter()
     started = time.perf_counter()
-    client = httpx2.Client(base_url=server.url, timeout=20, headers={"X-API-Key": KEY})
 
-    @settings(
-        max_examples=count,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(bodies)
-    def post(body: Body) -> None:
-        headers = {"Content-Type": body.content_type}
+    def send(body: Body) -> None:
         found["made"] += 1
         try:
-            response = client.post("/events", content=body.content, headers=headers)
+            response = post(client, body)
             found["5xx"] += response.status_code >= 500 and response.status_code != 503
             check_answer(body, response)
         except httpx2.TimeoutException:
@@ -84,8 +72,8 @@ def _bodies(server: FuzzedServer, count: int) -> list[Any]:
             found["failures"] += 1
             print(repr(error)[:500], body.content[:200])
 
-    with client:
-        post()
+    with server.client() as client:
+        for_each_body(count, send)
     others = max(0, found["failures"] - found["5xx"])
     seconds = time.perf_counter() - started
     return ["bodies of events", found["made"], 1, found["5xx"], others, found["hangs"], seconds]

@@ -14,23 +14,32 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 import psycopg
 
-from benchmarks.faults.training import LEASE, SMALL, add_events, has_ended, submit, wait_for
+from benchmarks.faults.training import LEASE, SMALL, add_events, train
 from benchmarks.report import publish
 from deploy.topology import DATABASE, Topology
 
 CLIENTS = 8
-CALM_SECONDS, AWAY_SECONDS, BACK_SECONDS = 1.5, 2.0, 4.0
 USERS = sorted({user for user, _, _ in SMALL.interactions})
 COLUMNS = [
     "what", "rounds", "answers", "wrong answers", "503s", "other errors", "errors once it was back",
     "back after ms, at most", "acknowledged events", "of them lost",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of each part of a round."""
+
+    calm: float = 1.5
+    away: float = 2.0
+    back: float = 4.0
 
 
 @dataclass
@@ -43,6 +52,23 @@ class Seen:
     """When each answer that was not 200 came, and what it said."""
     acknowledged: set[str] = field(default_factory=set)
 
+    async def note(self, request: Awaitable[httpx2.Response]) -> httpx2.Response | None:
+        """The answer, if it is a 200; of all others it is noted what they were."""
+        try:
+            answer = await request
+        except httpx2.TransportError as error:
+            self.statuses[-1] += 1
+            self.failures.append((time.monotonic(), f"{type(error).__name__}: {error}"))
+            return None
+        self.statuses[answer.status_code] += 1
+        if answer.status_code == 200:
+            return answer
+        self.failures.append((time.monotonic(), answer.text))
+        if answer.status_code == 503 and "Retry-After" not in answer.headers:
+            self.wrong.append(f"no Retry-After: {answer.text}")
+        await asyncio.sleep(0.02)
+        return None
+
 
 async def _ask(
     base: str, right: dict[str, Any], number: int, seen: Seen, stop: threading.Event
@@ -54,21 +80,9 @@ async def _ask(
             # Half of them ask for what nobody has asked for: those are ranked anew.
             extra = f"?exclude=none-{n}" if n % 2 else ""
             n += 1
-            try:
-                answer = await http.get(f"/recommend/{user}{extra}")
-            except httpx2.TransportError as error:
-                seen.statuses[-1] += 1
-                seen.failures.append((time.monotonic(), f"{type(error).__name__}: {error}"))
-                continue
-            seen.statuses[answer.status_code] += 1
-            if answer.status_code == 200:
-                if [i["id"] for i in answer.json()["items"]] != right[user]:
-                    seen.wrong.append(answer.text)
-            else:
-                seen.failures.append((time.monotonic(), answer.text))
-                if answer.status_code == 503 and "Retry-After" not in answer.headers:
-                    seen.wrong.append(f"no Retry-After: {answer.text}")
-                await asyncio.sleep(0.02)
+            answer = await seen.note(http.get(f"/recommend/{user}{extra}"))
+            if answer is not None and [i["id"] for i in answer.json()["items"]] != right[user]:
+                seen.wrong.append(answer.text)
 
 
 async def _post(base: str, run: str, seen: Seen, stop: threading.Event) -> None:
@@ -77,22 +91,14 @@ async def _post(base: str, run: str, seen: Seen, stop: threading.Event) -> None:
         n = 0
         while not stop.is_set():
             event = {"event_id": f"{run}-{n}", "user": f"poster-{run}", "item": "film-1"}
-            try:
-                answer = await http.post("/events", json=event)
-            except httpx2.TransportError as error:
-                seen.statuses[-1] += 1
-                seen.failures.append((time.monotonic(), f"{type(error).__name__}: {error}"))
-                continue
-            seen.statuses[answer.status_code] += 1
-            if answer.status_code == 200:
+            if await seen.note(http.post("/events", json=event)) is not None:
                 seen.acknowledged.add(event["event_id"])
                 n += 1
-            else:
-                seen.failures.append((time.monotonic(), answer.text))
-                await asyncio.sleep(0.02)
 
 
-def one_round(topology: Topology, what: str, turn: int, right: dict[str, Any]) -> list[Any]:
+def one_round(
+    topology: Topology, what: str, turn: int, right: dict[str, Any], pace: Pace
+) -> list[Any]:
     process = topology.redis if what.startswith("redis") else topology.postgres
     assert process is not None
     seen, stop = Seen(), threading.Event()
@@ -104,10 +110,10 @@ def one_round(topology: Topology, what: str, turn: int, right: dict[str, Any]) -
     # In a thread of its own: a process ends with the thread that started it.
     clients = threading.Thread(target=lambda: asyncio.run(load()))
     clients.start()
-    time.sleep(CALM_SECONDS)
+    time.sleep(pace.calm)
     if what.endswith("paused"):
         process.pause()
-        time.sleep(AWAY_SECONDS)
+        time.sleep(pace.away)
         process.resume()
     elif what.endswith("flushed"):
         import redis
@@ -116,13 +122,13 @@ def one_round(topology: Topology, what: str, turn: int, right: dict[str, Any]) -
         with redis.Redis.from_url(topology.redis.url) as client:
             for _ in range(20):
                 client.flushall()
-                time.sleep(AWAY_SECONDS / 20)
+                time.sleep(pace.away / 20)
     else:
         process.kill()
-        time.sleep(AWAY_SECONDS)
+        time.sleep(pace.away)
         process.start()
     back = time.monotonic()
-    time.sleep(BACK_SECONDS)
+    time.sleep(pace.back)
     stop.set()
     clients.join()
     late = [at - back for at, _ in seen.failures if at > back]
@@ -139,45 +145,35 @@ def one_round(topology: Topology, what: str, turn: int, right: dict[str, Any]) -
     ]  # fmt: skip
 
 
-def run(what: list[str], rounds: int) -> list[list[Any]]:
-    """A row for each kind of outage."""
+def run(topology: Topology, what: list[str], rounds: int, pace: Pace) -> list[list[Any]]:
+    """A row for each kind of outage; all servers serve the same model of the small data."""
     rows: list[list[Any]] = []
-    with Topology(env=LEASE) as topology:
-        with httpx2.Client(base_url=topology.url, timeout=30) as client:
-            add_events(topology.url)
-            job = wait_for(client, submit(client), has_ended)
-            if job["status"] != "succeeded":
-                raise AssertionError(job)
-            for server in topology.servers:
-                _until_served(server.url, job["model_version"])
-            right = {
-                user: [i["id"] for i in client.get(f"/recommend/{user}").json()["items"]]
-                for user in USERS
-            }
-        for kind in what:
-            each = [one_round(topology, kind, turn, right) for turn in range(rounds)]
-            sums = [sum(column) for column in zip(*each, strict=True)]
-            sums[5] = max(row[5] for row in each)
-            rows.append([kind, rounds, *sums])
-        if not all(process.running for process in topology.processes.values()):
-            raise AssertionError("a process has ended")
+    with httpx2.Client(base_url=topology.url, timeout=30) as client:
+        right = {
+            user: [i["id"] for i in client.get(f"/recommend/{user}").json()["items"]]
+            for user in USERS
+        }
+    for kind in what:
+        each = [one_round(topology, kind, turn, right, pace) for turn in range(rounds)]
+        sums = [sum(column) for column in zip(*each, strict=True)]
+        sums[5] = max(row[5] for row in each)
+        rows.append([kind, rounds, *sums])
+    if not all(process.running for process in topology.processes.values()):
+        raise AssertionError("a process has ended")
     return rows
-
-
-def _until_served(base: str, version: str) -> None:
-    until = time.monotonic() + 20
-    while httpx2.get(f"{base}/recommend/{USERS[0]}").json()["model_version"] != version:
-        if time.monotonic() > until:
-            raise AssertionError(f"{base} does not serve {version}")
-        time.sleep(0.05)
 
 
 KINDS = ["redis killed", "redis paused", "redis flushed", "postgres killed"]
 
 
 def main(rounds: int) -> None:
-    rows = run(KINDS, rounds)
-    publish("faults-outages", COLUMNS, rows, clients=CLIENTS + 1, away_seconds=AWAY_SECONDS)
+    pace = Pace()
+    with Topology(env=LEASE) as topology:
+        add_events(topology.url)
+        with httpx2.Client(base_url=topology.url, timeout=30) as client:
+            train(client, *(server.url for server in topology.servers))
+        rows = run(topology, KINDS, rounds, pace)
+    publish("faults-outages", COLUMNS, rows, clients=CLIENTS + 1, away_seconds=pace.away)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from deploy.processes import NcrServer, NcrWorker
+from deploy.processes import NcrServer, NcrWorker, wait_until
 from ncr_core.data.synthetic import synthetic_catalogue
 
 SMALL = synthetic_catalogue(60, 50, 12)
+USER = SMALL.interactions[0][0]
 LEASE = {
     "NCR_JOB_LEASE_SECONDS": "2",
     "NCR_JOB_POLL_SECONDS": "0.2",
@@ -21,6 +23,7 @@ LEASE = {
     "NCR_PRECOMPUTE_USERS": "0",
 }
 TRAINING: dict[str, Any] = {"model": "nbpr", "factors": 4, "epochs": 40}
+SECONDS = 120.0  # for anything to happen: the first model of a new checkout compiles its kernels
 ENDED = ("succeeded", "failed", "cancelled", "rejected")
 
 
@@ -39,7 +42,10 @@ def submit(client: httpx2.Client, **params: Any) -> str:
 
 
 def wait_for(
-    client: httpx2.Client, job_id: str, done: Callable[[dict[str, Any]], bool], seconds: float = 120
+    client: httpx2.Client,
+    job_id: str,
+    done: Callable[[dict[str, Any]], bool],
+    seconds: float = SECONDS,
 ) -> dict[str, Any]:
     """The job when ``done`` says so."""
     until = time.monotonic() + seconds
@@ -49,11 +55,28 @@ def wait_for(
             return job
         if time.monotonic() > until:
             raise AssertionError(f"nothing came of {job}")
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def has_ended(job: dict[str, Any]) -> bool:
     return job["status"] in ENDED
+
+
+def train(client: httpx2.Client, *bases: str, **params: Any) -> str:
+    """A new version, once all these servers serve it."""
+    job = wait_for(client, submit(client, **params), has_ended)
+    if job["status"] != "succeeded":
+        raise AssertionError(job)
+    version: str = job["model_version"]
+    for base in bases:
+        wait_until(partial(serves, base, version), SECONDS, f"{version} at {base}")
+    return version
+
+
+def serves(base: str, version: str) -> bool:
+    """Whether a list of this server is of this version."""
+    answer = httpx2.get(f"{base}/recommend/{USER}", timeout=30)
+    return answer.status_code == 200 and answer.json()["model_version"] == version
 
 
 class Watch:
@@ -82,8 +105,8 @@ class Watch:
 
     def _ask(self) -> None:
         with httpx2.Client(base_url=self._base, timeout=30) as client:
-            while not self._stop.wait(0.02):
-                answer = client.get(f"/recommend/{SMALL.interactions[0][0]}")
+            while not self._stop.wait(0.05):
+                answer = client.get(f"/recommend/{USER}")
                 self.answers += 1
                 if answer.status_code != 200 or len(answer.json()["items"]) != 10:
                     self.failures.append(answer.text)
@@ -91,7 +114,7 @@ class Watch:
                     self.versions.add(answer.json()["model_version"])
 
     def _count(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.05):
             at_once = sum(len(w.training_pids()) for w in self._workers() if w.running)
             self.most_at_once = max(self.most_at_once, at_once)
 

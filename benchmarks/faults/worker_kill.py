@@ -33,7 +33,6 @@ from benchmarks.report import publish
 from deploy.processes import NcrWorker
 
 STOPS = 5
-PAST_LEASE = 3.0
 COLUMNS = [
     "database", "kills", "stops", "jobs", "succeeded", "taken up again", "given up",
     "most trainings at once", "half published", "served and unknown", "published twice",
@@ -78,8 +77,8 @@ def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
         raise AssertionError("nobody trains")
     time.sleep(random.uniform(0, 1.5))
     victim.pause()
-    time.sleep(PAST_LEASE)
-    # On SQLite one that was stopped just while it wrote holds the file's lock until it goes on.
+    # Until the lease is over and the other one has begun. On SQLite one that was stopped just while
+    # it wrote holds the file's lock until it goes on.
     with suppress(AssertionError):
         wait_for(client, job_id, lambda job: job["attempt"] == 2 or has_ended(job), seconds=20)
     victim.resume()
@@ -88,20 +87,23 @@ def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
     return job
 
 
-def run(kind: str, kills: int, stops: int) -> list[Any]:
+def run(
+    kind: str, kills: int, stops: int, lease: str = LEASE["NCR_JOB_LEASE_SECONDS"]
+) -> list[Any]:
     """All rounds on one kind of database; a row of the table."""
     jobs: list[dict[str, Any]] = []
     with ExitStack() as stack:
         where = stack.enter_context(place(kind))
         upgrade(where)
-        server, workers = start_pair(where.env(**LEASE), where.folder)
+        env = where.env(**LEASE | {"NCR_JOB_LEASE_SECONDS": lease})
+        server, workers = start_pair(env, where.folder)
         for process in (server, *workers):
             stack.enter_context(process)
         add_events(server.url)
         client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
         with Watch(server.url, lambda: workers) as watch:
             for turn in range(kills):
-                jobs.append(kill_one(client, workers, late=turn % 2 == 1))
+                jobs.append(kill_one(client, workers, late=turn % 2 == 0))
                 last = jobs[-1]
                 print(kind, turn + 1, last["status"], last["attempt"], last["error"], flush=True)
             for _ in range(stops):

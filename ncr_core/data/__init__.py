@@ -1,14 +1,12 @@
-"""Reading, filtering, splitting and sampling interactions."""
+"""Reading, filtering and splitting interactions, without torch; sampling is in `samplers`."""
 
 from ncr_core.data.filters import compact, min_interactions
 from ncr_core.data.interactions import IdIndex, Interactions, build_interactions
-from ncr_core.data.samplers import NegativeSampler
 from ncr_core.data.splits import Split, leave_latest_out
 
 __all__ = [
     "IdIndex",
     "Interactions",
-    "NegativeSampler",
     "Split",
     "build_interactions",
     "compact",

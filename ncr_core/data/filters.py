@@ -29,6 +29,9 @@ def compact(interactions: Interactions) -> Interactions:
     user_rows = np.flatnonzero(np.diff(interactions.indptr))
     item_rows = np.flatnonzero(interactions.item_counts())
     new_item = _renumber(item_rows, interactions.n_items)
+    stated = interactions.stated
+    if stated is not None:
+        stated = stated.renumbered(_renumber(user_rows, interactions.n_users), new_item)
     lengths = np.diff(interactions.indptr)[user_rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Interactions(
@@ -36,6 +39,8 @@ def compact(interactions: Interactions) -> Interactions:
         new_item[interactions.items],
         [interactions.user_ids[u] for u in user_rows.tolist()],
         [interactions.item_ids[i] for i in item_rows.tolist()],
+        interactions.weights,
+        stated,
     )
 
 

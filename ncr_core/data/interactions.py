@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from ncr_core.data.stated import BoolArray, FloatArray, IntArray, Stated
 from ncr_core.errors import DataError
 
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
+__all__ = ["BoolArray", "FloatArray", "IdIndex", "IntArray", "Interactions", "build_interactions"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,16 @@ class Interactions:
 
     ``items[indptr[u]:indptr[u + 1]]`` are the items of user ``u`` from the oldest to the latest,
     each at most once. ``user_ids`` and ``item_ids`` give the client's ids of the rows and columns.
+    ``weights`` (nnz,), above 0, are how much each entry counts in training beside the others; None:
+    all the same. ``stated`` is what else is known of these users and items.
     """
 
     indptr: IntArray
     items: IntArray
     user_ids: Sequence[str] = field(repr=False)
     item_ids: Sequence[str] = field(repr=False)
+    weights: FloatArray | None = field(default=None, repr=False)
+    stated: Stated | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -37,8 +41,10 @@ class Interactions:
         *,
         user_ids: Sequence[str],
         item_ids: Sequence[str],
+        weights: FloatArray | None = None,
+        stated: Stated | None = None,
     ) -> Interactions:
-        """Builds the matrix from parallel arrays of row and column indices.
+        """Builds the matrix from parallel arrays of row and column indices, and of weights.
 
         ``order`` sorts a user's items from old to new; rows of equal order, and all rows when it is
         None, stay in the order given. Of a repeated (user, item) the latest occurrence is kept.
@@ -54,7 +60,9 @@ class Interactions:
         users, items = users[kept], items[kept]
         indptr = np.zeros(n_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(users, minlength=n_users), out=indptr[1:])
-        return cls(indptr, items.astype(np.int64), user_ids, item_ids)
+        if weights is not None:
+            weights = weights[by_time][kept]
+        return cls(indptr, items.astype(np.int64), user_ids, item_ids, weights, stated)
 
     @property
     def n_users(self) -> int:
@@ -100,15 +108,32 @@ class Interactions:
         """The same users and items with only the entries where ``mask`` (nnz,) holds."""
         indptr = np.zeros(self.n_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
-        return Interactions(indptr, self.items[mask], self.user_ids, self.item_ids)
+        weights = None if self.weights is None else self.weights[mask]
+        return replace(self, indptr=indptr, items=self.items[mask], weights=weights)
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""
-        to_user = _positions(self.user_ids, user_ids)[self.users]
-        to_item = _positions(self.item_ids, item_ids)[self.items]
+        renumbered = _positions(self.user_ids, user_ids), _positions(self.item_ids, item_ids)
+        to_user, to_item = renumbered[0][self.users], renumbered[1][self.items]
         known = (to_user >= 0) & (to_item >= 0)
         return Interactions.from_arrays(
-            to_user[known], to_item[known], user_ids=user_ids, item_ids=item_ids
+            to_user[known],
+            to_item[known],
+            user_ids=user_ids,
+            item_ids=item_ids,
+            weights=None if self.weights is None else self.weights[known],
+            stated=None if self.stated is None else self.stated.renumbered(*renumbered),
+        )
+
+    def with_seen(self) -> Interactions:
+        """Everything that users have seen: these items, and those that they have only seen."""
+        if self.stated is None or len(self.stated.seen) == 0:
+            return self
+        return Interactions.from_arrays(
+            np.concatenate([self.users, self.stated.seen[:, 0]]),
+            np.concatenate([self.items, self.stated.seen[:, 1]]),
+            user_ids=self.user_ids,
+            item_ids=self.item_ids,
         )
 
 

@@ -275,7 +275,7 @@ def _read_test(files: _Files) -> dict[str, _HeldOut]:
 def _read_train(files: _Files, users: IdIndex, items: IdIndex) -> tuple[IntArray, FloatArray]:
     """(rows, 2) users and items, and (rows,) times, NaN where unknown."""
     flat, when = array("q"), array("d")
-    for user, item, _, timestamp, position in files.train_rows():
+    for user, item, _, timestamp, position, _ in files.train_rows():
         flat.append(users.number(user))
         flat.append(items.number(item))
         time = position if timestamp is None else timestamp

@@ -40,21 +40,28 @@ class Split:
     def with_validation_in_train(self) -> Self:
         """The split to refit on once the settings are chosen: no validation item is held out.
 
-        Each becomes the latest training item of its user, and ``validation`` is −1 throughout; the
-        test items stay as they are.
+        Each becomes the latest training item of its user, with weight 1, and ``validation`` is −1
+        throughout; the test items stay as they are.
         """
         users = np.flatnonzero(self.validation >= 0)
+        weights = self.train.weights
+        if weights is not None:
+            weights = np.concatenate([weights, np.ones(len(users), np.float32)])
         train = Interactions.from_arrays(
             np.concatenate([self.train.users, users]),
             np.concatenate([self.train.items, self.validation[users]]),
             user_ids=self.train.user_ids,
             item_ids=self.train.item_ids,
+            weights=weights,
+            stated=self.train.stated,
         )
         return replace(self, train=train, validation=np.full_like(self.validation, -1))
 
 
 def leave_latest_out(interactions: Interactions, users: BoolArray | None = None) -> Split:
     """The latest item of each user is for test, the second latest for validation (§5.1).
+
+    What users said about items that are held out of theirs is left out of training too.
 
     ``users`` (n_users,) limits that to some users; all interactions of the others are for training.
     Raises DataError when no user has three items.
@@ -77,17 +84,8 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
     validation = test.copy()
     test[enough] = interactions.items[last]
     validation[enough] = interactions.items[last - 1]
-    return Split(interactions.select(mask), validation, test)
-
-
-def some_users(interactions: Interactions, share: float, at_least: int, seed: int) -> BoolArray:
-    """(n_users,) a random share of the users that have enough items to be held out from.
-
-    ``at_least`` so many where there are as many. What a service holds out it does not learn from,
-    so it measures on a sample of its users only.
-    """
-    eligible = np.flatnonzero(np.diff(interactions.indptr) >= MIN_ITEMS)
-    n = min(len(eligible), max(at_least, round(share * len(eligible))))
-    mask = np.zeros(interactions.n_users, dtype=np.bool_)
-    mask[np.random.default_rng(seed).permutation(eligible)[:n]] = True
-    return mask
+    train = interactions.select(mask)
+    if train.stated is not None:
+        stated = train.stated.without_pairs_of(test).without_pairs_of(validation)
+        train = replace(train, stated=stated)
+    return Split(train, validation, test)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ncr_core.checkpoint import load_checkpoint, read_manifest, save_checkpoint
+from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.errors import CheckpointError, DataError
@@ -22,6 +22,7 @@ from ncr_core.experiments.cell import FORMAT, Cell, ranks_as_text, read_result, 
 from ncr_core.experiments.datasets import DataSet, load_data_set
 from ncr_core.experiments.machine import commit, provenance
 from ncr_core.experiments.methods import Fitted, Request, fit, resolved
+from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts

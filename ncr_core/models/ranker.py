@@ -41,6 +41,12 @@ class PairwiseRanker(nn.Module, ABC):
     def item_vectors(self, items: Tensor) -> Tensor:
         """(…) rows → (…, F) everything the model knows of these items."""
 
+    @property
+    def item_tables(self) -> list[str]:
+        """The names of the parameters, (n_items, …) each, that make up an item, in order."""
+        names = ("items.weight", "items_n.weight", "items_d.weight", "bias")
+        return [name for name, _ in self.named_parameters() if name in names]
+
     @abstractmethod
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
@@ -85,15 +91,22 @@ class PairwiseRanker(nn.Module, ABC):
         every = torch.cat(list(items)).to(self.device)
         return torch.cat([part.of(every, lengths) for part in self._pooled()], dim=-1)
 
-    def remember(self, items: Tensor, lengths: Tensor) -> None:
+    def vector_of(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(E,) the vector of one user, as ``vectors_of``; see ``HistoryUsers.one``."""
+        return torch.cat([part.one(items, weights) for part in self._pooled()])
+
+    def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
         """Recomputes the vectors of the known users where they come from their items.
 
         ``items`` (T,) are everyone's, oldest first, one user after the other; ``lengths``
-        (n_users,). Nothing happens for free embeddings.
+        (n_users,); ``weights`` (T,) as for ``HistoryUsers.of``. Nothing happens for free
+        embeddings.
         """
         if self.config.users == "history":
+            items, lengths = items.to(self.device), lengths.to(self.device)
+            weights = None if weights is None else weights.to(self.device)
             for part in self._pooled():
-                part.remember(items.to(self.device), lengths.to(self.device))
+                part.remember(items, lengths, weights)
 
     def item_rows(self, items: Tensor, table: Tensor) -> Tensor:
         """Rows (…) of an item table (n_items, F) → (…, F)."""

@@ -72,8 +72,11 @@ class HistoryUsers(nn.Module):
             vectors = vectors + pooled @ matrix
         return vectors
 
-    def of(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size)."""
+    def of(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size).
+
+        ``weights`` (T,), above 0, are what each item counts beside the others of its window.
+        """
         end = lengths.cumsum(0)
         start = end - lengths
         vectors = torch.zeros((), device=items.device)
@@ -83,22 +86,45 @@ class HistoryUsers(nn.Module):
             offsets = count.cumsum(0) - count
             place = torch.arange(int(count.sum()), device=items.device)
             rows = place + (first - offsets).repeat_interleave(count)
+            shares = None
+            if weights is not None:
+                own = weights[rows].to(self.items.weight.dtype)
+                user = torch.arange(len(count), device=items.device).repeat_interleave(count)
+                totals = own.new_zeros(len(count)).index_add_(0, user, own)
+                shares = own * (count / totals)[user]
             pooled = nn.functional.embedding_bag(
-                items[rows], self.items.weight, offsets, mode="sum"
+                items[rows], self.items.weight, offsets, mode="sum", per_sample_weights=shares
             )
             vectors = vectors + (pooled / count.clamp(min=1).sqrt().unsqueeze(1)) @ matrix
         return vectors
 
+    def one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
+        """``of`` for one user with items: (k,) → (size,), bit by bit the same whoever else there
+        is."""
+        k = len(items)
+        counts = [min(window or k, k) for window in self.windows]
+        taken = torch.tensor(counts, device=items.device)
+        latest_first = items.flip(0)
+        embedded = nn.functional.embedding(latest_first, self.items.weight)
+        sizes = taken.to(embedded.dtype)
+        scale = sizes.rsqrt()
+        if weights is not None:
+            own = weights.flip(0).to(embedded.dtype)
+            embedded = embedded * own.unsqueeze(1)
+            scale = sizes.sqrt() / own.cumsum(0)[taken - 1]
+        pooled = embedded.cumsum(0)[taken - 1] * scale.unsqueeze(1)
+        return torch.bmm(pooled.unsqueeze(1), self.mix).sum(0).squeeze(0)
+
     @torch.no_grad()
-    def remember(self, items: Tensor, lengths: Tensor) -> None:
+    def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
         """Computes ``weight`` from everyone's items; arguments as of ``of``, for all users."""
         ends = lengths.cumsum(0)
         for first in range(0, len(lengths), USERS_AT_ONCE):
             users = slice(first, first + USERS_AT_ONCE)
             own = lengths[users]
-            begin = ends[first] - lengths[first]
-            part = items[begin : ends[users][-1]]
-            self.weight[users] = self.of(part, own)
+            part = slice(int(ends[first] - lengths[first]), int(ends[users][-1]))
+            of_part = None if weights is None else weights[part]
+            self.weight[users] = self.of(items[part], own, of_part)
 
     @staticmethod
     def _first(window: int, start: Tensor, end: Tensor) -> Tensor:

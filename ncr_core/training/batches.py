@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from ncr_core.data.samplers import NegativeSampler
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models.users import Histories
 from ncr_core.training.config import TrainConfig
+from ncr_core.training.stated import StatedPairs, StatedRows
 
 MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
 
@@ -22,13 +23,16 @@ class Rows:
     """A positive a row, each with negatives of its own.
 
     ``users`` and ``items`` i are (R,), ``negatives`` j (R, n). ``histories`` is there where user
-    vectors come from items.
+    vectors come from items, ``weights`` (R,) where positives do not all count the same, and
+    ``stated`` where there are other pairs to learn beside them.
     """
 
     users: Tensor
     items: Tensor
     negatives: Tensor
     histories: Histories | None
+    weights: Tensor | None = None
+    stated: StatedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class SharedRows:
     ``users`` (Q,) are those a vector is needed for: each user once, or, with ``histories``, the
     user of each row. ``row`` (R,) tells which of them a row belongs to, ``items`` (R,) are the
     positives i, ``negatives`` (S,) the items j and ``valid`` (Q, S) which of these the user has not
-    interacted with.
+    interacted with. ``weights`` (R,) and ``stated`` are as of ``Rows``.
     """
 
     users: Tensor
@@ -47,10 +51,15 @@ class SharedRows:
     negatives: Tensor
     valid: Tensor
     histories: Histories | None
+    weights: Tensor | None = None
+    stated: StatedRows | None = None
 
 
 class Batches:
     """The positives in random order, each once an epoch, with fresh negatives.
+
+    Negatives are never items that the user has only seen. What users stated comes along, see
+    ``StatedPairs``.
 
     With ``histories`` or shared negatives whole users come in random order, so that a user's items
     are embedded and the negatives scored once for all the user's rows; a batch then has about as
@@ -70,8 +79,9 @@ class Batches:
                 f"{train.n_items} items are too few for {config.negatives} negatives a positive: "
                 f"there must be at least {config.negatives + 1}"
             )
-        lengths = train.indptr[1:] - train.indptr[:-1]
-        useful = (lengths < train.n_items)[train.users]
+        seen = train.with_seen()
+        choosing = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
+        useful = choosing[train.users]
         if not useful.any():
             raise DataError(
                 "every user has interacted with every item: there is nothing to compare with"
@@ -84,6 +94,14 @@ class Batches:
         self._users = torch.from_numpy(learned.users).to(device)
         self._items = torch.from_numpy(learned.items).to(device)
         self._indptr = torch.from_numpy(learned.indptr).to(device)
+        self._weights: Tensor | None = None
+        if learned.weights is not None:
+            self._weights = torch.from_numpy(learned.weights).to(device)
+        self._stated: StatedPairs | None = None
+        if learned.stated is not None and len(learned.stated):
+            self._stated = StatedPairs(learned, learned.stated, device, config.seed)
+        if seen is not train:
+            learned = seen.select(choosing[seen.users])
         self._sampler = NegativeSampler(learned, device, self._generator)
         self.n_items = train.n_items
         self.size = config.batch_size_for(len(self._users))
@@ -104,8 +122,15 @@ class Batches:
             yield from self._by_user()
             return
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
-        for part in torch.split(order, self.size):
-            yield self._own(self._users[part], self._items[part], None)
+        parts = torch.split(order, self.size)
+        for part, pairs in zip(parts, self._shares(len(parts)), strict=True):
+            yield self._own(self._users[part], self._items[part], None, self._weigh(part), pairs)
+
+    def _shares(self, batches: int) -> Sequence[Tensor | None]:
+        return [None] * batches if self._stated is None else self._stated.shares(batches)
+
+    def _weigh(self, places: Tensor) -> Tensor | None:
+        return None if self._weights is None else self._weights[places]
 
     def _by_user(self) -> Iterator[Rows | SharedRows]:
         lengths = self._indptr[1:] - self._indptr[:-1]
@@ -114,24 +139,48 @@ class Batches:
         # As many batches as an epoch has, cut at the user in whom the next one begins.
         before = lengths[order].cumsum(0) - lengths[order]
         counts = torch.bincount(before // self.size)
-        for users in torch.split(order, counts[counts > 0].tolist()):
+        parts = torch.split(order, counts[counts > 0].tolist())
+        for users, pairs in zip(parts, self._shares(len(parts)), strict=True):
             own = lengths[users]
             end = own.cumsum(0)
             at = torch.arange(int(end[-1]), device=self._device)
             row = torch.arange(len(users), device=self._device).repeat_interleave(own)
-            start = (end - own)[row]
-            items = self._items[self._indptr[users][row] + at - start]
+            first = end - own
+            start = first[row]
+            places = self._indptr[users][row] + at - start
+            items, weights = self._items[places], self._weigh(places)
             histories = Histories(items, start, at, end[row]) if self._histories else None
+            theirs = None
+            if histories is not None and self._stated is not None:
+                # Pairs of these users alone: others' items are not in this batch.
+                pairs, theirs = self._stated.of_users(users, first, end)
             if self._shared:
-                yield self._share(users, row, items, histories)
+                yield self._share(users, row, items, histories, weights, pairs, theirs)
             else:
-                yield self._own(users[row], items, histories)
+                yield self._own(users[row], items, histories, weights, pairs, theirs)
 
-    def _own(self, users: Tensor, items: Tensor, histories: Histories | None) -> Rows:
-        return Rows(users, items, self._sampler.sample(users, self._negatives), histories)
+    def _own(
+        self,
+        users: Tensor,
+        items: Tensor,
+        histories: Histories | None,
+        weights: Tensor | None,
+        pairs: Tensor | None,
+        theirs: Histories | None = None,
+    ) -> Rows:
+        negatives = self._sampler.sample(users, self._negatives)
+        stated = self._state(users, items, histories, weights, pairs, theirs)
+        return Rows(users, items, negatives, histories, weights, stated)
 
     def _share(
-        self, users: Tensor, row: Tensor, items: Tensor, histories: Histories | None
+        self,
+        users: Tensor,
+        row: Tensor,
+        items: Tensor,
+        histories: Histories | None,
+        weights: Tensor | None,
+        pairs: Tensor | None,
+        theirs: Histories | None,
     ) -> SharedRows:
         if self._shared == self.n_items:
             drawn = torch.arange(self.n_items, device=self._device)
@@ -140,7 +189,21 @@ class Batches:
                 self.n_items, (self._shared,), generator=self._generator, device=self._device
             )
         valid = ~self._sampler.seen(users.unsqueeze(1) * self.n_items + drawn)
+        stated = self._state(users[row], items, histories, weights, pairs, theirs)
         if histories is None:
-            return SharedRows(users, row, items, drawn, valid, None)
+            return SharedRows(users, row, items, drawn, valid, None, weights, stated)
         each = torch.arange(len(row), device=self._device)
-        return SharedRows(users[row], each, items, drawn, valid[row], histories)
+        return SharedRows(users[row], each, items, drawn, valid[row], histories, weights, stated)
+
+    def _state(
+        self,
+        users: Tensor,
+        items: Tensor,
+        histories: Histories | None,
+        weights: Tensor | None,
+        pairs: Tensor | None,
+        theirs: Histories | None,
+    ) -> StatedRows | None:
+        if self._stated is None or pairs is None:
+            return None
+        return self._stated.rows(pairs, theirs, users, items, weights, histories)

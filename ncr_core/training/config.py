@@ -51,6 +51,10 @@ class TrainConfig:
     """``bce`` over both orders of each pair (eq. 15); ``bpr`` is −log σ(z_uij) alone (eq. 3);
     ``listwise`` is −log of the probability that the positive beats all its negatives."""
 
+    stated_weight: float = 1.0
+    """How much a stated preference, or a positive beside an item that the user dislikes, counts
+    next to a positive beside all its negatives. 0 leaves them out."""
+
     l2: float = 0.0
     """λ of λ‖Θ‖² (eq. 3) on the embeddings of each batch."""
 
@@ -110,6 +114,8 @@ class TrainConfig:
             raise ConfigError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if not 0.0 <= self.alpha <= 1.0:
             raise ConfigError(f"alpha must be between 0 and 1, not {self.alpha}")
+        if not 0.0 <= self.stated_weight < math.inf:
+            raise ConfigError(f"stated_weight must be 0 or above, not {self.stated_weight}")
         rates = (self.learning_rate, self.fine_tune_rate)
         if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.l2 < math.inf:
             raise ConfigError("learning rates must be above 0, l2 not below 0, and both finite")

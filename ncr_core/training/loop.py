@@ -28,6 +28,7 @@ from ncr_core.training.batches import Batches, Rows, SharedRows
 from ncr_core.training.config import TrainConfig
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
 from ncr_core.training.optimizers import Adam
+from ncr_core.training.stated import StatedRows
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
 VALIDATION_USERS = 10_000
@@ -163,7 +164,12 @@ def _finite(model: PairwiseRanker) -> bool:
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
     """Recomputes the user vectors of a model that pools them from these interactions."""
     lengths = interactions.indptr[1:] - interactions.indptr[:-1]
-    model.remember(torch.from_numpy(interactions.items), torch.from_numpy(lengths))
+    weights = interactions.weights
+    model.remember(
+        torch.from_numpy(interactions.items),
+        torch.from_numpy(lengths),
+        None if weights is None else torch.from_numpy(weights),
+    )
 
 
 def epoch_of(
@@ -207,10 +213,12 @@ def _one_epoch(
         if isinstance(rows, SharedRows):
             s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
             shared_loss = SHARED_LOSSES[config.loss]
-            loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items)
+            loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items, rows.weights)
         else:
             both = model.pair_logits(vectors, rows.items, rows.negatives)
-            loss = LOSSES[config.loss](*both, n_items)
+            loss = LOSSES[config.loss](*both, n_items, rows.weights)
+        if rows.stated is not None and config.stated_weight:
+            loss = _with_stated(model, loss, rows, rows.stated, config)
         total += loss.detach()
         if config.l2:
             loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives)
@@ -218,6 +226,28 @@ def _one_epoch(
         optimizer.step()
         steps += 1
     return float(total) / steps
+
+
+def _with_stated(
+    model: PairwiseRanker,
+    loss: Tensor,
+    rows: Rows | SharedRows,
+    stated: StatedRows,
+    config: TrainConfig,
+) -> Tensor:
+    """The mean of the positives' loss and that of the stated pairs, each pair like a positive."""
+    vectors = model.training_vectors(stated.users, stated.histories)
+    if config.dropout:
+        vectors = torch.nn.functional.dropout(vectors, config.dropout)
+    z_uij, z_uji = model.pair_logits(vectors, stated.winners, stated.losers.unsqueeze(1))
+    if isinstance(rows, SharedRows):
+        # As those pairs: by the half margin alone.
+        half = (z_uij - z_uji) / 2
+        z_uij, z_uji = half, -half
+    own_loss = LOSSES[config.loss](z_uij, z_uji, 0, stated.weights)
+    counts = len(rows.items) if rows.weights is None else rows.weights.sum()
+    stated_counts = config.stated_weight * stated.weights.sum()
+    return (counts * loss + stated_counts * own_loss) / (counts + stated_counts)
 
 
 def validation_candidates(split: Split, seed: int) -> CandidateSet:

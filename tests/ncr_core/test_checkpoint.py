@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.checkpoint import load_checkpoint, read_manifest, save_checkpoint
+from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.errors import CheckpointError
+from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig
 from tests.ncr_core.conftest import wild_model
 

@@ -185,7 +185,8 @@ assert ranker.rank(users, candidates, 5).equal(expected)
 """
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", script],
-        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        # Compiled in a hurry: nobody waits for what it does.
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "0"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -18,7 +18,6 @@ from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.models.users import Histories, HistoryUsers
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training import loop as loop_module
-from ncr_core.training.fold_in import fold_in, mean_user
 from tests.ncr_core.conftest import wild_model
 
 P = [[1.0, 2.0], [3.0, -1.0], [0.0, 4.0], [-2.0, 1.0]]
@@ -120,6 +119,31 @@ def test_what_is_remembered_is_each_users_own_vector(
         assert bool(alone.eq(0).all()) == (len(own) == 0)
 
 
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+def test_weights_count_within_a_window(windows: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    users = HistoryUsers(3, 12, 3, windows, 1.0).double().requires_grad_(False)
+    users.mix.normal_()
+    lengths = torch.tensor([4, 0, 6])
+    items, weights = torch.randint(12, (10,)), torch.rand(10, dtype=torch.float64) + 0.1
+    weighted = users.of(items, lengths, weights)
+    for row, part in ((0, slice(0, 4)), (2, slice(4, 10))):
+        expected = torch.zeros(3, dtype=torch.float64)
+        for window, matrix in zip(windows, users.mix, strict=True):
+            own, w = items[part][-window:], weights[part][-window:]
+            mean = (users.items.weight[own] * w.unsqueeze(1)).sum(0) / w.sum()
+            expected += mean * len(own) ** 0.5 @ matrix
+        torch.testing.assert_close(weighted[row], expected)
+        torch.testing.assert_close(users.one(items[part], weights[part]), expected)
+        torch.testing.assert_close(
+            users.one(items[part], torch.full((len(items[part]),), 3.0)),
+            users.of(items[part], torch.tensor([len(items[part])]))[0],
+        )
+    assert weighted[1].eq(0).all()
+    users.remember(items, lengths, weights)
+    torch.testing.assert_close(users.weight, weighted)
+
+
 def test_remembering_leaves_free_embeddings_alone() -> None:
     model = wild_model(ModelConfig(kind="nbpr", factors=2), 2, 3)
     before = model.user_vectors(torch.arange(2)).clone()
@@ -133,15 +157,6 @@ MODELS = [
     ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0)),
 ]
 each_model = pytest.mark.parametrize("model_config", MODELS, ids=lambda config: config.kind)
-
-
-@each_model
-def test_folding_in_is_the_vector_of_the_items(model_config: ModelConfig) -> None:
-    model = wild_model(model_config, 5, 9)
-    items = [torch.tensor([3, 1, 8]), torch.tensor([2])]
-    centre = mean_user(model)
-    folded = fold_in(model, centre.expand(2, -1), items, centre)
-    assert folded.equal(model.vectors_of(items))
 
 
 def vectors_of_all(model: PairwiseRanker, interactions: Interactions) -> Tensor:

@@ -177,3 +177,34 @@ def test_chunks(tmp_path: Path) -> None:
 
 
 # JSON Lines
+
+
+def test_the_types_of_events(tmp_path: Path) -> None:
+    """By their own column, in every format; an empty one says nothing."""
+    long = "é" * 33
+    path = put(
+        tmp_path / "a.csv",
+        f'user,item,type\na,b,click\na,c,\na,d,"a ""type"", odd"\na,e,{long}\na,f,x\0y\n',
+    )
+    rows, bad = read(open_source(path))
+    assert [(one.item, one.type) for one in rows] == [
+        ("b", "click"),
+        ("c", None),
+        ("d", 'a "type", odd'),
+    ]
+    assert [one.line for one in bad] == [5, 6]
+    assert bad[0].reason.startswith("the type is not 1 to 64 bytes of UTF-8")
+    path = put(
+        tmp_path / "b.jsonl",
+        '{"user": "a", "item": "b", "type": "buy"}\n{"user": "a", "item": "c", "type": null}\n'
+        '{"user": "a", "item": "d"}\n{"user": "a", "item": "e", "type": 7}\n'
+        '{"user": "a", "item": "f", "type": "\\ud800"}\n',
+    )
+    rows, bad = read(open_source(path))
+    assert [(one.item, one.type) for one in rows] == [("b", "buy"), ("c", None), ("d", None)]
+    assert [one.line for one in bad] == [4, 5]
+    path = put_parquet(
+        tmp_path / "c.parquet", {"user": ["a", "a"], "item": ["b", "c"], "type": ["buy", None]}
+    )
+    rows, bad = read(open_source(path))
+    assert ([(one.item, one.type) for one in rows], bad) == ([("b", "buy"), ("c", None)], [])

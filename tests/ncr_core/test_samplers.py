@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ncr_core.data import Interactions, NegativeSampler, build_interactions
+from ncr_core.data import Interactions, build_interactions
 from ncr_core.data import samplers as module
+from ncr_core.data.samplers import NegativeSampler
 from ncr_core.errors import DataError
 
 CPU = torch.device("cpu")

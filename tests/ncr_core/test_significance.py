@@ -11,13 +11,13 @@ import pytest
 
 from ncr_core.data import Split
 from ncr_core.evaluation import significance
+from ncr_core.evaluation.distributions import student_t_p
 from ncr_core.evaluation.metrics import hit_of_each, hit_ratio, ndcg, ndcg_of_each
 from ncr_core.evaluation.significance import (
     Evaluation,
     bootstrap_interval,
     paired_t_test,
     sampled_over_seeds,
-    student_t_p,
 )
 from ncr_core.models.baselines.popularity import Popularity
 

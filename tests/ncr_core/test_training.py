@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.data import Interactions, Split, build_interactions, leave_latest_out
+from ncr_core.data import Split, build_interactions, leave_latest_out
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
@@ -18,7 +18,6 @@ from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.training import History, Progress, TrainConfig, train_model
 from ncr_core.training import loop as loop_module
 from ncr_core.training import pretraining as pretraining_module
-from ncr_core.training.fold_in import fold_in, mean_user
 from ncr_core.training.loop import learn_held_out
 from ncr_core.training.pretraining import part_config, refit_config
 from tests.ncr_core.conftest import wild_model
@@ -290,40 +289,3 @@ def test_a_device_that_is_not_there() -> None:
         TrainConfig(device="cuda:99").torch_device()
     with pytest.raises(ConfigError, match="unknown device"):
         TrainConfig(device="abacus").torch_device()
-
-
-@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
-def test_folding_in_gives_left_out_users_lists_of_their_own(
-    synthetic: Interactions, kind: str
-) -> None:
-    """Users that training never saw, by their items alone, beat the popularity list."""
-    newcomers = synthetic.users >= 240
-    old = synthetic.select(~newcomers)
-    split = leave_latest_out(old)
-    model = train_model(ModelConfig.from_dict({"kind": kind, "factors": 8}), QUICK, split).model
-    model.requires_grad_(False)
-    whole = leave_latest_out(synthetic)
-    test = sampled_candidates(whole, whole.test, seed=1, negatives=50)
-    new = test.users >= 240
-    items = [torch.from_numpy(whole.train.items_of(u)) for u in test.users[new]]
-    centre = mean_user(model)
-    starts = centre.expand(len(items), -1)
-    vectors = fold_in(model, starts, items, centre)
-    assert vectors.equal(fold_in(model, starts, items, centre))
-    for at in (0, 7):  # alone or in company
-        alone = fold_in(model, centre, items[at : at + 1], centre)[0]
-        torch.testing.assert_close(vectors[at], alone, atol=1e-4, rtol=1e-3)
-    assert (vectors - centre).norm(dim=1).min() > 0.1 * centre.norm()
-
-    class Folded:
-        def rank(self, users: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
-            rows = torch.from_numpy(users - 240)
-            ranked = loop_module.ModelRanks(model)._ranker.rank(
-                vectors[rows], torch.from_numpy(candidates), k
-            )
-            return ranked.numpy()
-
-    chosen = loop_module.CandidateSet(test.users[new], test.held_out[new], test.candidates[new])
-    folded = evaluate_sampled(Folded(), chosen)
-    popular = evaluate_sampled(Popularity(split.train), chosen)
-    assert folded.ndcg > 1.1 * popular.ndcg

@@ -28,6 +28,7 @@ class Names:
     timestamp: str | None
     position: str | None
     latest: str | None
+    type: str | None
 
     def present(self) -> list[str]:
         """Every name that the file has, each once."""

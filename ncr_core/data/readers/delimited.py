@@ -27,6 +27,7 @@ from ncr_core.data.readers.rows import (
     parse_position,
     parse_rating,
     parse_timestamp,
+    parse_type,
 )
 from ncr_core.errors import DataError
 
@@ -49,6 +50,7 @@ class Layout:
     timestamp: int | None = None
     position: int | None = None
     latest: int | None = None
+    type: int | None = None
     header: bool = True
     quoted: bool = True
 
@@ -106,6 +108,7 @@ def open_csv(path: Path, columns: Columns) -> DelimitedFile:
         timestamp=place(names.timestamp),
         position=place(names.position),
         latest=place(names.latest),
+        type=place(names.type),
     )
     return DelimitedFile(path, layout)
 
@@ -240,8 +243,9 @@ def _converter(layout: Layout) -> Callable[[list[str]], InteractionRow]:
     """A function from fields to a row; a closure, as it runs once a row."""
     width, user_at, item_at = layout.width, layout.user, layout.item
     rating_at, timestamp_at = layout.rating, layout.timestamp
-    position_at, latest_at = layout.position, layout.latest
+    position_at, latest_at, type_at = layout.position, layout.latest, layout.type
     ratings, positions, latests = Memo(parse_rating), Memo(parse_position), Memo(parse_latest)
+    types = Memo(parse_type)
     new = tuple.__new__  # what the class itself calls, less one call
 
     def convert(fields: list[str]) -> InteractionRow:
@@ -258,6 +262,7 @@ def _converter(layout: Layout) -> Callable[[list[str]], InteractionRow]:
         position = None if position_at is None else positions[fields[position_at]]
         if latest_at is not None and latests[fields[latest_at]]:
             position = as_latest(position)
-        return new(InteractionRow, (user, item, value, timestamp, position))
+        kind = None if type_at is None else types[fields[type_at]]
+        return new(InteractionRow, (user, item, value, timestamp, position, kind))
 
     return convert

@@ -25,6 +25,7 @@ from ncr_core.data.readers.rows import (
     rating_of,
     shown,
     timestamp_of,
+    type_of,
 )
 from ncr_core.errors import DataError
 
@@ -103,6 +104,7 @@ def typed_row(record: dict[str, Any], names: Names) -> InteractionRow:
         rating_of(get(names.rating)) if names.rating else None,
         timestamp_of(get(names.timestamp)) if names.timestamp else None,
         position,
+        type_of(get(names.type)) if names.type else None,
     )
 
 

@@ -20,6 +20,7 @@ otherwise (equal times). Positions in a file must be below this number for the r
 """
 
 MAX_ID_BYTES = 256
+MAX_TYPE_BYTES = 64
 SURELY_SHORT = MAX_ID_BYTES // 4
 """So many characters fit whatever they are: none takes more than 4 bytes of UTF-8."""
 _FIRST_SECOND = 0.0
@@ -40,6 +41,8 @@ class InteractionRow(NamedTuple):
     """Epoch seconds."""
     position: int | None
     """The place in the user's own order, oldest first, where a file gives an order but no times."""
+    type: str | None = None
+    """What kind of event it was, if the file says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Columns:
     timestamp: str = "timestamp"
     position: str = "position"
     latest: str = "latest"
+    type: str = "type"
 
 
 OnBad = Callable[[BadRow], None]
@@ -207,6 +211,26 @@ def latest_of(value: object) -> bool:
     if value in (1, "1", "1.0", "true"):
         return True
     raise RowFault(f"latest is neither 0 nor 1: {shown(value)}")
+
+
+def parse_type(text: str) -> str | None:
+    """The type of an event, None for an empty cell."""
+    if not text:
+        return None
+    try:
+        fits = len(text.encode()) <= MAX_TYPE_BYTES and "\0" not in text
+    except UnicodeEncodeError:
+        fits = False
+    if not fits:
+        raise RowFault(f"the type is not 1 to {MAX_TYPE_BYTES} bytes of UTF-8: {shown(text)}")
+    return text
+
+
+def type_of(value: object) -> str | None:
+    """The same in a typed cell."""
+    if value is None or isinstance(value, str):
+        return parse_type(value or "")
+    raise RowFault(f"the type is not text: {shown(value)}")
 
 
 def as_latest(position: int | None) -> int:

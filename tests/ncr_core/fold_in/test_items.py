@@ -1,0 +1,114 @@
+"""Items that training has not seen: their vectors, and the model that has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ncr_core.data import Interactions, leave_latest_out
+from ncr_core.errors import ConfigError, DataError
+from ncr_core.fold_in import Evidence, FoldIn, ItemFoldIn, extended
+from ncr_core.fold_in.extended import item_rows
+from ncr_core.models import ModelConfig
+from ncr_core.ranking import ExactRanker
+from ncr_core.training import TrainConfig, train_model
+from tests.ncr_core.conftest import wild_model
+
+USERS, N = 12, 40
+
+
+def test_rows_of_the_items_added_again_are_the_same_items(config: ModelConfig) -> None:
+    model = wild_model(config, USERS, N)
+    again = torch.tensor([7, 0, 33])
+    larger = extended(model, item_rows(model, again))
+    assert larger.n_items == N + 3
+    users = model.user_vectors(torch.arange(USERS))
+    assert larger.user_vectors(torch.arange(USERS)).equal(users)
+    candidates = torch.tensor([[7, 5, 0, 33, 21]]).expand(USERS, -1)
+    copies = torch.tensor([[N, 5, N + 1, N + 2, 21]]).expand(USERS, -1)
+    ranked = ExactRanker(model).rank(users, candidates, 5)
+    of_copies = ExactRanker(larger).rank(users, copies, 5)
+    original = torch.cat([torch.arange(N), again])
+    assert original[of_copies].equal(ranked)
+    assert larger.tables() is not None
+    assert not any(parameter.requires_grad for parameter in larger.parameters())
+
+
+def test_a_larger_model_shares_what_it_has_in_common() -> None:
+    model = wild_model(ModelConfig(kind="neupr", factors=4), USERS, N)
+    larger = extended(model, item_rows(model, torch.tensor([1])))
+    before, after = model.state_dict(), larger.state_dict()
+    assert after["users_d.weight"].data_ptr() == before["users_d.weight"].data_ptr()
+    assert len(before["items_d.weight"]) == N
+    twice = extended(larger, item_rows(model, torch.tensor([2, 3])))
+    assert twice.n_items == N + 3
+
+
+def test_new_items_add_nothing_to_pooled_users() -> None:
+    shape = ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0))
+    model = wild_model(shape, USERS, N)
+    larger = extended(model, item_rows(model, torch.tensor([1])))
+    assert larger.vector_of(torch.tensor([N])).eq(0).all()
+    own = torch.tensor([3, 4])
+    assert larger.vector_of(own).equal(model.vector_of(own))
+    assert FoldIn(larger)([Evidence(np.array([3, N]))]).isfinite().all()
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    model = wild_model(ModelConfig(kind="neupr", factors=4, item_bias=True), USERS, N)
+    with pytest.raises(ConfigError, match="numbers each"):
+        extended(model, torch.zeros(2, 5))
+    some = model.user_vectors(torch.arange(3))
+    for wrong in (torch.tensor([1.0]), torch.tensor([1.0, 0.0, 1.0])):
+        with pytest.raises(DataError):
+            ItemFoldIn(model)([some], [wrong])
+
+
+def test_an_item_vector_depends_on_its_users_alone(config: ModelConfig) -> None:
+    model = wild_model(config, USERS, N)
+    fold_in = ItemFoldIn(model)
+    every = model.user_vectors(torch.arange(USERS))
+    users = [every[:5], every[:0], every[3:4]]
+    vectors = fold_in(users)
+    for at, own in enumerate(users):
+        assert fold_in([own]).equal(vectors[at : at + 1])
+    mean = item_rows(model, torch.arange(N)).mean(0)
+    torch.testing.assert_close(vectors[1], mean, atol=1e-5, rtol=1e-5)
+    assert (vectors[0] - mean).norm() > 0.05 * mean.norm()
+    heavy = fold_in([every[:5]], [torch.full((5,), 10.0)])[0]
+    larger = extended(model, torch.stack([mean, vectors[0], heavy]))
+    # The heavier its users count, the further it is ahead with them.
+    pairs = torch.arange(N).repeat(5), torch.arange(5).repeat_interleave(N)
+    losses = []
+    for item in (N, N + 1, N + 2):
+        own = torch.full((5 * N,), item)
+        m = larger.logits(every[pairs[1]], own, pairs[0]) - larger.logits(
+            every[pairs[1]], pairs[0], own
+        )
+        losses.append(float(torch.nn.functional.softplus(-m / 2).mean()))
+    assert losses[1] > losses[2]
+
+
+def test_users_find_an_item_that_people_like_them_took_up(synthetic: Interactions) -> None:
+    """Popular items left out of training and fitted to 10 users: the others have them ahead of
+    where strangers have them."""
+    chosen = np.argsort(-synthetic.item_counts())[:8]
+    names = [name for at, name in enumerate(synthetic.item_ids) if at not in chosen]
+    rest = synthetic.reindex(synthetic.user_ids, names)
+    config = TrainConfig(epochs=4, fine_tune_epochs=2, batch_size=256, device="cpu")
+    shape = ModelConfig(kind="neupr", factors=8)
+    model = train_model(shape, config, leave_latest_out(rest)).model.requires_grad_(False)
+    every = model.user_vectors(torch.arange(model.n_users))
+    takers = [np.unique(synthetic.users[synthetic.items == item]) for item in chosen]
+    vectors = ItemFoldIn(model)([every[torch.from_numpy(own[:10])] for own in takers])
+    ranker = ExactRanker(extended(model, vectors))
+    ahead: list[tuple[float, float]] = []
+    for at, own in enumerate(takers):
+        item = torch.full((model.n_users, 1), model.n_items + at)
+        others = torch.arange(model.n_items).expand(model.n_users, -1)
+        wins = (ranker.compare(every, item.expand_as(others), others) > 0).double().mean(1)
+        strangers = np.setdiff1d(np.arange(model.n_users), own)
+        ahead.append((float(wins[own[10:]].mean()), float(wins[strangers].mean())))
+    found, met = np.mean(ahead, axis=0)
+    assert found > met

@@ -1,0 +1,210 @@
+"""Users whom training has not seen: what their vectors depend on, and that they serve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ncr_core.data import Interactions, leave_latest_out
+from ncr_core.errors import DataError
+from ncr_core.evaluation.protocols import CandidateSet, evaluate_sampled, sampled_candidates
+from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig
+from ncr_core.fold_in import users as users_module
+from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.models.baselines.popularity import Popularity
+from ncr_core.ranking import ExactRanker
+from ncr_core.training import TrainConfig, train_model
+from tests.ncr_core.conftest import wild_model
+
+N = 150
+FREE = [
+    ModelConfig(kind="nbpr", factors=4, item_bias=True),
+    ModelConfig(kind="dncr", factors=4, layers=4, activation="relu"),
+    ModelConfig(kind="neupr", factors=3, layers=3),
+    ModelConfig(kind="neupr", factors=3, layers=2, shared_embeddings=True),
+    ModelConfig(kind="twotower", factors=4, layers=3),
+]
+HISTORY = ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0))
+each_model = pytest.mark.parametrize("config", [*FREE, HISTORY], ids=lambda c: c.kind + c.users)
+each_free = pytest.mark.parametrize("config", FREE, ids=lambda c: c.kind)
+EXACT = FoldInConfig(tolerance=1e-9, steps=60)
+
+
+def rows(*items: int) -> np.ndarray:
+    return np.array(items, dtype=np.int64)
+
+
+def some_users() -> list[Evidence]:
+    rng = np.random.default_rng(0)
+    long = rng.permutation(N)[:90]
+    return [
+        Evidence(rows(3, 77, 12)),
+        Evidence(long, rng.uniform(0.5, 3.0, size=90)),
+        Evidence(),
+        Evidence(rows(5), disliked=rows(9, 8), pairs=np.array([[1, 2]])),
+        Evidence(disliked=rows(4)),
+    ]
+
+
+def half_margin(model: PairwiseRanker, vector: torch.Tensor, i: int, j: int) -> float:
+    user, a, b = vector.unsqueeze(0), torch.tensor([i]), torch.tensor([j])
+    return float(model.logits(user, a, b) - model.logits(user, b, a)) / 2
+
+
+@each_model
+def test_a_vector_depends_on_the_user_alone(config: ModelConfig) -> None:
+    fold_in = FoldIn(wild_model(config, 20, N))
+    users = some_users()
+    together = fold_in(users)
+    assert together.dtype == torch.float32
+    assert fold_in(users).equal(together)
+    for at, user in enumerate(users):
+        assert fold_in([user]).equal(together[at : at + 1])
+    assert fold_in(users[::-1]).equal(together.flip(0))
+    assert together[2].equal(fold_in.newcomer)
+    assert fold_in([]).shape == (0, together.shape[1])
+
+
+@each_model
+def test_in_inference_mode_and_without_it(config: ModelConfig) -> None:
+    fold_in = FoldIn(wild_model(config, 20, N))
+    with torch.inference_mode():
+        inside = fold_in(some_users())
+    assert inside.equal(fold_in(some_users()))
+
+
+@each_free
+def test_compiled_code_gives_what_torch_gives(config: ModelConfig) -> None:
+    model = wild_model(config, 20, N)
+    with torch.no_grad():  # milder: where preferences are wild the loss has many minima
+        for part in model.user_parts():
+            part.weight.mul_(0.3)
+    compiled = FoldIn(model, EXACT)(some_users())
+    in_torch = FoldIn(model, EXACT, compiled=False)(some_users())
+    torch.testing.assert_close(compiled, in_torch, atol=2e-3, rtol=2e-3)
+
+
+def test_without_numba_it_is_done_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wild_model(FREE[2], 20, N)
+    monkeypatch.setattr(users_module, "fit_kernel_or_none", lambda: None)
+    without = FoldIn(model)(some_users())
+    assert without.equal(FoldIn(model, compiled=False)(some_users()))
+
+
+@each_free
+def test_what_is_known_moves_a_vector_its_way(config: ModelConfig) -> None:
+    model = wild_model(config, 20, N)
+    fold_in = FoldIn(model, EXACT)
+    new = fold_in.newcomer
+    winner, loser = 17, 60
+    if half_margin(model, new, winner, loser) > 0:
+        winner, loser = loser, winner
+    before = half_margin(model, new, winner, loser)
+    stated = fold_in([Evidence(pairs=np.array([[winner, loser]]))])[0]
+    assert half_margin(model, stated, winner, loser) > before + 0.01
+
+    others = [j for j in range(0, N, 7) if j not in (17, 60)]
+
+    def standing(vector: torch.Tensor, item: int) -> float:
+        """By the loss against other items, which is what moves."""
+        m = torch.tensor([half_margin(model, vector, item, j) for j in others])
+        return -float(torch.nn.functional.softplus(-m).mean())
+
+    liked = fold_in([Evidence(rows(winner))])[0]
+    more = fold_in([Evidence(rows(winner), np.array([20.0]))])[0]
+    assert standing(new, winner) < standing(liked, winner) < standing(more, winner)
+    disliked = fold_in([Evidence(disliked=rows(winner))])[0]
+    m = torch.tensor([half_margin(model, disliked, winner, j) for j in others])
+    m0 = torch.tensor([half_margin(model, new, winner, j) for j in others])
+    assert torch.sigmoid(m).mean() < torch.sigmoid(m0).mean()
+
+
+@each_free
+def test_known_users_are_held_to_the_vectors_they_have(config: ModelConfig) -> None:
+    model = wild_model(config, 20, N)
+    known = model.user_vectors(torch.tensor([3, 11]))
+    fold_in = FoldIn(model, FoldInConfig(strength=1e-4))
+    torch.testing.assert_close(fold_in([Evidence()] * 2, known), known)
+    barely = fold_in([Evidence(rows(1, 2))] * 2, known)
+    assert (barely - known).abs().max() < 0.05
+    moved = FoldIn(model)([Evidence(rows(1, 2))] * 2, known)
+    assert (moved - known).norm(dim=1).min() > 10 * (barely - known).norm(dim=1).max()
+
+
+def test_a_pooled_vector_is_that_of_the_items_in_their_order() -> None:
+    model = wild_model(HISTORY, 20, N)
+    fold_in = FoldIn(model)
+    items = [rows(3, 1, 8), rows(2), np.arange(100)]
+    pooled = fold_in([Evidence(own) for own in items])
+    torch.testing.assert_close(pooled, model.vectors_of([torch.from_numpy(own) for own in items]))
+    turned = fold_in([Evidence(rows(8, 1, 3))])
+    assert (turned[0] - pooled[0]).abs().max() > 1e-3
+    same = fold_in([Evidence(items[0], np.full(3, 7.0))])
+    torch.testing.assert_close(same[0], pooled[0])
+    weighted = fold_in([Evidence(items[0], np.array([1.0, 1.0, 9.0]))])
+    assert (weighted[0] - pooled[0]).abs().max() > 1e-3
+
+
+def test_dislikes_and_stated_pairs_move_a_pooled_vector() -> None:
+    model = wild_model(HISTORY, 20, N)
+    fold_in = FoldIn(model, EXACT)
+    pooled = fold_in([Evidence(rows(3, 1, 8))])[0]
+    winner, loser = (5, 6) if half_margin(model, pooled, 5, 6) < 0 else (6, 5)
+    stated = fold_in([Evidence(rows(3, 1, 8), pairs=np.array([[winner, loser]]))])[0]
+    before = half_margin(model, pooled, winner, loser)
+    assert half_margin(model, stated, winner, loser) > before + 0.01
+    disliked = fold_in([Evidence(rows(3, 1, 8), disliked=rows(winner))])[0]
+    ahead = [
+        np.mean([1 / (1 + np.exp(-half_margin(model, v, winner, j))) for j in range(0, N, 5)])
+        for v in (pooled, disliked)
+    ]
+    assert ahead[1] < ahead[0]
+
+
+@pytest.mark.parametrize("config", [FREE[2], HISTORY], ids=lambda c: c.users)
+def test_evidence_that_does_not_fit_is_refused(config: ModelConfig) -> None:
+    fold_in = FoldIn(wild_model(config, 20, N))
+    with pytest.raises(IndexError, match="no item has the row 150"):
+        fold_in([Evidence(rows(1)), Evidence(rows(150))])
+    with pytest.raises(DataError, match="itself"):
+        fold_in([Evidence(pairs=np.array([[2, 2]]))])
+
+
+def test_a_model_of_one_user_or_of_equal_users() -> None:
+    model = wild_model(FREE[2], 1, N)
+    own = model.user_vectors(torch.tensor([0]))[0]
+    torch.testing.assert_close(FoldIn(model)([Evidence(rows(1, 2, 3))])[0], own)
+    twins = wild_model(FREE[2], 5, N)
+    with torch.no_grad():
+        for part in twins.user_parts():
+            part.weight[:] = part.weight[0]
+    vector = FoldIn(twins)([Evidence(rows(1, 2, 3))])[0]
+    torch.testing.assert_close(vector, twins.user_vectors(torch.tensor([0]))[0])
+
+
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
+@pytest.mark.parametrize("users", ["free", "history"])
+def test_users_whom_training_never_saw_get_lists_of_their_own(
+    synthetic: Interactions, kind: str, users: str
+) -> None:
+    """By their items alone they beat the popularity list."""
+    old = synthetic.select(synthetic.users < 240)
+    split = leave_latest_out(old)
+    quick = TrainConfig(epochs=4, fine_tune_epochs=2, batch_size=256, patience=4, device="cpu")
+    shape = ModelConfig.from_dict({"kind": kind, "factors": 8, "users": users})
+    model = train_model(shape, quick, split).model.requires_grad_(False)
+    whole = leave_latest_out(synthetic)
+    test = sampled_candidates(whole, whole.test, seed=1, negatives=50)
+    new = test.users >= 240
+    vectors = FoldIn(model)([Evidence(whole.train.items_of(u)) for u in test.users[new]])
+
+    class Folded:
+        def rank(self, users: np.ndarray, candidates: np.ndarray, k: int) -> np.ndarray:
+            own = vectors[torch.from_numpy(users - 240)]
+            return ExactRanker(model).rank(own, torch.from_numpy(candidates), k).numpy()
+
+    chosen = CandidateSet(test.users[new], test.held_out[new], test.candidates[new])
+    folded = evaluate_sampled(Folded(), chosen)
+    popular = evaluate_sampled(Popularity(split.train), chosen)
+    assert folded.ndcg > popular.ndcg

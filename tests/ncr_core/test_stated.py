@@ -1,0 +1,504 @@
+"""Weights, disliked items and stated preferences: in the data, in batches, in what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ncr_core.data import (
+    Interactions,
+    Split,
+    build_interactions,
+    compact,
+    leave_latest_out,
+    min_interactions,
+)
+from ncr_core.data.stated import Stated
+from ncr_core.errors import ConfigError, DataError
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.training import TrainConfig, train_model
+from ncr_core.training.batches import Batches, Rows, SharedRows
+from ncr_core.training.loop import learn_held_out
+from ncr_core.training.losses import LOSSES, SHARED_LOSSES, bce_loss, bpr_loss, listwise_loss
+from ncr_core.training.optimizers import Adam
+from ncr_core.training.stated import StatedRows
+
+CPU = torch.device("cpu")
+MODES = pytest.mark.parametrize(
+    ("shared", "histories"),
+    [(0, False), (30, False), (0, True), (30, True)],
+    ids=["own", "shared", "own of histories", "shared of histories"],
+)
+
+
+def pairs_of(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def unseen(matrix: Interactions, user: int, n: int) -> list[int]:
+    """Items that the user has not interacted with."""
+    return np.setdiff1d(np.arange(matrix.n_items), matrix.items_of(user))[:n].tolist()
+
+
+@pytest.fixture
+def told(synthetic: Interactions) -> Interactions:
+    """Every third user dislikes two items, every fifth stated three preferences, and every seventh
+    only saw ten items."""
+    disliked = [(u, i) for u in range(0, 300, 3) for i in unseen(synthetic, u, 2)]
+    seen = [(u, i) for u in range(0, 300, 7) for i in unseen(synthetic, u, 12)[2:]]
+    pairs = []
+    for user in range(0, 300, 5):
+        own, (first, second) = synthetic.items_of(user), unseen(synthetic, user, 40)[-2:]
+        pairs += [
+            (user, int(own[0]), first),
+            (user, first, second),
+            (user, int(own[-1]), second),
+        ]
+    return replace(
+        synthetic,
+        weights=np.random.default_rng(0).uniform(0.5, 3, synthetic.nnz).astype(np.float32),
+        stated=Stated(
+            pairs_of(seen, 2),
+            pairs_of(disliked, 2),
+            np.arange(1, len(disliked) + 1, dtype=np.float32),
+            pairs_of(pairs, 3),
+            np.arange(1, len(pairs) + 1, dtype=np.float32),
+        ),
+    )
+
+
+def batches_of(train: Interactions, shared: int, histories: bool) -> Batches:
+    config = TrainConfig(batch_size=500, negatives=3, shared_negatives=shared, seed=1)
+    return Batches(train, config, CPU, histories=histories)
+
+
+def users_of(rows: Rows | SharedRows) -> Tensor:
+    return rows.users[rows.row] if isinstance(rows, SharedRows) else rows.users
+
+
+def stated_of(batches: Batches) -> Iterator[tuple[Rows | SharedRows, StatedRows]]:
+    for rows in batches:
+        if rows.stated is not None:
+            yield rows, rows.stated
+
+
+@MODES
+def test_an_epoch_has_every_stated_pair_once_and_a_rival_for_every_positive(
+    told: Interactions, shared: int, histories: bool
+) -> None:
+    assert told.stated is not None
+    assert told.weights is not None
+    weight_of = dict(zip(told.users * told.n_items + told.items, told.weights, strict=True))
+    dislikes = {
+        (u, i): w
+        for (u, i), w in zip(
+            told.stated.disliked.tolist(), told.stated.disliked_weights.tolist(), strict=True
+        )
+    }
+    wanted = sorted(
+        (*pair, weight)
+        for pair, weight in zip(
+            told.stated.pairs.tolist(), told.stated.pair_weights.tolist(), strict=True
+        )
+    )
+    batches = batches_of(told, shared, histories)
+    rivals = set()
+    for _ in range(3):
+        stated, beaten = [], []
+        for rows, said in stated_of(batches):
+            each = zip(
+                said.users.tolist(),
+                said.winners.tolist(),
+                said.losers.tolist(),
+                said.weights.tolist(),
+                strict=True,
+            )
+            own = set(zip(users_of(rows).tolist(), rows.items.tolist(), strict=True))
+            for user, winner, loser, weight in each:
+                if (user, loser) not in dislikes:
+                    stated.append((user, winner, loser, weight))
+                    continue
+                assert (user, winner) in own  # a rival comes with its positive
+                rivals.add((user, loser))
+                beaten.append((user, winner))
+                expected = dislikes[user, loser] * weight_of[user * told.n_items + winner]
+                assert weight == pytest.approx(expected, rel=1e-6)
+        assert [row[:3] for row in sorted(stated)] == [row[:3] for row in wanted]
+        assert [row[3] for row in sorted(stated)] == [row[3] for row in wanted]
+        fans = np.isin(told.users, told.stated.disliked[:, 0])
+        positives = zip(told.users[fans].tolist(), told.items[fans].tolist(), strict=True)
+        assert sorted(beaten) == sorted(positives)
+    assert rivals == set(dislikes)
+
+
+@MODES
+def test_weights_come_with_their_positives(
+    told: Interactions, shared: int, histories: bool
+) -> None:
+    assert told.weights is not None
+    weight_of = dict(zip(told.users * told.n_items + told.items, told.weights, strict=True))
+    for rows in batches_of(told, shared, histories):
+        assert rows.weights is not None
+        keys = (users_of(rows) * told.n_items + rows.items).tolist()
+        assert rows.weights.tolist() == [weight_of[key] for key in keys]
+
+
+@MODES
+def test_what_is_only_seen_is_no_negative(told: Interactions, shared: int, histories: bool) -> None:
+    every = told.with_seen()
+    assert every.nnz == told.nnz + 43 * 10
+    for rows in batches_of(told, shared, histories):
+        users = rows.users.unsqueeze(1)
+        items = rows.negatives if isinstance(rows, Rows) else rows.negatives.unsqueeze(0)
+        users, items = torch.broadcast_tensors(users, items)
+        known = every.contains(users.numpy(), items.numpy())
+        if isinstance(rows, Rows):
+            assert not known.any()
+        else:
+            assert (rows.valid.numpy() == ~known).all()
+
+
+@MODES
+def test_what_is_stated_changes_no_other_draw(
+    told: Interactions, shared: int, histories: bool
+) -> None:
+    assert told.stated is not None
+    plain = replace(
+        told,
+        stated=replace(
+            told.stated,
+            disliked=pairs_of([], 2),
+            pairs=pairs_of([], 3),
+            disliked_weights=floats(),
+            pair_weights=floats(),
+        ),
+    )
+    both = zip(
+        batches_of(plain, shared, histories), batches_of(told, shared, histories), strict=True
+    )
+    for without, with_it in both:
+        assert without.stated is None or len(without.stated.users) == 0
+        assert without.items.equal(with_it.items)
+        assert without.negatives.equal(with_it.negatives)
+
+
+@pytest.mark.parametrize("shared", [0, 30])
+def test_a_history_leaves_out_the_winner(told: Interactions, shared: int) -> None:
+    found = 0
+    for rows, said in stated_of(batches_of(told, shared, histories=True)):
+        assert said.histories is not None
+        assert rows.histories is not None
+        own = said.histories
+        for at in range(len(said.users)):
+            user, winner = int(said.users[at]), int(said.winners[at])
+            start, end = int(own.start[at]), int(own.end[at])
+            assert own.items[start:end].tolist() == told.items_of(user).tolist()
+            place = int(own.at[at])
+            assert start <= place < end
+            if winner in told.items_of(user):
+                assert int(own.items[place]) == winner
+            else:
+                assert place == end - 1
+            found += 1
+    assert found > 100
+
+
+def test_users_who_only_stated_learn_from_that_unless_they_are_their_items() -> None:
+    rows = [("a", "x", 1.0), ("a", "y", 2.0), ("b", "z", 1.0)]
+    matrix = build_interactions(rows)
+    stated = Stated(pairs=pairs_of([(2, 0, 1), (2, 1, 2)], 3), pair_weights=floats(1, 2))
+    more = Interactions(
+        np.append(matrix.indptr, 3), matrix.items, ["a", "b", "c"], matrix.item_ids, stated=stated
+    )
+    config = TrainConfig(negatives=1, batch_size=2)
+    free = [said for _, said in stated_of(Batches(more, config, CPU))]
+    assert sum(len(said.users) for said in free) == 2
+    assert not list(stated_of(Batches(more, config, CPU, histories=True)))
+
+
+def test_a_user_who_has_seen_everything_has_no_negatives_but_may_state() -> None:
+    rows = [("a", "x", 1.0), ("a", "y", 2.0), ("b", "z", 1.0)]
+    matrix = build_interactions(rows)
+    stated = Stated(
+        seen=pairs_of([(0, 2)], 2), pairs=pairs_of([(0, 0, 1)], 3), pair_weights=floats(1)
+    )
+    batches = Batches(replace(matrix, stated=stated), TrainConfig(negatives=1), CPU)
+    (rows_of_b,) = list(batches)
+    assert users_of(rows_of_b).tolist() == [1]
+    assert rows_of_b.stated is not None
+    assert rows_of_b.stated.users.tolist() == [0]
+    everything = replace(stated, seen=pairs_of([(0, 2), (1, 0), (1, 1)], 2))
+    with pytest.raises(DataError, match="every user has interacted with every item"):
+        Batches(replace(matrix, stated=everything), TrainConfig(negatives=1), CPU)
+
+
+# Losses, by hand
+
+
+def test_weighted_losses_by_hand() -> None:
+    z_uij = torch.tensor([[0.0, 2.0], [-1.0, 1.0]])
+    z_uji = torch.tensor([[1.0, 0.0], [0.5, -3.0]])
+
+    def softplus(x: float) -> float:
+        return float(np.log1p(np.exp(x)))
+
+    first = (softplus(0) + softplus(1) + softplus(-2) + softplus(0)) / 2
+    second = (softplus(1) + softplus(0.5) + softplus(-1) + softplus(-3)) / 2
+    weights = torch.tensor([3.0, 1.0])
+    expected = (3 * first + second) / 4
+    assert float(bce_loss(z_uij, z_uji, 0, weights)) == pytest.approx(expected, rel=1e-6)
+    one_way = (3 * (softplus(0) + softplus(-2)) / 2 + (softplus(1) + softplus(-1)) / 2) / 4
+    assert float(bpr_loss(z_uij, z_uji, 0, weights)) == pytest.approx(one_way, rel=1e-6)
+    by_list = [
+        np.log(1 + np.exp(-a) + np.exp(-b)) + np.log(1 + np.exp(c) + np.exp(d))
+        for (a, b), (c, d) in zip(z_uij.tolist(), z_uji.tolist(), strict=True)
+    ]
+    expected = (3 * by_list[0] + by_list[1]) / 4
+    assert float(listwise_loss(z_uij, z_uji, 0, weights)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weight_is_as_many_copies(name: str) -> None:
+    torch.manual_seed(0)
+    z_uij, z_uji = torch.randn(5, 4), torch.randn(5, 4)
+    counts = torch.tensor([1, 3, 2, 1, 4])
+    copies = torch.arange(5).repeat_interleave(counts)
+    weighted = LOSSES[name](z_uij, z_uji, 50, counts.float())
+    torch.testing.assert_close(weighted, LOSSES[name](z_uij[copies], z_uji[copies], 50, None))
+    # And only their proportions matter.
+    scaled = LOSSES[name](z_uij, z_uji, 50, counts.float() * 1e-6)
+    torch.testing.assert_close(scaled, weighted)
+
+    s_i, s_j, row = torch.randn(5), torch.randn(3, 6), torch.tensor([0, 0, 1, 2, 2])
+    valid = torch.rand(3, 6) < 0.7
+    shared = SHARED_LOSSES[name]
+    weighted = shared(s_i, s_j, valid, row, 50, counts.float())
+    copied = shared(s_i[copies], s_j, valid, row[copies], 50, None)
+    torch.testing.assert_close(weighted, copied)
+    scaled = shared(s_i, s_j, valid, row, 50, counts.float() * 1e-6)
+    torch.testing.assert_close(scaled, weighted)
+
+
+# Training
+
+
+def trained(split: Split, model: ModelConfig, **changed: object) -> PairwiseRanker:
+    torch.manual_seed(0)  # of dropout
+    config = TrainConfig(epochs=4, seed=3, device="cpu", **changed)  # type: ignore[arg-type]
+    return train_model(model, config, split).model
+
+
+def margins(model: PairwiseRanker, triples: np.ndarray) -> Tensor:
+    """z_uij − z_uji of (T, 3) users, winners and losers."""
+    users, i, j = torch.from_numpy(triples).T
+    with torch.no_grad():
+        vectors = model.user_vectors(users)
+        return model.logits(vectors, i, j) - model.logits(vectors, j, i)
+
+
+NBPR = ModelConfig(kind="nbpr", factors=4)
+WAYS = pytest.mark.parametrize(
+    ("model", "changed"),
+    [
+        (NBPR, {}),
+        (NBPR, {"shared_negatives": 30}),
+        (NBPR, {"loss": "listwise", "shared_negatives": 120}),
+        (NBPR, {"loss": "bpr", "optimizer": "sparse", "l2": 1e-4, "dropout": 0.1}),
+        (ModelConfig(kind="dncr", factors=2, layers=3), {}),
+        (ModelConfig(kind="neupr", factors=3, layers=2), {"fine_tune_epochs": 2}),
+        (ModelConfig(kind="nbpr", factors=4, users="history"), {}),
+        (
+            ModelConfig(kind="nbpr", factors=4, users="history", windows=(2, 0)),
+            {"shared_negatives": 30},
+        ),
+    ],
+    ids=["nbpr", "shared", "listwise", "bpr", "dncr", "neupr", "history", "shared history"],
+)
+
+
+@WAYS
+def test_nothing_stated_and_equal_weights_change_not_a_bit(
+    split: Split, model: ModelConfig, changed: dict[str, object]
+) -> None:
+    empty = replace(split, train=replace(split.train, stated=Stated()))
+    first, second = (trained(part, model, **changed).state_dict() for part in (split, empty))
+    for name, value in first.items():
+        assert value.equal(second[name]), name
+
+
+@pytest.mark.parametrize("loss", ["bce", "bpr"])
+def test_without_any_of_it_training_is_the_plain_loop(split: Split, loss: str) -> None:
+    """Every step written out: draw, score both orders, mean, Adam."""
+    config = TrainConfig(epochs=2, seed=5, loss=loss, device="cpu", schedule="constant")  # type: ignore[arg-type]
+    no_validation = replace(split, validation=np.full_like(split.validation, -1))
+    found = train_model(NBPR, config, no_validation)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_model(NBPR, split.train.n_users, split.train.n_items)
+    batches = Batches(split.train, config, CPU)
+    optimizer = Adam(model, config, config.learning_rate, None)
+    history = []
+    softplus = torch.nn.functional.softplus
+    for _ in range(2):
+        total, steps = torch.zeros(()), 0
+        for rows in batches:
+            assert isinstance(rows, Rows)
+            optimizer.zero_grad()
+            z_uij, z_uji = model.pair_logits(
+                model.user_vectors(rows.users), rows.items, rows.negatives
+            )
+            each = softplus(-z_uij) + softplus(z_uji) if loss == "bce" else softplus(-z_uij)
+            each.mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += each.mean().detach()
+            steps += 1
+        history.append(float(total) / steps)
+    assert found.history[0].loss == history
+    for name, value in found.model.state_dict().items():
+        assert value.equal(model.state_dict()[name]), name
+
+
+def learned_triples(
+    split: Split,
+    stated: Stated,
+    triples: np.ndarray,
+    model: ModelConfig,
+    changed: dict[str, object],
+) -> list[float]:
+    """The share of pairs in the right order: without what is stated, with it, and ignoring it."""
+    told = replace(split, train=replace(split.train, stated=stated))
+    models = (
+        trained(split, model, **changed),
+        trained(told, model, **changed),
+        trained(told, model, stated_weight=0, **changed),
+    )
+    return [float((margins(m, triples) > 0).float().mean()) for m in models]
+
+
+@WAYS
+def test_dislikes_are_learned(
+    split: Split, told: Interactions, model: ModelConfig, changed: dict[str, object]
+) -> None:
+    assert told.stated is not None
+    dislikes = told.stated.disliked
+    stated = Stated(disliked=dislikes, disliked_weights=np.ones(len(dislikes), np.float32))
+    triples = np.array([(u, i, j) for u, j in dislikes.tolist() for i in split.train.items_of(u)])
+    without, with_it, ignored = learned_triples(split, stated, triples, model, changed)
+    assert with_it > 0.9 > max(without, ignored)
+
+
+@WAYS
+def test_statements_are_learned(
+    split: Split, model: ModelConfig, changed: dict[str, object]
+) -> None:
+    """Users say that they would rather have what hardly anyone takes."""
+    by_popularity = np.argsort(split.train.item_counts())
+    rows = []
+    for user in range(0, split.train.n_users, 2):
+        order = by_popularity[~np.isin(by_popularity, split.all_seen.items_of(user))]
+        rows += [(user, int(order[k]), int(order[-1 - k])) for k in range(8)]
+    pairs = pairs_of(rows, 3)
+    stated = Stated(pairs=pairs, pair_weights=np.ones(len(pairs), np.float32))
+    without, with_it, ignored = learned_triples(split, stated, pairs, model, changed)
+    assert with_it > 0.75 > 0.65 > max(without, ignored)
+
+
+def test_heavier_positives_are_learned_more(synthetic: Interactions) -> None:
+    """Half of each user's items count a hundred times the others."""
+    heavy = np.random.default_rng(1).random(synthetic.nnz) < 0.5
+    weights = np.where(heavy, 100, 1).astype(np.float32)
+    none = np.full(synthetic.n_users, -1)
+    plain, weighted = (
+        trained(Split(matrix, none, none), NBPR)
+        for matrix in (synthetic, replace(synthetic, weights=weights))
+    )
+    light_rivals = np.array(
+        [
+            (u, i, j)
+            for u in range(100)
+            for i in synthetic.items_of(u)[heavy[synthetic.indptr[u] : synthetic.indptr[u + 1]]]
+            for j in synthetic.items_of(u)[~heavy[synthetic.indptr[u] : synthetic.indptr[u + 1]]]
+        ]
+    )
+    ahead = [float((margins(m, light_rivals) > 0).float().mean()) for m in (plain, weighted)]
+    assert ahead[1] > ahead[0] + 0.1
+
+
+def test_the_held_out_items_are_learned_with_what_was_stated_of_them(told: Interactions) -> None:
+    split = leave_latest_out(told)
+    model = trained(split, NBPR)
+    assert told.stated is not None
+    held = np.isin(np.arange(len(told.stated.pairs)) % 3, (0, 1))  # about each user's last item
+    learn_held_out(model, told, TrainConfig(seed=3, device="cpu"))
+    assert torch.isfinite(margins(model, told.stated.pairs[held])).all()
+    assert split.train.stated is not None
+    assert len(split.train.stated.pairs) < len(told.stated.pairs)
+
+
+# Data
+
+
+def test_what_is_held_out_is_not_told_by_a_statement(told: Interactions) -> None:
+    split = leave_latest_out(told)
+    assert told.stated is not None
+    assert split.train.stated is not None
+    kept = {tuple(pair) for pair in split.train.stated.pairs.tolist()}
+    for user, winner, loser in told.stated.pairs.tolist():
+        own = {int(split.test[user]), int(split.validation[user])}
+        assert ((user, winner, loser) in kept) == (not {winner, loser} & own)
+    assert len(split.train.stated.pair_weights) == len(kept)
+    assert split.train.stated.disliked is told.stated.disliked
+    assert split.train.weights is not None
+    assert len(split.train.weights) == split.train.nnz
+    again = split.with_validation_in_train()
+    assert again.train.weights is not None
+    assert again.train.weights.sum() == pytest.approx(split.train.weights.sum() + 300)
+    assert again.train.stated is split.train.stated
+
+
+def test_filters_carry_everything_along(told: Interactions) -> None:
+    assert told.stated is not None
+    some = min_interactions(told, 45)
+    assert 0 < some.n_items < told.n_items
+    assert some.weights is not None
+    assert some.stated is not None
+    assert told.weights is not None
+    weight_of = {
+        (told.user_ids[u], told.item_ids[i]): w
+        for u, i, w in zip(told.users, told.items, told.weights, strict=True)
+    }
+    for u, i, w in zip(some.users, some.items, some.weights, strict=True):
+        assert weight_of[some.user_ids[u], some.item_ids[i]] == w
+
+    def named(matrix: Interactions, rows: np.ndarray) -> list[tuple[str, ...]]:
+        return [
+            (matrix.user_ids[row[0]], *(matrix.item_ids[i] for i in row[1:]))
+            for row in rows.tolist()
+        ]
+
+    left_users, left_items = set(some.user_ids), set(some.item_ids)
+    for name in ("seen", "disliked", "pairs"):
+        before = named(told, getattr(told.stated, name))
+        after = named(some, getattr(some.stated, name))
+        assert after == [row for row in before if row[0] in left_users and {*row[1:]} <= left_items]
+    assert compact(some).stated is not None
+    back = some.reindex(told.user_ids, told.item_ids)
+    assert back.stated is not None
+    assert named(back, back.stated.pairs) == named(some, some.stated.pairs)
+    assert back.weights is not None
+    assert sorted(back.weights) == sorted(some.weights)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_of_statements_that_is_none(weight: float) -> None:
+    with pytest.raises(ConfigError, match="stated_weight"):
+        TrainConfig(stated_weight=weight)
