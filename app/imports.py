@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import TypeVar
 
 from app.catalog.schemas import Item, ItemProblem, parse_item
-from app.events.schemas import NewEvent
+from app.core.metadata import now_us
+from app.events.preferences import parse_preference
+from app.events.schemas import AppendResult, NewEvent, NewPreference
 from app.services import Services
 from ncr_core.data.readers import BadRow, InteractionRow, ItemRow, Source
+from ncr_core.errors import DataError
+
+T = TypeVar("T")
 
 EVENTS_A_COMMIT = 20_000
 ITEMS_A_COMMIT = 5_000
 EVENT_TYPE = "interaction"
+PREFERENCES = "preferences.csv"
 
 
 @dataclass
@@ -69,6 +78,45 @@ async def import_source(
     return report
 
 
+async def import_preferences(
+    services: Services, folder: Path, *, on_bad: Callable[[BadRow], None]
+) -> AppendResult:
+    """Adds the stated preferences of a folder that `ncr export` wrote, if it has any; a second time
+    none. Their items must be there. Raises DataError for a file that is no CSV.
+    """
+    total = AppendResult()
+    path = folder / PREFERENCES
+    if not path.is_file():
+        return total
+    for chunk in _chunks(_preferences(path, on_bad), ITEMS_A_COMMIT):
+        result = await services.events.import_preferences([row for row, _ in chunk])
+        total.accepted += result.accepted
+        total.duplicates += result.duplicates
+        for bad in result.rejected:
+            on_bad(BadRow(path.name, chunk[bad.index][1], bad.detail))
+    return total
+
+
+def _preferences(
+    path: Path, on_bad: Callable[[BadRow], None]
+) -> Iterator[tuple[NewPreference, int]]:
+    """The rows, each with its line."""
+    now = now_us()
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for cells in reader:
+                filled = {name: cell for name, cell in cells.items() if cell}
+                row = parse_preference(filled, 0, now)
+                if isinstance(row, NewPreference):
+                    yield row, reader.line_num
+                else:
+                    on_bad(BadRow(path.name, reader.line_num, row.detail))
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path.name} cannot be read: {reason}") from None
+
+
 def _events(chunks: Iterable[Sequence[InteractionRow]]) -> Iterator[list[NewEvent]]:
     number = 0
     for chunk in chunks:
@@ -104,7 +152,7 @@ def _event(row: InteractionRow, number: int) -> NewEvent:
         event_id=_event_id(row),
         user=row.user,
         item=row.item,
-        type=EVENT_TYPE,
+        type=row.type or EVENT_TYPE,
         value=row.value,
         timestamp=round(seconds * 1e6),
         # Without a time of its own, a row is the same event wherever it stands in its file.
@@ -118,6 +166,8 @@ def _event_id(row: InteractionRow) -> str:
     It begins with the user: files mostly come user by user, and an index takes neighbours faster.
     """
     text = f"{len(row.user)}:{row.user}{row.item}\0{row.value}\0{row.timestamp}\0{row.position}"
+    if row.type is not None:
+        text += f"\0{row.type}"
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"import:{row.user[:24]}:{digest}"
 
@@ -143,6 +193,6 @@ def _valid_items(
             yield item
 
 
-def _chunks(items: Iterator[Item], size: int) -> Iterator[Sequence[Item]]:
+def _chunks(items: Iterator[T], size: int) -> Iterator[Sequence[T]]:
     while chunk := list(islice(items, size)):
         yield chunk

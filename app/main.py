@@ -26,18 +26,20 @@ from app.core.settings import Settings
 from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics
+from app.events.preferences_endpoints import router as preferences_router
 from app.jobs.endpoints import router as jobs_router
 from app.jobs.metrics import JobMetrics
-from app.jobs.worker import Worker
 from app.models.endpoints import router as models_router
-from app.recommend.batcher import Batcher
 from app.recommend.endpoints import router as recommend_router
+from app.recommend.feature import Recommending
 from app.recommend.metrics import CacheMetrics, RankerMetrics
-from app.recommend.model_host import ModelHost
 from app.recommend.model_metrics import ModelMetrics
-from app.recommend.service import RecommendService
+from app.recommend.more_endpoints import router as more_router
+from app.recommend.questions_endpoints import router as questions_router
 from app.recommend.serving import ServingModel
-from app.services import Services, build_services
+from app.services import Services, build_services, worker_of
+from app.trials.endpoints import router as trials_router
+from app.trials.metrics import TrialMetrics
 
 DESCRIPTION = "Post what users did; ask what they would like next."
 
@@ -47,6 +49,7 @@ TAGS = [
     {"name": "catalog", "description": "What can be recommended."},
     {"name": "jobs", "description": "Training."},
     {"name": "models", "description": "What was trained and what is served."},
+    {"name": "trials", "description": "Two versions beside each other."},
     {"name": "health", "description": "For whoever watches over the service."},
 ]
 
@@ -54,10 +57,14 @@ STOP_SECONDS = 3.0  # for a worker to give its job back
 
 ROUTERS = (
     recommend_router,  # first: nothing is asked for as often
+    more_router,
+    questions_router,
     events_router,
+    preferences_router,
     catalog_router,
     jobs_router,
     models_router,
+    trials_router,
     health.router,
     metrics.router,
 )
@@ -165,30 +172,31 @@ async def _recommending(
     def on_model(model: ServingModel) -> None:
         caches.add("candidates", model.candidates.cache)
 
-    host = ModelHost(services.models, settings, on_model, ranking)
-    batcher = Batcher(settings.inference_threads, ranking)
-    app.state.recommend = RecommendService(
+    recommending = app.state.recommend = Recommending(
         services.events,
         services.catalog,
         services.models,
-        host,
-        batcher,
-        settings.list_cache_bytes,
-        services.shared if settings.redis_lists else None,
+        settings,
+        trials=services.trials,
+        shared=services.shared if settings.redis_lists else None,
+        metrics=ranking,
+        on_model=on_model,
     )
-    models = ModelMetrics(host, services.events)
+    models = ModelMetrics(recommending.host, services.events)
     app.state.on_scrape.add(models.collect, models.refresh)
+    trials = TrialMetrics(services.trials, services.models)
+    app.state.on_scrape.add(trials.collect, trials.refresh)
     if services.shared is not None:
-        services.shared.on_hint("model", host.wake)
-    caches.add("lists", app.state.recommend.lists)
+        services.shared.on_hint("model", recommending.host.wake)
+    caches.add("lists", recommending.lists)
     caches.add("profiles", services.events.profiles.cache)
-    readiness.add("model", host.ready)
+    readiness.add("model", recommending.host.ready)
     try:
-        await host.start()
+        await services.trials.start()
+        await recommending.start()
         yield
     finally:
-        await host.stop()
-        await batcher.close()
+        await recommending.stop()
 
 
 @asynccontextmanager
@@ -197,8 +205,7 @@ async def _working(services: Services, with_worker: bool) -> AsyncIterator[None]
         yield
         return
     stop = asyncio.Event()
-    worker = Worker(services.database, services.models, services.settings)
-    task = asyncio.create_task(worker.run(stop))
+    task = asyncio.create_task(worker_of(services).run(stop))
     try:
         yield
     finally:

@@ -14,13 +14,24 @@ from app.core.metadata import instance
 from app.core.migrations import ensure_schema
 from app.core.settings import Settings
 from app.core.shared import Shared
+from app.events.attribution import Attribution
 from app.events.service import EventService
+from app.jobs.chores import Chore
 from app.jobs.service import JobService
+from app.jobs.triggers import Triggers
+from app.jobs.worker import Worker
 from app.keys.service import KeyService
+from app.models.retention import Rule
 from app.models.service import ModelRegistry
 from app.models.store import store_of
+from app.trials.service import TrialService
 
 log = get_logger(__name__)
+
+TRIGGERS_SECONDS, CLEAN_SECONDS = 5.0, 600.0
+TRIALS_SECONDS = 10.0
+RETURN_SECONDS = 300.0  # what it looks at changes every hour
+FORGET_SECONDS = 3600.0
 
 
 @dataclass(slots=True)
@@ -34,6 +45,7 @@ class Services:
     models: ModelRegistry
     jobs: JobService
     keys: KeyService
+    trials: TrialService
     shared: Shared | None = None
 
     async def close(self) -> None:
@@ -44,6 +56,7 @@ class Services:
         except TimeoutError:
             log.error("events were still waiting when the time to drain was over")
         finally:
+            await self.trials.close()
             if self.shared is not None:
                 await self.shared.close()
             self.models.close()
@@ -63,9 +76,13 @@ async def build_services(settings: Settings) -> Services:
     catalog = CatalogService(database)
     events = EventService(database, catalog, settings)
     events.start()
-    models = ModelRegistry(database, store)
-    jobs = JobService(database, settings)
+    models = ModelRegistry(database, store, Rule(settings.keep_models, settings.keep_rejected_days))
+    jobs = JobService(database, settings, models.serving)
     keys = KeyService(database)
+    trials = TrialService(database, models, Attribution(database, events.feedback), settings)
+    events.on_erase.append(trials.erase)
+    models.about["click_through"] = trials.click_through
+    models.in_use.append(trials.in_use)
     shared = None
     if settings.redis_url is not None:
         # By the database's own name: two that share a Redis, or one and its restored copy, differ.
@@ -75,4 +92,20 @@ async def build_services(settings: Settings) -> Services:
         events.announce = lambda: shared.hint("events")
         models.announce = lambda: shared.hint("model")
         shared.start()
-    return Services(settings, database, catalog, events, models, jobs, keys, shared)
+    return Services(settings, database, catalog, events, models, jobs, keys, trials, shared)
+
+
+def worker_of(services: Services) -> Worker:
+    """A worker on these services, with what there is to be done beside jobs."""
+    trials, models, settings = services.trials, services.models, services.settings
+    triggers = Triggers(
+        services.database, settings, services.jobs, services.events.last_seq, models.trained_seq
+    )
+    chores = [
+        Chore("triggers", TRIGGERS_SECONDS, triggers.fire),
+        Chore("clean", CLEAN_SECONDS, models.clean),
+        Chore("trials", TRIALS_SECONDS, trials.end_outdated),
+        Chore("return", RETURN_SECONDS, trials.return_check),
+        Chore("forget", FORGET_SECONDS, trials.forget),
+    ]
+    return Worker(services.database, models, settings, chores)

@@ -122,6 +122,10 @@ def postgres_template(postgres: None) -> Iterator[str]:
 
 
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+# For tests of one database, and for long ones of what does not depend on it.
+ON_SQLITE, ON_POSTGRESQL = (
+    pytest.mark.parametrize("database_url", [kind], indirect=True) for kind in BACKENDS
+)
 
 
 @contextmanager

@@ -53,6 +53,12 @@ def list_jobs(n: Count = 20) -> None:
     print_table(table)
 
 
+def _standing(model: dict[str, Any]) -> str:
+    if model["active"]:
+        return "active, pinned" if model["pinned"] else "active"
+    return "" if model["status"] == "published" else str(model["status"])
+
+
 @models.command("list")
 def list_models(n: Count = 20) -> None:
     """Show models, newest first."""
@@ -67,7 +73,7 @@ def list_models(n: Count = 20) -> None:
         ndcg = model["metrics"].get("sampled", {}).get("ndcg@10")
         table.add_row(
             model["version"],
-            "active" if model["active"] else "",
+            _standing(model),
             f"{model['model']} {model['factors']}",
             f"{model['users']:,}",
             f"{model['items']:,}",
@@ -78,17 +84,52 @@ def list_models(n: Count = 20) -> None:
     print_table(table)
 
 
+Version = Annotated[str, typer.Argument(help="The version to serve.")]
+Force = Annotated[bool, typer.Option("--force", help="Also one that the gate has rejected.")]
+
+
 @models.command()
-def activate(
-    version: Annotated[str, typer.Argument(help="The version to serve.")],
-) -> None:
+def activate(version: Version, force: Force = False) -> None:
     """Serve this version; running servers swap within seconds."""
-    with_services(lambda services: services.models.activate(version))
+    with_services(lambda services: services.models.activate(version, force=force))
     console.print(f"active: {version}")
 
 
 @models.command()
+def pin(version: Version, force: Force = False) -> None:
+    """Serve this version, and keep it whatever is trained, until it is unpinned."""
+    with_services(lambda services: services.models.activate(version, force=force, pin=True))
+    console.print(f"active and pinned: {version}")
+
+
+@models.command()
+def unpin() -> None:
+    """Serve newly trained models again, from the next one on."""
+    activation = with_services(lambda services: services.models.unpin())
+    console.print(f"active: {activation.version}, not pinned")
+
+
+@models.command()
 def rollback() -> None:
-    """Serve the version that was active before."""
+    """Serve the version that was served before; again, and it is the one before that."""
     activation = with_services(lambda services: services.models.rollback())
     console.print(f"active: {activation.version}")
+
+
+@models.command("history")
+def list_history(n: Count = 20) -> None:
+    """Show what was served when, and why, newest first."""
+
+    async def work(services: Services) -> list[dict[str, Any]]:
+        return [change.as_json() for change in (await services.models.history(n=n))[0]]
+
+    table = Table("at", "version", "reason", "before", "detail")
+    for change in with_services(work):
+        table.add_row(
+            change["at"],
+            change["version"] or "",
+            change["reason"],
+            change["previous"] or "",
+            ", ".join(f"{name}: {value}" for name, value in (change["detail"] or {}).items()),
+        )
+    print_table(table)

@@ -111,7 +111,7 @@ class EpochLines:
         """Takes the progress as a job keeps it."""
         phase, epoch = progress["phase"], progress["epoch"]
         figures = ""
-        if epoch:
+        if progress["loss"] is not None:
             figures = f"loss {progress['loss']:.4f}"
             if progress["ndcg"] is not None:
                 figures += f"  NDCG@10 {progress['ndcg']:.4f}"

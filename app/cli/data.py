@@ -72,7 +72,7 @@ async def run_import(
     services: Services, path: Path, format_: Format, columns: Columns
 ) -> ImportReport:
     """Imports with a progress bar and says what came of it."""
-    from app.imports import import_source
+    from app.imports import import_preferences, import_source
     from ncr_core.data.readers import open_source
 
     source = open_source(path, format_, columns)
@@ -86,12 +86,15 @@ async def run_import(
             on_bytes=lambda n: progress.advance(task, n),
         )
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
+    stated = await import_preferences(services, path, on_bad=bad)
     if bad.count > SHOWN:
         console.print(f"… and {bad.count - SHOWN:,} more bad rows")
     typer.echo(
         f"{report.accepted:,} events added, {report.duplicates:,} already there, "
         f"{report.items:,} items described, {bad.summary()}"
     )
+    if stated.accepted or stated.duplicates:
+        typer.echo(f"{stated.accepted:,} preferences added, {stated.duplicates:,} already there")
     return report
 
 

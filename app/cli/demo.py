@@ -131,20 +131,16 @@ async def _report(services: Services) -> None:
 
 async def _what_to_try(services: Services, settings: Settings, port: int) -> None:
     """Shows one user's history beside their list, and commands to go on with."""
-    from app.recommend.batcher import Batcher
-    from app.recommend.model_host import ModelHost
-    from app.recommend.service import Filters, RecommendService
+    from app.recommend.feature import Recommending
+    from app.recommend.filters import Filters
 
     user = str(await services.events.example_user())
-    host, batcher = ModelHost(services.models, settings), Batcher(settings.inference_threads)
+    recommending = Recommending(services.events, services.catalog, services.models, settings)
     try:
-        await host.refresh()
-        recommend = RecommendService(
-            services.events, services.catalog, services.models, host, batcher
-        )
-        answer = orjson.loads(await recommend.recommend(user, Filters(n=5)))
+        await recommending.host.refresh()
+        answer = orjson.loads(await recommending.service.recommend(user, Filters(n=5)))
     finally:
-        await batcher.close()
+        await recommending.stop()
     profile = await services.events.profile(user)
     catalogue = await services.catalog.catalogue(profile.catalog_seq)
     genres = Counter(

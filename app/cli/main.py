@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import admin, data, demo, evaluate, keys, reproduce, serve, train, transfer
+from app.cli import admin, data, demo, evaluate, keys, reproduce, serve, train, transfer, trials
 
 app = typer.Typer(
     name="ncr",
@@ -23,6 +23,7 @@ for module in (demo, serve, data, transfer, train, evaluate, reproduce):
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")
 app.add_typer(admin.models, name="models")
+app.add_typer(trials.trials, name="trials")
 app.add_typer(keys.keys, name="keys")
 
 

@@ -93,6 +93,14 @@ def ensure_free(host: str, port: int) -> None:
             raise SettingsError(f"{host} port {port}: {error.strerror or error}") from None
 
 
+def _check_device(settings: Settings) -> None:
+    """`auto` and `cpu` are always there: a worker, whose children train, then loads no torch."""
+    if settings.device not in ("auto", "cpu"):
+        from ncr_core.training import resolve_device
+
+        resolve_device(settings.device)
+
+
 async def _check(settings: Settings) -> bool:
     """What would keep the service from starting is one line here, and a traceback later.
 
@@ -100,11 +108,12 @@ async def _check(settings: Settings) -> bool:
     """
     from app.core.database import Database
     from app.core.migrations import ensure_schema
+    from app.events.feedback import Feedback
     from app.keys.service import KeyService
     from app.models.store import store_of
-    from ncr_core.training import resolve_device
 
-    resolve_device(settings.device)
+    _check_device(settings)
+    Feedback.of(settings)
     store_of(settings).close()
     database = Database(settings.effective_database_url)
     try:
@@ -126,13 +135,12 @@ def worker() -> None:
 
 async def _work(settings: Settings) -> None:
     from app.cli.common import services_of
-    from app.jobs.worker import Worker
-    from ncr_core.training import resolve_device
+    from app.services import worker_of
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
-    resolve_device(settings.device)
+    _check_device(settings)
     async with services_of(settings) as services:
-        await Worker(services.database, services.models, settings).run(stop)
+        await worker_of(services).run(stop)

@@ -101,9 +101,9 @@ def restore(
 
 def export(
     directory: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    user: Annotated[str | None, typer.Option(help="Only the events of this user.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only what this user did and said.")] = None,
 ) -> None:
-    """Export events and items as files that other programs, and `ncr import`, can read."""
+    """Export events, items and preferences as files that `ncr import` and others can read."""
 
     async def work(services: Services) -> ExportReport:
         from app.transfer.export import export as write_export
@@ -113,7 +113,8 @@ def export(
 
     report = with_services(work)
     items = "" if user is not None else f" and {report.items:,} items"
-    typer.echo(f"{directory}: {report.events:,} events{items}")
+    stated = f", {report.preferences:,} preferences" if report.preferences else ""
+    typer.echo(f"{directory}: {report.events:,} events{items}{stated}")
 
 
 def _some(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 from fastapi import Path, Query
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -97,6 +97,13 @@ async def read_json(request: Request) -> Any:
         return orjson.loads(await request.body())
     except orjson.JSONDecodeError:
         raise malformed_json() from None
+
+
+def invalid_body(error: ValidationError) -> Unprocessable:
+    """The first thing that is wrong with a body, without what was sent; to be raised."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part)[:100] for part in first["loc"]) or "body"
+    return Unprocessable(f"{where}: {first['msg']}")
 
 
 def loads_lenient(body: bytes) -> Any:

@@ -12,7 +12,7 @@ RELEASE_KEY = "ncr.release"
 
 
 class Concurrency:
-    """Middleware: at most ``limit`` requests below ``prefix`` at a time, 503 for the others.
+    """Middleware: at most ``limit`` GET requests below ``prefix`` at a time, 503 for the others.
 
     Under more load than a server can take, requests wait for one another in queues of every kind.
     With a bound on how many there are, those that are taken in are answered as fast as ever, and
@@ -30,7 +30,12 @@ class Concurrency:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(self._prefix):
+        if (
+            scope["type"] != "http"
+            or not scope["path"].startswith(self._prefix)
+            # A body may take its time to come: what it asks for has a bound of its own.
+            or scope["method"] != "GET"
+        ):
             await self.app(scope, receive, send)
             return
         if self._running >= self._limit:

@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.core.errors import SettingsError
+from app.core.schedule import Schedule
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -118,8 +119,23 @@ class Settings(BaseSettings):
     inference_threads: int = Field(default=1, ge=1)
     """How many threads one pass of the ranker may take. More than one pays off for large models."""
 
+    new_items_seconds: float = Field(default=60, ge=0)
+    """How often a server looks for items that came after the training, to fit them to the model;
+    0: they wait for the next training."""
+
+    new_item_users: int = Field(default=5, ge=1)
+    """How many of the model's users must have taken up a new item before it is fitted."""
+
     candidates: int = Field(default=200, ge=1)
     """How many candidates the ranker orders for each user."""
+
+    trial_models: int = Field(default=2, ge=0, le=64)
+    """How many versions beside the active one a server keeps loaded, for `model=` and for trials;
+    each takes as much memory. 0: only the active version can be asked for."""
+
+    exploration: float = Field(default=0.1, ge=0, le=1)
+    """The share of places in a newcomer's list that go to less popular and new items, drawn for
+    each user; never the first place. 0: the most popular for everyone."""
 
     max_concurrency: int = Field(default=64, ge=1)
     """How many requests for lists a server answers at a time; beyond it the answer is 503."""
@@ -143,11 +159,58 @@ class Settings(BaseSettings):
     default_factors: int = Field(default=8, ge=1, le=512)
     """The number of predictive factors when a request for training gives none."""
 
+    train_schedule: str | None = None
+    """When a worker trains by itself: five fields as of cron (minute, hour, day of the month,
+    month, day of the week), in UTC, as `30 3 * * *` or `0 */6 * * mon-fri`. A time that was missed
+    while no worker ran is made up for, once."""
+
+    train_every: int = Field(default=0, ge=0)
+    """A worker trains by itself once there are this many events that the last training has not
+    seen; 0: never."""
+
+    train_start: Literal["scratch", "warm"] = "scratch"
+    """Whether a training that does not say begins from `scratch`, or `warm`: from the model that is
+    served, where that is of the same kind and sizes."""
+
+    gate_margin: float = Field(default=0.05, ge=0, le=1)
+    """By how much, as a share of the served model's NDCG@10, a newly trained one may be worse at
+    most, on what was held out from both; a new one that may be worse than that is rejected."""
+
+    keep_models: int = Field(default=5, ge=1)
+    """How many published versions keep their files: the newest so many, beside the one that is
+    served, the one before it, and any in a trial."""
+
+    keep_rejected_days: float = Field(default=14, ge=0)
+    """How many days a version that was rejected keeps its files."""
+
     job_poll_seconds: float = Field(default=1.0, gt=0)
     """How often an idle worker looks for a job."""
 
     job_lease_seconds: float = Field(default=30, gt=0)
     """How long a job stays its worker's without a heartbeat."""
+
+    feedback: str | None = None
+    """What events mean, as JSON: a weight by type, `"seen"` for an item that only counts as seen,
+    below 0 for one that is not wanted, and a list of ranges where the value decides:
+    `{"purchase": 3, "click": 1, "view": "seen", "rating": [{"from": 4, "weight": 1}, {"from": 3,
+    "weight": "seen"}, {"weight": -1}]}`. Types that are not named take the weight of `"*"`, 1 if
+    that is not given; `dislike` is -1 where nothing else is said."""
+
+    feedback_half_life_days: float | None = Field(default=None, gt=0, le=36_500)
+    """After how many days an event counts half as much when models are trained and users' vectors
+    fitted; by default its age plays no part."""
+
+    return_drop: float = Field(default=0.1, ge=0, le=1)
+    """The version before is served again if the click-through of one that training has published is
+    lower by this share, as 0.1 for a tenth, and surely so: less is hardly worth an alarm, and days
+    differ by a few hundredths by themselves. 0: never."""
+
+    return_lists: int = Field(default=1000, ge=100)
+    """How many lists of both versions there must be before that is looked at."""
+
+    return_wait_hours: int = Field(default=1, ge=1, le=168)
+    """How many hours after the hour of a list its clicks are waited for; more where events are
+    posted late, as once a day."""
 
     event_group_rows: int = Field(default=500, ge=1)
     """Waiting events are written at once when there are this many of them."""
@@ -177,6 +240,13 @@ class Settings(BaseSettings):
         if store and "://" in store and any(sign in store for sign in ("@", "?", "::")):
             raise ValueError("a URL without credentials, options and chains is needed")
         return store or None
+
+    @field_validator("train_schedule")
+    @classmethod
+    def _train_schedule(cls, schedule: str | None) -> str | None:
+        if schedule:
+            Schedule.parse(schedule)
+        return schedule or None
 
     @field_validator("redis_url")
     @classmethod

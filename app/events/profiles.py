@@ -12,7 +12,7 @@ from app.events.schemas import Profile
 FRESH_SECONDS = 0.05
 HINTED_SECONDS = 0.005  # between two looks, however many hints there are
 MANY = 5_000  # events since the last look, beyond which it is not asked whose they are
-PROFILE_BYTES = 300  # beside its arrays
+PROFILE_BYTES = 800  # beside its arrays
 
 
 class Profiles:
@@ -100,4 +100,4 @@ class Profiles:
         return profile
 
     def _keep(self, user: str, profile: Profile) -> None:
-        self._kept.put(user, profile, PROFILE_BYTES + profile.seen.nbytes + profile.seqs.nbytes)
+        self._kept.put(user, profile, PROFILE_BYTES + profile.nbytes)

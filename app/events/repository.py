@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core.bulk import insert_many, one_of, update_many
 from app.core.database import Database
 from app.core.metadata import CATALOG_SEQ, EVENT_SEQ, current_value, now_us
-from app.events.schemas import Profile, StoredEvent
-from app.events.tables import events, retractions, users
+from app.events.feedback import Feedback
+from app.events.schemas import Profile, StoredEvent, StoredPreference
+from app.events.tables import events, preferences, retractions, users
 
 _EVENT_COLUMNS = (
     "seq",
@@ -30,12 +31,16 @@ _EVENT_COLUMNS = (
 )
 _STORED = tuple(events.c[name] for name in _EVENT_COLUMNS[:-1])
 _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+_NO_WEIGHTS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+_NO_PAIRS: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 _COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
-_USERS_SINCE = (
-    sa.select(users.c.external_id)
-    .join(events, events.c.user_id == users.c.id)
-    .where(events.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
-    .distinct()
+_USERS_SINCE = sa.union(
+    *(
+        sa.select(users.c.external_id)
+        .join(table, table.c.user_id == users.c.id)
+        .where(table.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
+        for table in (events, preferences)
+    )
 )
 _ROWS_SINCE = sa.select(
     *(
@@ -43,7 +48,7 @@ _ROWS_SINCE = sa.select(
         .select_from(table)
         .where(table.c.seq > sa.bindparam("seq", type_=sa.BigInteger))
         .scalar_subquery()
-        for table in (events, retractions)
+        for table in (events, retractions, preferences)
     )
 )
 _RETRACTED_SINCE = sa.select(retractions.c.user_id).where(
@@ -54,21 +59,33 @@ _RETRACTED_SINCE = sa.select(retractions.c.user_id).where(
 class EventRepository:
     """SQL for users and events, the same on both databases."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, feedback: Feedback) -> None:
         self.database = database
         self.dialect = database.dialect
-        self._profile = _profile_statement(database.dialect)
+        self.feedback = feedback
+        self._is_positive = feedback.is_positive(events.c.type, events.c.value)
+        self._profile = _profile_statement(database.dialect, feedback)
+        self._popularity = _popularity_statement(feedback)
 
     async def profile(self, external_id: str) -> Profile:
         """One query: the hot path of a recommendation."""
         row = (await self.database.fetch(self._profile, {"user": external_id}))[0]
-        event_seq, catalog_seq, user_id, last_seq, seen, seqs = row
+        event_seq, catalog_seq, user_id, last_seq, own, stated = row
+        at = event_seq, catalog_seq, self.feedback
         if user_id is None:
-            return Profile(None, 0, _NO_IDS, _NO_IDS, event_seq, catalog_seq)
-        if self.dialect == "sqlite":
-            seen, seqs = orjson.loads(seen), orjson.loads(seqs)
-        own = np.array(seen, dtype=np.int64), np.array(seqs, dtype=np.int64)
-        return Profile(user_id, last_seq, *own, event_seq, catalog_seq)
+            return Profile(None, 0, _NO_IDS, _NO_IDS, _NO_WEIGHTS, _NO_IDS, _NO_PAIRS, *at)
+        seen, seqs, timestamps, weights = orjson.loads(own)
+        pairs = orjson.loads(stated)
+        return Profile(
+            user_id,
+            last_seq,
+            np.array(seen, dtype=np.int64),
+            np.array(seqs, dtype=np.int64),
+            np.array(weights, dtype=np.float32),
+            np.array(timestamps, dtype=np.int64),
+            np.array(pairs, dtype=np.int64).T if pairs[0] else _NO_PAIRS,
+            *at,
+        )
 
     async def counters(self) -> tuple[int, int]:
         """The highest seq given out, and the catalogue's number."""
@@ -76,7 +93,7 @@ class EventRepository:
         return row[0], row[1]
 
     async def unaccounted(self, since: int, until: int) -> bool:
-        """Whether seqs between these two belong to no event and no retraction.
+        """Whether seqs between these two belong to no event, no preference and no retraction.
 
         A server of before there were retractions gives such seqs to what it deletes; an event that
         came and went in between leaves one, too.
@@ -84,10 +101,10 @@ class EventRepository:
         if until == since:
             return False
         rows = await self.database.fetch(_ROWS_SINCE, {"seq": since})
-        return int(rows[0][0]) + int(rows[0][1]) < until - since
+        return sum(int(count) for count in rows[0]) < until - since
 
     async def users_since(self, seq: int) -> list[str]:
-        """The clients' ids of the users with events after a seq."""
+        """The clients' ids of the users with events or preferences after a seq."""
         return [row[0] for row in await self.database.fetch(_USERS_SINCE, {"seq": seq})]
 
     async def retracted_since(self, seq: int) -> list[int]:
@@ -130,6 +147,44 @@ class EventRepository:
         last = {row.user_id: row.seq for row in rows}
         await update_many(conn, users, "last_seq", [(seq, user) for user, seq in last.items()])
 
+    async def insert_preferences(
+        self, conn: AsyncConnection, rows: Sequence[StoredPreference]
+    ) -> None:
+        """Add preferences and move their users' last seq on."""
+        names = ("seq", "user_id", "winner_id", "loser_id", "timestamp")
+        await insert_many(conn, preferences, names, rows)
+        last = {row.user_id: row.seq for row in rows}
+        await update_many(conn, users, "last_seq", [(seq, user) for user, seq in last.items()])
+
+    async def stated(
+        self, conn: AsyncConnection, user_ids: Collection[int]
+    ) -> set[tuple[int, int, int, int]]:
+        """`(user, winner, loser, timestamp)` of all that these users stated."""
+        names = ("user_id", "winner_id", "loser_id", "timestamp")
+        rows = await conn.execute(
+            sa.select(*(preferences.c[name] for name in names)).where(
+                one_of(preferences.c.user_id, user_ids, self.dialect)
+            )
+        )
+        return {(row[0], row[1], row[2], row[3]) for row in rows}
+
+    async def preferences_in_order(
+        self, after: int, until: int, n: int, user_id: int | None
+    ) -> list[tuple[StoredPreference, str]]:
+        """As `in_order`, the stated preferences."""
+        names = ("seq", "user_id", "winner_id", "loser_id", "timestamp")
+        query = (
+            sa.select(*(preferences.c[name] for name in names), users.c.external_id)
+            .join(users, preferences.c.user_id == users.c.id)
+            .where(preferences.c.seq > after, preferences.c.seq <= until)
+            .order_by(preferences.c.seq)
+            .limit(n)
+        )
+        if user_id is not None:
+            query = query.where(preferences.c.user_id == user_id)
+        rows = await self.database.fetch(query)
+        return [(StoredPreference(*row[:-1]), row[-1]) for row in rows]
+
     async def delete_event(self, conn: AsyncConnection, event_id: str) -> int | None:
         """Delete an event; its user, or None if there is no such event."""
         user_id: int | None = await conn.scalar(
@@ -142,15 +197,19 @@ class EventRepository:
         await conn.execute(users.update().where(users.c.id == user_id).values(last_seq=seq))
         await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
 
-    async def delete_user(self, conn: AsyncConnection, external_id: str, seq: int) -> bool:
-        """Erase a user and all their events; whether there was one."""
-        user_id = await conn.scalar(sa.select(users.c.id).where(users.c.external_id == external_id))
-        if user_id is None:
-            return False
-        await conn.execute(events.delete().where(events.c.user_id == user_id))
+    async def lock_user(self, conn: AsyncConnection, external_id: str) -> int | None:
+        """The user's internal id, to which nothing new can refer until the transaction ends."""
+        user_id: int | None = await conn.scalar(
+            sa.select(users.c.id).where(users.c.external_id == external_id).with_for_update()
+        )
+        return user_id
+
+    async def delete_user(self, conn: AsyncConnection, user_id: int, seq: int) -> None:
+        """Erase a user and all that they did and said."""
+        for table in (events, preferences):
+            await conn.execute(table.delete().where(table.c.user_id == user_id))
         await conn.execute(users.delete().where(users.c.id == user_id))
         await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
-        return True
 
     async def find_user(self, external_id: str) -> int | None:
         """The user's internal id."""
@@ -216,19 +275,34 @@ class EventRepository:
         return rows[0][0] if rows else None
 
     async def popularity(self) -> list[tuple[int, int]]:
-        """Each item with the number of distinct users that had to do with it."""
-        rows = await self.database.fetch(
-            sa.select(events.c.item_id, sa.func.count(events.c.user_id.distinct())).group_by(
-                events.c.item_id
-            )
+        """Each item with the number of distinct users of its positive events."""
+        return [(row[0], row[1]) for row in await self.database.fetch(self._popularity)]
+
+    async def taken_with(self, item_id: int, most: int) -> tuple[int, list[tuple[int, int]]]:
+        """How many of an item's newest users were looked at, `most` at most, and `(item, users)`
+        of the other items that they took up.
+        """
+        users = (
+            sa.select(events.c.user_id)
+            .where(events.c.item_id == item_id, self._is_positive)
+            .distinct()
+            .order_by(events.c.user_id.desc())
+            .limit(most)
         )
-        return [(row[0], row[1]) for row in rows]
+        both = sa.func.count(events.c.user_id.distinct())
+        rows = await self.database.fetch(
+            sa.select(events.c.item_id, both)
+            .where(events.c.user_id.in_(users), self._is_positive)
+            .group_by(events.c.item_id)
+        )
+        of_items = {row[0]: row[1] for row in rows}
+        return of_items.pop(item_id, 0), list(of_items.items())
 
     async def since(self, seq: int, limit: int) -> list[tuple[int, int, int]]:
-        """`(seq, user, item)` of the events after a seq, in order."""
+        """`(seq, user, item)` of the positive events after a seq, in order."""
         rows = await self.database.fetch(
             sa.select(events.c.seq, events.c.user_id, events.c.item_id)
-            .where(events.c.seq > seq)
+            .where(events.c.seq > seq, self._is_positive)
             .order_by(events.c.seq)
             .limit(limit)
         )
@@ -240,29 +314,84 @@ class EventRepository:
         return int(rows[0][0])
 
 
-def _profile_statement(dialect: str) -> sa.Select[Any]:
-    """Everything that a recommendation asks of a user, as one row, also for an unknown user."""
-    mine = sa.select(events.c.item_id, events.c.seq).where(events.c.user_id == users.c.id)
-    lists: list[sa.ColumnElement[Any]]
-    if dialect == "sqlite":
-        ordered = mine.order_by(events.c.seq).correlate(users).subquery()
-        lists = [
-            sa.select(sa.func.json_group_array(ordered.c[name])).correlate(users).scalar_subquery()
-            for name in ("item_id", "seq")
-        ]
-    else:
-        lists = [
-            sa.func.array(
-                mine.with_only_columns(events.c[name])
-                .order_by(events.c.seq)
-                .correlate(users)
-                .scalar_subquery()
+def _popularity_statement(feedback: Feedback) -> sa.Select[Any]:
+    """Items and the numbers of their users: all of them, less those without a positive event.
+
+    All are counted in an index alone. To look at the type of each event takes twenty times as long
+    as that, and few are not positive.
+    """
+    count = sa.func.count(events.c.user_id.distinct()).label("n")
+    every = sa.select(events.c.item_id, count).group_by(events.c.item_id)
+    if feedback.all_positive:
+        return every
+    # Plus 0, or SQLite goes through an index to meet equal ones together, and looks up every event.
+    others = (
+        sa.select((events.c.item_id + 0).label("item_id"), events.c.user_id)
+        .where(sa.not_(feedback.is_positive(events.c.type, events.c.value)))
+        .distinct()
+        .subquery()
+    )
+    same = events.alias()
+    lost = (
+        sa.select(others.c.item_id, sa.func.count().label("n"))
+        .where(
+            ~sa.exists().where(
+                same.c.item_id == others.c.item_id,
+                same.c.user_id == others.c.user_id,
+                feedback.is_positive(same.c.type, same.c.value),
             )
-            for name in ("item_id", "seq")
-        ]
+        )
+        .group_by(others.c.item_id)
+        .subquery()
+    )
+    all_users = every.subquery()
+    left = all_users.c.n - sa.func.coalesce(lost.c.n, 0)
+    return (
+        sa.select(all_users.c.item_id, left)
+        .select_from(all_users.outerjoin(lost, lost.c.item_id == all_users.c.item_id))
+        .where(left > 0)
+    )
+
+
+def _profile_statement(dialect: str, feedback: Feedback) -> sa.Select[Any]:
+    """Everything that a recommendation asks of a user, as one row, also for an unknown user.
+
+    Lists come as JSON, which is quicker to read than the driver's arrays.
+    """
+    weight = feedback.expression(events.c.type, events.c.value).label("weight")
+    own = sa.select(events.c.item_id, events.c.seq, events.c.timestamp, weight)
+    stated = sa.select(
+        preferences.c.winner_id, preferences.c.loser_id, preferences.c.seq, preferences.c.timestamp
+    )
+    lists = [
+        _lists(dialect, own.where(events.c.user_id == users.c.id).order_by(events.c.seq)),
+        _lists(
+            dialect, stated.where(preferences.c.user_id == users.c.id).order_by(preferences.c.seq)
+        ),
+    ]
     one = sa.select(
         current_value(EVENT_SEQ).label("event_seq"), current_value(CATALOG_SEQ).label("catalog_seq")
     ).subquery()
     return sa.select(one, users.c.id, users.c.last_seq, *lists).select_from(
         one.outerjoin(users, users.c.external_id == sa.bindparam("user", type_=sa.Text))
     )
+
+
+def _lists(dialect: str, rows: sa.Select[Any]) -> sa.ScalarSelect[Any]:
+    """The columns of some rows of a user's, each as a list: a list of lists, as JSON."""
+    ordered = rows.correlate(users).subquery()
+    text: sa.ColumnElement[Any]
+    if dialect == "sqlite":
+        text = sa.func.json_array(*(sa.func.json_group_array(column) for column in ordered.c))
+    else:
+        # PostgreSQL takes twice as long to build JSON, and the driver to read arrays.
+        joined = (
+            sa.func.coalesce(sa.func.array_to_string(sa.func.array_agg(column), ","), "")
+            for column in ordered.c
+        )
+        text = sa.func.concat("[[", *_between(joined, "],["), "]]")
+    return sa.select(text).correlate(users).scalar_subquery()
+
+
+def _between(parts: Iterable[Any], separator: str) -> list[Any]:
+    return [each for part in parts for each in (separator, part)][1:]

@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from app.core.http import MAX_ID_BYTES, Id, text_problem, text_schema
+from app.events.feedback import MAX_TYPE_BYTES, Feedback
+from app.events.verdicts import standing, verdicts
 
-MAX_TYPE_BYTES = 64
+IntArray = NDArray[np.int64]
+
 DEFAULT_TYPE = "interaction"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,6 +62,26 @@ class StoredEvent(NamedTuple):
     recommendation_id: str | None
 
 
+class NewPreference(NamedTuple):
+    """A valid statement that has no place in the order yet."""
+
+    user: str
+    winner: str
+    loser: str
+    timestamp: int
+    """Microseconds since 1970, UTC."""
+
+
+class StoredPreference(NamedTuple):
+    """A stated preference in its place. Ids are internal."""
+
+    seq: int
+    user_id: int
+    winner_id: int
+    loser_id: int
+    timestamp: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Rejection:
     """Why a row was not taken."""
@@ -90,6 +113,17 @@ class ImportResult:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Taste:
+    """What a user's events and statements come to. Ids are internal; all are oldest first."""
+
+    positives: IntArray
+    positive_weights: NDArray[np.float32]
+    disliked: IntArray
+    disliked_weights: NDArray[np.float32]
+    pairs: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Profile:
     """What is known of a user at one moment. Ids are internal."""
 
@@ -97,14 +131,24 @@ class Profile:
     """None: no event of this user was ever seen."""
     last_seq: int
     """The seq of the user's last change, 0 for an unknown user."""
-    seen: NDArray[np.int64]
+    seen: IntArray
     """The items of the user's events, in the order of their seq; repeated where they repeat."""
-    seqs: NDArray[np.int64]
+    seqs: IntArray
     """The seq of each of them."""
+    weights: NDArray[np.float32]
+    """What each says, see `Feedback`: above 0 positive, 0 only seen, below 0 not wanted."""
+    timestamps: IntArray
+    """When each was, in microseconds since 1970."""
+    preferences: IntArray
+    """(P, 4) the stated ones in the order of their seq: winner, loser, seq, timestamp."""
     event_seq: int
     """The highest seq of the whole service: this profile has taken in everything up to it."""
     catalog_seq: int
     """The catalogue's number, for `CatalogService.catalogue`."""
+    feedback: Feedback
+    """What the weights are by, and how they decay."""
+    _worked_out: list[Taste] = field(default_factory=list, repr=False)
+    """At most one; what was worked out at one moment is there at the later ones."""
 
     def at(self, event_seq: int, catalog_seq: int) -> Profile:
         """The same at a later moment, when nothing has happened to the user."""
@@ -113,8 +157,88 @@ class Profile:
             self.last_seq,
             self.seen,
             self.seqs,
+            self.weights,
+            self.timestamps,
+            self.preferences,
             max(self.event_seq, event_seq),
             max(self.catalog_seq, catalog_seq),
+            self.feedback,
+            self._worked_out,
+        )
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether the user has neither events nor stated preferences."""
+        return len(self.seen) == 0 and len(self.preferences) == 0
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the first event or preference that is left; 0 for a newcomer."""
+        return min((int(seqs[0]) for seqs in self._all_seqs), default=0)
+
+    @property
+    def latest_seq(self) -> int:
+        """The seq of the last event or preference that is left; 0 for a newcomer."""
+        return max((int(seqs[-1]) for seqs in self._all_seqs), default=0)
+
+    @property
+    def positives(self) -> IntArray:
+        """The items whose last word is positive, each once, by the time of its latest positive
+        event, oldest first."""
+        return self._taste.positives
+
+    @property
+    def positive_weights(self) -> NDArray[np.float32]:
+        """The weight of each of ``positives``: the highest of its events, by their age beside the
+        user's latest event."""
+        return self._taste.positive_weights
+
+    @property
+    def disliked(self) -> IntArray:
+        """The items whose last word is negative, each once: never to be recommended."""
+        return self._taste.disliked
+
+    @property
+    def disliked_weights(self) -> NDArray[np.float32]:
+        """How much each of ``disliked`` is not wanted, above 0."""
+        return self._taste.disliked_weights
+
+    @property
+    def pairs(self) -> IntArray:
+        """(P, 2) winners and losers that the user stated, oldest first; of two statements about the
+        same two items the latest."""
+        return self._taste.pairs
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of its arrays, with what is worked out of them."""
+        own = (self.seen, self.seqs, self.weights, self.timestamps, self.preferences)
+        return sum(part.nbytes for part in own) + 12 * len(self.seen) + 16 * len(self.preferences)
+
+    @property
+    def _all_seqs(self) -> list[IntArray]:
+        return [seqs for seqs in (self.seqs, self.preferences[:, 2]) if len(seqs)]
+
+    @property
+    def _taste(self) -> Taste:
+        if not self._worked_out:
+            self._worked_out.append(self._work_out())
+        return self._worked_out[0]
+
+    def _work_out(self) -> Taste:
+        by_time = np.argsort(self.timestamps, kind="stable")
+        items, weights, times = self.seen[by_time], self.weights[by_time], self.timestamps[by_time]
+        if self.feedback.half_life_days is not None and len(times):
+            weights = weights * self.feedback.decay(times, int(times[-1]))
+        found = verdicts(items, weights)
+        stated = self.preferences
+        pairs = stated[np.lexsort((stated[:, 2], stated[:, 3])), :2]
+        return Taste(
+            items[found.liked],
+            found.liked_weights,
+            items[found.disliked],
+            found.disliked_weights,
+            pairs[standing(pairs)],
         )
 
 
@@ -181,24 +305,24 @@ def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
         name = str(next(key for key in row if key not in _FIELDS))[:64]
         return Rejection(index, "unknown_field", f"there is no field {name!r}")
     user = row.get("user")
-    if (bad := _text(index, "user", user)) is not None:
+    if (bad := text_rejection(index, "user", user)) is not None:
         return bad
     item = row.get("item")
-    if (bad := _text(index, "item", item)) is not None:
+    if (bad := text_rejection(index, "item", item)) is not None:
         return bad
     event_id = row.get("event_id")
     if event_id is None:
         event_id = uuid.uuid4().hex
-    elif (bad := _text(index, "event_id", event_id)) is not None:
+    elif (bad := text_rejection(index, "event_id", event_id)) is not None:
         return bad
     kind = row.get("type")
     if kind is None:
         kind = DEFAULT_TYPE
-    elif (bad := _text(index, "type", kind, MAX_TYPE_BYTES)) is not None:
+    elif (bad := text_rejection(index, "type", kind, MAX_TYPE_BYTES)) is not None:
         return bad
     recommendation_id = row.get("recommendation_id")
     if recommendation_id is not None and (
-        bad := _text(index, "recommendation_id", recommendation_id)
+        bad := text_rejection(index, "recommendation_id", recommendation_id)
     ):
         return bad
     value = row.get("value")
@@ -221,7 +345,10 @@ def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
     )
 
 
-def _text(index: int, name: str, value: Any, limit: int = MAX_ID_BYTES) -> Rejection | None:
+def text_rejection(
+    index: int, name: str, value: Any, limit: int = MAX_ID_BYTES
+) -> Rejection | None:
+    """What is wrong with a string of a row; None if nothing is."""
     problem = text_problem(value, limit)
     if problem is None:
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.service import CatalogService
 from app.core.database import Database
@@ -13,12 +15,15 @@ from app.core.errors import NotFound
 from app.core.metadata import EVENT_SEQ, next_values
 from app.core.settings import Settings
 from app.events.append import append
+from app.events.feedback import Feedback
+from app.events.preferences import append_preferences, parse_preference
 from app.events.profiles import Profiles
 from app.events.repository import EventRepository
 from app.events.schemas import (
     AppendResult,
     ImportResult,
     NewEvent,
+    NewPreference,
     Profile,
     Rejection,
     StoredEvent,
@@ -35,11 +40,16 @@ class EventService:
         self.settings = settings
         self._database = database
         self._catalog = catalog
-        self._repository = EventRepository(database)
+        self.feedback = Feedback.of(settings)
+        """What events mean."""
+        self._repository = EventRepository(database, self.feedback)
         self.verdicts = {"accepted": 0, "duplicate": 0, "rejected": 0}
         """How many rows of clients had which verdict."""
         self.announce: Callable[[], None] = lambda: None
         """Called after a commit that others may want to know of."""
+        self.on_erase: list[Callable[[AsyncConnection, int], Awaitable[None]]] = []
+        """Called with a user's internal id in the transaction that erases them, so that nothing of
+        theirs is left with others."""
         self.profiles = Profiles(database, self._repository, settings.profile_cache_bytes)
         self.writer = EventWriter(
             self._append,
@@ -101,6 +111,38 @@ class EventService:
         self.announce()
         return results
 
+    async def prefer(self, rows: Sequence[object], now: int) -> AppendResult:
+        """Check stated preferences as a client sent them and add those that are valid."""
+        valid: list[NewPreference] = []
+        indices: list[int] = []
+        rejected: list[Rejection] = []
+        for index, row in enumerate(rows):
+            found = parse_preference(row, index, now)
+            if isinstance(found, NewPreference):
+                valid.append(found)
+                indices.append(index)
+            else:
+                rejected.append(found)
+        if not valid:
+            return AppendResult(rejected=rejected, last_seq=await self.last_seq())
+        deleted = (await self._catalog.catalogue()).deleted
+        async with self._database.write() as conn:
+            result = await append_preferences(conn, self._repository, self._catalog, valid, deleted)
+        self.announce()
+        rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
+        result.rejected = sorted(rejected)
+        return result
+
+    async def import_preferences(self, rows: Sequence[NewPreference]) -> AppendResult:
+        """Add a chunk of valid preferences in a transaction of its own, but none that is there."""
+        deleted = (await self._catalog.catalogue()).deleted
+        async with self._database.write() as conn:
+            result = await append_preferences(
+                conn, self._repository, self._catalog, rows, deleted, once=True
+            )
+        self.announce()
+        return result
+
     async def delete_event(self, event_id: str) -> None:
         """Delete an event. The user moves on to a new seq: what was cached of them is stale."""
         async with self._database.write() as conn:
@@ -114,11 +156,15 @@ class EventService:
         self.announce()
 
     async def delete_user(self, external_id: str) -> None:
-        """Erase a user and all their events."""
+        """Erase a user and all that they did and said."""
         async with self._database.write() as conn:
             seq = await next_values(conn, EVENT_SEQ, 0)
-            if not await self._repository.delete_user(conn, external_id, seq):
+            user_id = await self._repository.lock_user(conn, external_id)
+            if user_id is None:
                 raise NotFound("there is no such user", code="unknown_user")
+            for erase in self.on_erase:
+                await erase(conn, user_id)
+            await self._repository.delete_user(conn, user_id, seq)
             await next_values(conn, EVENT_SEQ)
         self.announce()
 
@@ -153,20 +199,45 @@ class EventService:
             yield [(event, user, names[event.item_id]) for event, user in found]
             after = found[-1][0].seq
 
+    async def every_preference(
+        self, external_id: str | None = None, chunk: int = 5_000
+    ) -> AsyncIterator[list[NewPreference]]:
+        """All stated preferences, or those of a user, in order; as `every`."""
+        user_id = None
+        if external_id is not None:
+            user_id = await self._repository.find_user(external_id)
+            if user_id is None:
+                raise NotFound("there is no such user", code="unknown_user")
+        after, until = 0, await self.last_seq()
+        while found := await self._repository.preferences_in_order(after, until, chunk, user_id):
+            ids = {item for row, _ in found for item in (row.winner_id, row.loser_id)}
+            names = await self._catalog.external_ids_of(ids)
+            yield [
+                NewPreference(user, names[row.winner_id], names[row.loser_id], row.timestamp)
+                for row, user in found
+            ]
+            after = found[-1][0].seq
+
     async def profile(self, external_id: str, min_seq: int | None = None) -> Profile:
         """What is known of a user; an unknown one has an empty profile. See `Profiles.get`."""
         return await self.profiles.get(external_id, min_seq)
 
     async def last_seq(self) -> int:
-        """The highest seq given out, by an event or by a deletion."""
+        """The highest seq given out, by an event, a preference or a deletion."""
         return await self._repository.last_seq()
 
     async def popularity(self) -> list[tuple[int, int]]:
-        """`(item, distinct users)` for every item with events; internal ids, no order."""
+        """`(item, distinct users)` for every item with positive events; internal ids, no order."""
         return await self._repository.popularity()
 
+    async def taken_with(self, item_id: int, most_users: int) -> tuple[int, list[tuple[int, int]]]:
+        """How many of an item's newest users were looked at, and `(item, users)` of the other items
+        that they took up; internal ids, no order.
+        """
+        return await self._repository.taken_with(item_id, most_users)
+
     async def new_events(self, since_seq: int, limit: int = 100_000) -> list[tuple[int, int, int]]:
-        """`(seq, user, item)` of at most `limit` events after `since_seq`, in order.
+        """`(seq, user, item)` of at most `limit` positive events after `since_seq`, in order.
 
         Nothing is ever missed by going on from the last seq: seqs are in the order of commits.
         """
@@ -185,8 +256,8 @@ class EventService:
         return await self._repository.external_users(ids)
 
     async def snapshot_for_training(self, path: Path | None = None) -> EventSnapshot:
-        """All events as arrays; with a path also written there, for a training process."""
-        snapshot = await asyncio.to_thread(read_snapshot, self._database.url)
+        """All events and stated preferences as arrays; with a path also written there."""
+        snapshot = await asyncio.to_thread(read_snapshot, self._database.url, self.feedback)
         if path is not None:
             await asyncio.to_thread(snapshot.save, path)
         return snapshot

@@ -11,16 +11,21 @@ from urllib.parse import quote
 
 import numpy as np
 import psycopg
+import sqlalchemy as sa
 from numpy.typing import NDArray
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 
-_COLUMNS = ("user_id", "item_id", "timestamp", "value", "seq")
+from app.core.metadata import now_us
+from app.events.feedback import Feedback
+from app.events.tables import events
+
 _DTYPE = np.dtype(
     [
         ("user_id", "i8"),
         ("item_id", "i8"),
         ("timestamp", "i8"),
-        ("value", "f8"),
+        ("weight", "f4"),
         ("seq", "i8"),
     ]
 )
@@ -29,11 +34,16 @@ _COPY_DTYPE = np.dtype(
     [("fields", ">i2")]
     + [
         part
-        for name in _COLUMNS
-        for part in ((f"{name}_length", ">i4"), (name, ">f8" if name == "value" else ">i8"))
+        for name in _DTYPE.names or ()
+        for part in ((f"{name}_length", ">i4"), (name, _DTYPE[name].newbyteorder(">").str))
     ]
 )
 _COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_MAX_SEQ = "SELECT value FROM counters WHERE name = 'event_seq'"
+_PREFERENCES = (
+    "SELECT user_id, winner_id, loser_id, timestamp, seq FROM preferences "
+    "ORDER BY user_id, timestamp, seq"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +54,13 @@ class EventSnapshot:
     item_id: NDArray[np.int64]
     timestamp: NDArray[np.int64]
     """Microseconds since 1970, UTC."""
-    value: NDArray[np.float64]
-    """NaN where the event has none."""
+    weight: NDArray[np.float32]
+    """What the event says, see `Feedback`, by its age beside the latest event."""
     seq: NDArray[np.int64]
+    preferences: NDArray[np.int64]
+    """(P, 5) the stated ones in the same order: user, winner, loser, timestamp, seq."""
+    preference_weight: NDArray[np.float32]
+    """How much is left of each by its age."""
     max_seq: int
 
     def __len__(self) -> int:
@@ -59,81 +73,95 @@ class EventSnapshot:
 
     @classmethod
     def load(cls, path: Path) -> EventSnapshot:
-        """Read what `save` wrote. Never unpickles."""
+        """Read what `save` wrote."""
         with np.load(path, allow_pickle=False) as file:
-            return cls(
-                user_id=file["user_id"],
-                item_id=file["item_id"],
-                timestamp=file["timestamp"],
-                value=file["value"],
-                seq=file["seq"],
-                max_seq=int(file["max_seq"]),
-            )
+            arrays = {part.name: file[part.name] for part in fields(cls)}
+        return cls(**arrays | {"max_seq": int(arrays["max_seq"])})
+
+    def users(self) -> set[int]:
+        """Everyone who did or said something."""
+        return {*self.user_id.tolist(), *self.preferences[:, 0].tolist()}
+
+    def items(self) -> set[int]:
+        """Everything that was done or said something about."""
+        return {*self.item_id.tolist(), *self.preferences[:, 1:3].flatten().tolist()}
 
 
-def read_snapshot(url: URL) -> EventSnapshot:
+def read_snapshot(url: URL, feedback: Feedback) -> EventSnapshot:
     """Read the events in one consistent state of the database. Blocks: call it in a thread."""
     if url.get_backend_name() == "sqlite":
-        rows, max_seq = _read_sqlite(str(url.database))
+        rows, preferences, max_seq = _read_sqlite(str(url.database), feedback)
     else:
-        rows, max_seq = _read_postgresql(url)
+        rows, preferences, max_seq = _read_postgresql(url, feedback)
     # Sorted here: the database would spill a sort of this size to disk.
     order = np.lexsort((rows["seq"], rows["timestamp"], rows["user_id"]))
+    stated = np.array(preferences, dtype=np.int64).reshape(-1, 5)
+    timestamp, weight = rows["timestamp"][order], rows["weight"][order]
+    # A time to come would make everything old.
+    now = min(now_us(), max((int(t.max()) for t in (timestamp, stated[:, 3]) if len(t)), default=0))
+    if feedback.half_life_days is not None:
+        weight *= feedback.decay(timestamp, now)
     return EventSnapshot(
         user_id=rows["user_id"][order],
         item_id=rows["item_id"][order],
-        timestamp=rows["timestamp"][order],
-        value=rows["value"][order],
+        timestamp=timestamp,
+        weight=weight,
         seq=rows["seq"][order],
+        preferences=stated,
+        preference_weight=feedback.decay(stated[:, 3], now),
         max_seq=max_seq,
     )
 
 
-def _read_sqlite(path: str) -> tuple[NDArray[Any], int]:
+def _statement(feedback: Feedback, dialect: sa.Dialect) -> tuple[str, dict[str, Any]]:
+    """The query for all events, and its parameters. The weight is worked out in the database:
+    the names of types would take more memory than all else."""
+    weight = sa.cast(feedback.expression(events.c.type, events.c.value), sa.REAL)
+    columns = (*(events.c[name] for name in ("user_id", "item_id", "timestamp")), weight)
+    compiled = sa.select(*columns, events.c.seq).compile(dialect=dialect)
+    return str(compiled), dict(compiled.params)
+
+
+def _read_sqlite(path: str, feedback: Feedback) -> tuple[NDArray[Any], list[tuple[int, ...]], int]:
     connection = sqlite3.connect(
         f"file:{quote(str(Path(path).resolve()))}?mode=ro", uri=True, isolation_level=None
     )
     try:
         connection.execute("PRAGMA busy_timeout=10000")
         connection.execute("BEGIN")
-        (max_seq,) = connection.execute(
-            "SELECT value FROM counters WHERE name = 'event_seq'"
-        ).fetchone()
+        (max_seq,) = connection.execute(_MAX_SEQ).fetchone()
         (count,) = connection.execute("SELECT count(*) FROM events").fetchone()
-        cursor = connection.execute(
-            # A number larger than any float is none in SQL; NaN has no literal at all.
-            "SELECT user_id, item_id, timestamp, ifnull(value, 9e999), seq FROM events"
-        )
+        preferences = connection.execute(_PREFERENCES).fetchall()
+        cursor = connection.execute(*_statement(feedback, sqlite.dialect(paramstyle="named")))
         rows = np.fromiter(cursor, dtype=_DTYPE, count=count)
     finally:
         connection.close()
-    rows["value"][np.isinf(rows["value"])] = np.nan
-    return rows, int(max_seq)
+    return rows, preferences, int(max_seq)
 
 
-def _read_postgresql(url: URL) -> tuple[NDArray[Any], int]:
+def _read_postgresql(
+    url: URL, feedback: Feedback
+) -> tuple[NDArray[Any], list[tuple[int, ...]], int]:
     conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(conninfo) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
-        counter = connection.execute("SELECT value FROM counters WHERE name = 'event_seq'")
-        row = counter.fetchone()
+        row = connection.execute(_MAX_SEQ).fetchone()
         assert row is not None  # noqa: S101 - the migration inserts it
+        preferences = connection.execute(_PREFERENCES).fetchall()
+        dialect = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
+        statement, parameters = _statement(feedback, dialect)
         with (
             connection.cursor() as cursor,
-            cursor.copy(
-                "COPY (SELECT user_id, item_id, timestamp, "
-                "coalesce(value, 'NaN'::double precision), seq FROM events) "
-                "TO STDOUT (FORMAT BINARY)"
-            ) as copy,
+            cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT BINARY)", parameters) as copy,
         ):
             chunks = list(_copy_chunks(bytes(block) for block in copy))
     packed = np.concatenate(chunks) if chunks else np.empty(0, _DTYPE)
-    return packed, int(row[0])
+    return packed, preferences, int(row[0])
 
 
 def _copy_chunks(blocks: Iterator[bytes]) -> Iterator[NDArray[Any]]:
-    """The records of a binary COPY in which every field has 8 bytes, a few MB at a time."""
+    """The records of a binary COPY whose fields have a set length, a few MB at a time."""
     size = _COPY_DTYPE.itemsize
     buffer = bytearray()
     header_read = False
@@ -156,6 +184,6 @@ def _copy_chunks(blocks: Iterator[bytes]) -> Iterator[NDArray[Any]]:
 def _unpack(data: bytes) -> NDArray[Any]:
     records = np.frombuffer(data, _COPY_DTYPE)
     rows = np.empty(len(records), _DTYPE)
-    for name in _COLUMNS:
+    for name in _DTYPE.names or ():
         rows[name] = records[name]
     return rows

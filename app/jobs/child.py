@@ -17,10 +17,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
+    from app.jobs.served import ServedModel
     from app.models.store import CheckpointStore
+    from ncr_core.errors import CheckpointError
+
+T = TypeVar("T")
 
 UPLOAD_AGAIN_SECONDS = 2.0
 LEASE_OVER = 75  # the exit code of "try again"
@@ -54,22 +58,38 @@ def main() -> None:
 
 
 def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
-    from app.jobs.schemas import TrainParams
-    from app.jobs.training import interactions_of, stage, train_and_evaluate
+    from app.jobs.gate import Comparison
+    from app.jobs.progress import stage
+    from app.jobs.schemas import TrainOrder
+    from app.jobs.served import earlier_in
+    from app.jobs.training import interactions_of, train_and_evaluate
+    from app.models.store import StoreUnavailable
     from ncr_core.models import ModelConfig
 
     def report(progress: dict[str, Any]) -> None:
         _answer(answers, {"progress": progress})
 
-    report(stage("read events"))
-    params = TrainParams.model_validate(order["params"])
+    expected = order["expected_s"]
+    report(stage("read events", sum(expected.values()) if expected else None))
+    params = TrainOrder.model_validate(order["params"])
     snapshot, users, items = asyncio.run(_read_events(order["settings"]))
     interactions = interactions_of(snapshot, users, items)
     config = ModelConfig.from_dict(
         {"kind": params.model, "factors": params.factors, "layers": params.layers}
     )
+
+    def served() -> ServedModel | None:
+        return _with_patience(order, lambda: asyncio.run(_read_served(order)), StoreUnavailable)
+
     summary = train_and_evaluate(
-        interactions, params, config, order["device"], Path(order["folder"]), report
+        interactions,
+        params,
+        config,
+        order["device"],
+        Path(order["folder"]),
+        report,
+        Comparison(served, earlier_in(snapshot, users, items), order["gate_margin"]),
+        expected,
     )
     version = order["version"]
     _upload(order, lambda store: store.publish(version), lambda: report(stage("upload")))
@@ -78,7 +98,7 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
 
 def _candidates(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     from app.jobs.candidates import precompute
-    from app.jobs.training import stage
+    from app.jobs.progress import stage
 
     def report(done: int, of: int) -> None:
         _answer(answers, {"progress": stage("candidates") | {"epoch": done, "epochs": of}})
@@ -107,15 +127,39 @@ def _upload(
     if not store.remote:
         return
     say()
+    _with_patience(order, lambda: upload(store), CheckpointError)
+
+
+def _with_patience(
+    order: dict[str, Any], work: Callable[[], T], failure: type[CheckpointError]
+) -> T:
+    """Tries again while the store is away."""
     until = time.monotonic() + order["upload_patience_s"]
     while True:
         try:
-            upload(store)
-            break
-        except CheckpointError:
+            return work()
+        except failure:
             if time.monotonic() > until:
                 raise
             time.sleep(UPLOAD_AGAIN_SECONDS)
+
+
+async def _read_served(order: dict[str, Any]) -> ServedModel | None:
+    from app.core.settings import load_settings
+    from app.jobs.served import ServedModel
+    from app.services import build_services
+    from ncr_core.training import resolve_device
+
+    services = await build_services(load_settings(**order["settings"]))
+    try:
+        row = await services.models.serving()
+        if row is None:
+            return None
+        device = str(resolve_device(order["device"]))
+        checkpoint, evaluated = await services.models.load_measured(row, device)
+    finally:
+        await services.close()
+    return ServedModel(row.version, row.trained_seq, checkpoint, evaluated)
 
 
 async def _read_events(settings: dict[str, Any]) -> tuple[Any, dict[int, str], dict[int, str]]:
@@ -125,8 +169,8 @@ async def _read_events(settings: dict[str, Any]) -> tuple[Any, dict[int, str], d
     services = await build_services(load_settings(**settings))
     try:
         snapshot = await services.events.snapshot_for_training()
-        users = await services.events.external_users(set(snapshot.user_id.tolist()))
-        items = await services.catalog.external_ids_of(set(snapshot.item_id.tolist()))
+        users = await services.events.external_users(snapshot.users())
+        items = await services.catalog.external_ids_of(snapshot.items())
         deleted = (await services.catalog.catalogue()).deleted
     finally:
         await services.close()

@@ -8,12 +8,13 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from app.core.errors import Unprocessable, problem_responses
+from app.core.errors import problem_responses
 from app.core.http import (
     PageCursor,
     PageSize,
     PathId,
     decode_cursor,
+    invalid_body,
     json_response,
     page_response,
     read_json,
@@ -51,9 +52,7 @@ async def train(request: Request, service: Service) -> Response:
     try:
         params = TrainParams.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part)[:100] for part in first["loc"]) or "body"
-        raise Unprocessable(f"{where}: {first['msg']}") from None
+        raise invalid_body(error) from None
     job_id = await service.submit_training(params)
     return json_response({"job_id": job_id}, 202, {"Location": f"/admin/jobs/{job_id}"})
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from app.models.schemas import iso
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
+Trigger = Literal["request", "schedule", "events"]
 ENDED = ("succeeded", "failed", "cancelled", "rejected")
 
 
@@ -33,6 +34,15 @@ class TrainParams(BaseModel):
         description="Items with fewer interactions are left out of training.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31)
+    start: Literal["scratch", "warm"] | None = Field(
+        default=None,
+        description="`warm` begins from the served model, whose kind, factors and layers it has to "
+        "have: fewer epochs, at the rate of fine-tuning. By default as the service is set.",
+    )
+    force: bool = Field(
+        default=False,
+        description="Publish whatever the gate finds; its report says that it was forced.",
+    )
 
     @field_validator(
         *("factors", "layers", "epochs", "negatives", "batch_size", "min_interactions", "seed"),
@@ -42,6 +52,12 @@ class TrainParams(BaseModel):
     def _whole(cls, value: Any) -> Any:
         # In JSON 5.0 is as whole a number as 5.
         return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class TrainOrder(TrainParams):
+    """What a training job is kept with: the request, made whole, and who asked."""
+
+    trigger: Trigger = "request"
 
 
 class JobRow(NamedTuple):

@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound
+from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
 from app.jobs.repository import JobRepository
-from app.jobs.schemas import ENDED, JobRow, TrainParams
+from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
+from app.models.schemas import ModelRow
+
+Serving = Callable[[], Awaitable[ModelRow | None]]
 
 
 class JobService:
     """Durable jobs: submitted here, done by a worker."""
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, serving: Serving | None = None
+    ) -> None:
+        """``serving`` gives the model that is served, which a training may begin from."""
         self._repository = JobRepository(database)
         self._settings = settings
+        self._serving = serving
 
     async def submit_training(self, params: TrainParams) -> str:
-        """Queues a training and returns its job id."""
-        values = params.model_dump()
+        """Queues a training and returns its job id.
+
+        Raises Unprocessable where it is asked to begin from the served model and cannot.
+        """
+        return await self._repository.insert("train", await self._whole(params, "request"))
+
+    async def order(self, trigger: Trigger) -> dict[str, Any]:
+        """A training as the service is set, for `queue`."""
+        return await self._whole(TrainParams(), trigger)
+
+    async def queue(self, order: dict[str, Any], conn: AsyncConnection) -> str:
+        """Queues a training in the caller's transaction; its job id."""
+        return await self._repository.insert("train", order, conn)
+
+    async def _whole(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
+        """What the job is kept with: nothing in it is left to defaults."""
+        start, base = params.start or self._settings.train_start, None
+        if start == "warm":
+            base = None if self._serving is None else await self._serving()
+            problem = _not_from(base, params)
+            if problem is None and base is not None:
+                params = params.model_copy(update=_architecture(base))
+            elif params.start == "warm":
+                raise Unprocessable(f"start: {problem}", code="cannot_start_warm")
+            else:
+                start = "scratch"
+        values = params.model_dump() | {"start": start, "trigger": trigger}
         values["model"] = values["model"] or self._settings.default_model
         values["factors"] = values["factors"] or self._settings.default_factors
-        return await self._repository.insert("train", values)
+        return values
 
     async def get(self, job_id: str) -> JobRow:
         """A job; 404 if there is none."""
@@ -46,3 +83,20 @@ class JobService:
             raise Conflict(f"the job has ended already: {row.status}", code="job_ended")
         await self._repository.request_cancel(job_id)
         return await self.get(job_id)
+
+
+def _architecture(row: ModelRow) -> dict[str, Any]:
+    return {"model": row.kind, "factors": row.factors, "layers": row.params.get("layers", 4)}
+
+
+def _not_from(base: ModelRow | None, params: TrainParams) -> str | None:
+    """Why a training cannot begin from this model; None if it can."""
+    if base is None:
+        return "no model is served yet that training could begin from"
+    wanted = {name: getattr(params, name) for name in params.model_fields_set}
+    other = [
+        f"{name} {value}, not {wanted[name]}"
+        for name, value in _architecture(base).items()
+        if wanted.get(name) is not None and wanted[name] != value
+    ]
+    return f"the model that is served has {'; '.join(other)}" if other else None

@@ -8,48 +8,30 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.database import Database
 from app.core.logging import get_logger
-from app.core.metadata import now_us
 from app.core.settings import Settings
 from app.jobs.child import LEASE_OVER
+from app.jobs.chores import Chore, Chores
+from app.jobs.outcomes import Cancelled, LostJob, Stalled, Stopped, TrainingFailed
 from app.jobs.repository import Claim, JobRepository
-from app.models.schemas import ModelRow
+from app.jobs.results import Results
 from app.models.service import ModelRegistry
 
 log = get_logger(__name__)
 
 MAX_ATTEMPTS = 3
 UPLOAD_LEASES = 10  # for so many leases' time an upload is tried: training it again costs more
+SWEEP_SECONDS = 3600.0
 PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
 LINE_BYTES = 2**20  # of the child's answers: its summary is the longest
 
 OnProgress = Callable[[dict[str, Any]], None]
-
-
-class LostJob(Exception):  # noqa: N818 - it is what happened, not an error to report
-    """The job is another worker's now: write nothing more about it."""
-
-
-class Cancelled(Exception):  # noqa: N818 - asked for
-    """Somebody asked for an end of the job."""
-
-
-class Stopped(Exception):  # noqa: N818 - asked for
-    """The worker was told to stop."""
-
-
-class Stalled(Exception):  # noqa: N818 - it is what happened
-    """The worker stood still for nearly a lease's time, and its training process gave up."""
-
-
-class TrainingFailed(Exception):  # noqa: N818 - it is the job that failed
-    """The training process said why it could not go on, in one line."""
 
 
 class Worker:
@@ -59,21 +41,35 @@ class Worker:
     and the server beside it keeps answering.
     """
 
-    def __init__(self, database: Database, models: ModelRegistry, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        models: ModelRegistry,
+        settings: Settings,
+        chores: Sequence[Chore] = (),
+    ) -> None:
         self._database = database
         self._models = models
         self._settings = settings
         self._jobs = JobRepository(database)
+        self._results = Results(database, models, precompute=settings.precompute_users > 0)
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self._lease_us = int(settings.job_lease_seconds * 1e6)
+        sweep = Chore("sweep", SWEEP_SECONDS, models.sweep)
+        self._chores = (sweep, *chores)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until ``stop`` is set; a job under way then goes back into the queue."""
         log.info("worker started", owner=self._owner)
+        chores = Chores(self._chores)
+        chores.start()
         try:
-            await self._models.sweep()
-        except Exception as error:
-            log.warning("left-overs not removed", error=str(error).partition("\n")[0])
+            await self._work(stop)
+        finally:
+            await chores.stop()
+        log.info("worker stopped", owner=self._owner)
+
+    async def _work(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             try:
                 worked = await self.run_once(stop)
@@ -84,7 +80,6 @@ class Worker:
             if not worked:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._settings.job_poll_seconds)
-        log.info("worker stopped", owner=self._owner)
 
     async def run_once(
         self, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
@@ -159,7 +154,7 @@ class Worker:
         )
         try:
             assert child.stdin is not None  # noqa: S101 - it is a pipe
-            child.stdin.write(self._order(claim, version))
+            child.stdin.write(self._order(claim, version, await self._expected(claim)))
             await child.stdin.drain()
             summary = await self._follow(child, claim, stop, on_progress)
         finally:
@@ -168,10 +163,20 @@ class Worker:
                 await child.wait()
         if summary is None:
             raise Stopped
-        end = self._publish if claim.kind == "train" else self._finish
+        end = self._results.model if claim.kind == "train" else self._results.candidates
         await self._with_patience(lambda: end(claim, version, summary))
 
-    def _order(self, claim: Claim, version: str) -> bytes:
+    async def _expected(self, claim: Claim) -> dict[str, float] | None:
+        """How long the phases of the model that is served took, if it is of the same kind."""
+        try:
+            row = await self._models.serving()
+        except SQLAlchemyError:  # it can be done without
+            return None
+        if row is None:
+            return None
+        return row.metrics.get("seconds") if row.kind == claim.params.get("model") else None
+
+    def _order(self, claim: Claim, version: str, expected: dict[str, float] | None) -> bytes:
         # Through a pipe: a command line shows to everyone on the machine, and this may hold the
         # database's password.
         order = {
@@ -179,6 +184,8 @@ class Worker:
             "params": claim.params,
             "device": self._settings.device,
             "version": version,
+            "expected_s": expected,
+            "gate_margin": self._settings.gate_margin,
             # Gone before the lease is over, and another worker's training begins.
             "patience_s": 0.8 * self._settings.job_lease_seconds,
             "folder": str(self._models.folder(version).resolve()),
@@ -261,47 +268,3 @@ class Worker:
             raise LostJob
         if cancel:
             raise Cancelled
-
-    async def _finish(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
-        async with self._database.write() as conn:
-            held = await self._jobs.finish(
-                conn, claim, "succeeded", model_version=version, metrics=summary
-            )
-        if not held:
-            raise LostJob
-        log.info("candidates computed", job_id=claim.job_id, version=version, **summary)
-
-    async def _publish(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
-        """The model, its activation and the job's end are one commit: all of it or nothing."""
-        row = ModelRow(
-            version=version,
-            status="published",
-            kind=claim.params["model"],
-            factors=claim.params["factors"],
-            path=self._models.path_of(version),
-            checksum=summary["checksum"],
-            trained_seq=summary["trained_seq"],
-            users=summary["users"],
-            items=summary["items"],
-            interactions=summary["interactions"],
-            metrics=summary["metrics"],
-            params=claim.params,
-            job_id=claim.job_id,
-            created_at=now_us(),
-            activated_at=None,
-        )
-        async with self._database.write() as conn:
-            held = await self._jobs.finish(
-                conn,
-                claim,
-                "succeeded",
-                model_version=version,
-                metrics=summary["metrics"],
-            )
-            if not held:
-                raise LostJob
-            await self._models.publish(conn, row)
-            if self._settings.precompute_users:
-                await self._jobs.insert("candidates", {"version": version}, conn)
-        self._models.announce()
-        log.info("model published", job_id=claim.job_id, version=version)

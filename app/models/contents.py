@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from ncr_core.checkpoint import MANIFEST, manifest_checksum, read_manifest
 from ncr_core.errors import CheckpointError
+from ncr_core.manifest import MANIFEST, manifest_checksum, read_manifest
 
 MAX_FILES, MAX_BYTES = 16, 64 * 2**30  # of a version
 

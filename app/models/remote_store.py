@@ -19,13 +19,14 @@ from pathlib import Path
 
 from app.models.contents import check_files, check_manifest, files_of
 from app.models.remote_files import RemoteFiles, told
-from app.models.store import VERSION, LocalStore
-from ncr_core.checkpoint import MANIFEST, MAX_MANIFEST
+from app.models.store import CANDIDATES, VERSION, LocalStore
 from ncr_core.errors import CheckpointError
+from ncr_core.manifest import MANIFEST, MAX_MANIFEST
 
 MAX_CANDIDATES = 4 * 2**30
 LOOK_SECONDS = 10.0  # between two looks for the same candidates
 KEPT, KEPT_SECONDS = 4, 24 * 3600.0  # copies that stay: so many, and all that were used of late
+GONE_SECONDS = 7 * 24 * 3600.0  # for how long one stays that the store has no more
 
 
 class RemoteStore:
@@ -98,7 +99,8 @@ class RemoteStore:
         if VERSION.fullmatch(version):
             with told(f"the checkpoint {version} cannot be removed"):
                 names = sorted(self._files.list(version), key=lambda n: not n.endswith(MANIFEST))
-                for name in names:  # the manifest first: half a version is none
+                # What is beside it, then the manifest: half a version is none.
+                for name in (f"{version}{CANDIDATES}", *names):
                     self._files.remove(name)
 
     def list_old(self, before: float) -> list[str]:
@@ -168,13 +170,16 @@ class RemoteStore:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self, new: Path) -> None:
-        """Removes copies that have not been used for a while, if the store holds the version."""
+        """Removes copies that have not been used for a while: later if the store has them no more,
+        where they were removed, or are lost.
+        """
         copies = [path for path in new.parent.iterdir() if VERSION.fullmatch(path.name)]
         copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in copies[KEPT:]:
             used = path.stat().st_mtime
             if path == new or used > time.time() - KEPT_SECONDS:
                 continue
-            if self._files.size(f"{path.name}/{MANIFEST}") is not None:
+            there = self._files.size(f"{path.name}/{MANIFEST}") is not None
+            if there or used < time.time() - GONE_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
                 self._copies.candidates(path.name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,10 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
 from app.core.metadata import now_us
+from app.models.history import Change, Reason
+from app.models.retention import Stored
 from app.models.schemas import Activation, ModelRow
-from app.models.tables import activation, models
+from app.models.tables import activation, activations, models
 
 _COLUMNS = [models.c[name] for name in ModelRow._fields]
+_CHANGE = [activations.c[name] for name in Change._fields]
+_ACTIVATION = [activation.c[name] for name in Activation._fields]
 
 
 class ModelRepository:
@@ -21,10 +26,9 @@ class ModelRepository:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    async def activation(self) -> Activation:
-        rows = await self.database.fetch(
-            sa.select(activation.c.version, activation.c.previous, activation.c.generation)
-        )
+    async def activation(self, conn: AsyncConnection | None = None) -> Activation:
+        query = sa.select(*_ACTIVATION)
+        rows = await self.database.fetch(query) if conn is None else await _all(conn, query)
         return Activation(*rows[0]) if rows else Activation(None, None, 0)
 
     async def get(self, version: str) -> ModelRow | None:
@@ -38,6 +42,10 @@ class ModelRepository:
         )
         return [ModelRow(*row) for row in rows]
 
+    async def trained_seq(self) -> int:
+        rows = await self.database.fetch(sa.select(sa.func.max(models.c.trained_seq)))
+        return int(rows[0][0] or 0)
+
     async def insert(self, conn: AsyncConnection, row: ModelRow) -> None:
         await conn.execute(models.insert().values(row._asdict()))
 
@@ -46,28 +54,76 @@ class ModelRepository:
         if conn.dialect.name == "postgresql":
             # Two first activations at once: there is no row yet that could be locked.
             await conn.execute(sa.text("LOCK TABLE activation IN SHARE ROW EXCLUSIVE MODE"))
-        rows = (
-            await conn.execute(
-                sa.select(activation.c.version, activation.c.previous, activation.c.generation)
-            )
-        ).all()
+        rows = (await conn.execute(sa.select(*_ACTIVATION))).all()
         if rows:
             return Activation(*rows[0])
         await conn.execute(activation.insert().values(id=1, generation=0))
         return Activation(None, None, 0)
 
     async def set_active(
-        self, conn: AsyncConnection, version: str | None, previous: str | None
+        self,
+        conn: AsyncConnection,
+        before: Activation,
+        after: Activation,
+        reason: Reason,
+        detail: dict[str, Any] | None,
     ) -> None:
+        """Writes ``after`` in place of the locked ``before``, and the change into the history."""
         now = now_us()
-        values: dict[str, Any] = {
-            "version": version,
-            "previous": previous,
-            "activated_at": now,
-            "generation": activation.c.generation + 1,
-        }
-        await conn.execute(activation.update().values(values))
-        if version is not None:
+        values: dict[str, Any] = after._asdict()
+        if after.version != before.version:
+            values["activated_at"] = now
             await conn.execute(
-                models.update().where(models.c.version == version).values(activated_at=now)
+                models.update().where(models.c.version == after.version).values(activated_at=now)
             )
+        await conn.execute(activation.update().values(values))
+        change = Change(after.generation, after.version, before.version, reason, detail, now)
+        await conn.execute(activations.insert().values(change._asdict()))
+
+    async def changes(self, conn: AsyncConnection) -> list[Change]:
+        """All of the history, oldest first."""
+        rows = await conn.execute(sa.select(*_CHANGE).order_by(activations.c.generation))
+        return [Change(*row) for row in rows]
+
+    async def history(self, version: str | None, offset: int, n: int) -> list[Change]:
+        """Newest first, of one version or of all."""
+        query = sa.select(*_CHANGE).order_by(activations.c.generation.desc())
+        if version is not None:
+            query = query.where(activations.c.version == version)
+        rows = await self.database.fetch(query.offset(offset).limit(n))
+        return [Change(*row) for row in rows]
+
+    async def of_status(
+        self, conn: AsyncConnection, versions: Collection[str], *statuses: str
+    ) -> set[str]:
+        """Those of these versions that are of one of the statuses."""
+        wanted = models.c.version.in_(set(versions)) & models.c.status.in_(statuses)
+        return set((await conn.execute(sa.select(models.c.version).where(wanted))).scalars())
+
+    async def stored(self, conn: AsyncConnection) -> list[Stored]:
+        """All versions that have files, as far as the registry knows."""
+        query = sa.select(models.c.version, models.c.status, models.c.created_at)
+        rows = await conn.execute(query.where(models.c.status != "deleted"))
+        return [Stored(*row) for row in rows]
+
+    async def mark_deleted(self, conn: AsyncConnection, versions: Collection[str]) -> None:
+        await conn.execute(
+            models.update().where(models.c.version.in_(set(versions))).values(status="deleted")
+        )
+
+    async def status(self, conn: AsyncConnection, version: str) -> str | None:
+        query = sa.select(models.c.status).where(models.c.version == version)
+        return (await conn.execute(query)).scalar()
+
+    async def publish_by_force(self, conn: AsyncConnection, row: ModelRow) -> None:
+        """Makes a published version of a rejected one; the gate's report says so from then on."""
+        gate = (row.metrics.get("gate") or {}) | {"forced": True}
+        await conn.execute(
+            models.update()
+            .where(models.c.version == row.version)
+            .values(status="published", metrics=row.metrics | {"gate": gate})
+        )
+
+
+async def _all(conn: AsyncConnection, query: sa.Executable) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+    return (await conn.execute(query)).all()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 def iso(microseconds: int | None) -> str | None:
@@ -17,11 +17,15 @@ def iso(microseconds: int | None) -> str | None:
 
 
 class Activation(NamedTuple):
-    """Which version is served, and which was before it."""
+    """Which version is served, and which one a rollback would lead to.
+
+    While it is ``pinned``, what is trained is published without being served.
+    """
 
     version: str | None
     previous: str | None
     generation: int
+    pinned: bool = False
 
 
 class ModelRow(NamedTuple):
@@ -48,6 +52,7 @@ class ModelRow(NamedTuple):
         return {
             "version": self.version,
             "active": self.version == activation.version,
+            "pinned": activation.pinned and self.version == activation.version,
             "status": self.status,
             "model": self.kind,
             "factors": self.factors,
@@ -68,7 +73,10 @@ class ModelOut(BaseModel):
 
     version: str
     active: bool
-    status: str
+    pinned: bool = Field(description="Newer versions are not served until it is unpinned.")
+    status: Literal["published", "rejected", "deleted"] = Field(
+        description="`rejected` by the gate; `deleted`: its files are gone, its figures are kept."
+    )
     model: str
     factors: int
     trained_seq: int = Field(description="Events up to this seq were trained on.")
@@ -80,6 +88,54 @@ class ModelOut(BaseModel):
     job_id: str | None
     created_at: str
     activated_at: str | None
+
+
+class ActivationOut(BaseModel):
+    """A change of what is served."""
+
+    generation: int = Field(description="Grows with every change.")
+    version: str | None
+    previous: str | None = Field(
+        description="What was served before; the version itself where it was pinned or unpinned."
+    )
+    reason: Literal["published", "activated", "rolled_back", "returned"]
+    detail: dict[str, Any] | None
+    at: str
+
+
+class ActivationPage(BaseModel):
+    """Changes of what is served, newest first."""
+
+    items: list[ActivationOut]
+    next_cursor: str | None
+
+
+class ModelDetail(ModelOut):
+    """A model version and what became of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    activations: list[ActivationOut] = Field(
+        description="When it began to be served and why, newest first, 100 at most."
+    )
+
+
+class ForceBody(BaseModel):
+    """The body of an activation, which may be left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    force: bool = Field(
+        default=False, description="Also a version that the gate has rejected; it is recorded."
+    )
+
+
+class PinOut(BaseModel):
+    """What is served, and whether it stays."""
+
+    version: str | None
+    previous: str | None = Field(description="Where a rollback would lead.")
+    pinned: bool
 
 
 class ModelPage(BaseModel):

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound, Unavailable
+from app.core.errors import NotFound
 from app.core.logging import get_logger
+from app.core.metadata import now_us
+from app.models.activator import Activator
 from app.models.contents import check_files, check_manifest
+from app.models.history import Change, Reason
 from app.models.repository import ModelRepository
+from app.models.retention import Rule
 from app.models.schemas import Activation, ModelRow
-from app.models.store import CANDIDATES, CheckpointStore, StoreUnavailable, checked
-from ncr_core.checkpoint import Checkpoint, load_checkpoint
+from app.models.store import CANDIDATES, CheckpointStore, checked
 from ncr_core.errors import CheckpointError
+
+if TYPE_CHECKING:  # torch, which no command needs that only lists or copies models
+    from ncr_core.checkpoint import Checkpoint
+    from ncr_core.evaluated import Evaluated
 
 log = get_logger(__name__)
 
@@ -29,13 +37,24 @@ LEFT_OVER_SECONDS = 24 * 3600.0
 class ModelRegistry:
     """Versions are immutable; what changes is which one is active, in one row of the database."""
 
-    def __init__(self, database: Database, store: CheckpointStore) -> None:
+    def __init__(
+        self, database: Database, store: CheckpointStore, retention: Rule | None = None
+    ) -> None:
+        """``retention`` says which versions keep their files."""
         self._database = database
         self._repository = ModelRepository(database)
         self._store = store
+        self._retention = retention or Rule()
+        self._activator = Activator(database, lambda row: self.load(row, "cpu"))
 
         self.announce: Callable[[], None] = lambda: None
         """Called after a commit that changes which version is active."""
+
+        self.in_use: list[Callable[[], Awaitable[Collection[str]]]] = []
+        """Each tells of versions whose files some other feature needs."""
+
+        self.about: dict[str, Callable[[str], Awaitable[Any]]] = {}
+        """What other features know of a version, by the name under which clients are shown it."""
 
     def new_version(self) -> str:
         """A version that sorts by its time."""
@@ -83,19 +102,43 @@ class ModelRegistry:
             log.warning("an unfinished checkpoint stays", version=version, reason=str(error))
 
     async def sweep(self) -> None:
-        """Removes what workers that were killed have left: old folders that no version refers to.
-
-        Not young ones, which another worker may just be writing.
+        """Removes what workers that were killed have left: old folders that no version refers to,
+        or one whose files were to be removed. Not young ones, which somebody may just be writing.
         """
         try:
             for name in await asyncio.to_thread(
                 self._store.list_old, time.time() - LEFT_OVER_SECONDS
             ):
-                if await self._repository.get(name) is None:
+                row = await self._repository.get(name)
+                if row is None or row.status == "deleted":
                     log.info("left-over checkpoint removed", folder=name)
                     await asyncio.to_thread(self._store.remove, name)
         except CheckpointError as error:
             log.warning("left-over checkpoints stay", reason=str(error))
+
+    async def clean(self) -> list[str]:
+        """Removes the files of versions that the rule lets go, and returns those versions.
+
+        What the registry knows of them stays. A worker that is killed after it has said so, and
+        before the files are gone, leaves them to a sweep.
+        """
+        async with self._database.write() as conn:
+            # Nobody can activate one of them meanwhile, or they are active already.
+            activation = await self._repository.lock_activation(conn)
+            changes = await self._repository.changes(conn)
+            stored = await self._repository.stored(conn)
+            in_use = {version for ask in self.in_use for version in await ask()}
+            gone = self._retention.to_remove(stored, activation, changes, in_use, now_us())
+            if gone:
+                await self._repository.mark_deleted(conn, gone)
+        for version in gone:
+            try:
+                await asyncio.to_thread(self._store.remove, version)
+            except CheckpointError as error:
+                log.warning("an old checkpoint stays", version=version, reason=str(error))
+            else:
+                log.info("old checkpoint removed", version=version)
+        return gone
 
     def close(self) -> None:
         """Ends what is under way with the store, in other threads."""
@@ -103,6 +146,15 @@ class ModelRegistry:
 
     async def activation(self) -> Activation:
         return await self._repository.activation()
+
+    async def serving(self) -> ModelRow | None:
+        """The version that is served, if there is one."""
+        version = (await self._repository.activation()).version
+        return None if version is None else await self._repository.get(version)
+
+    async def trained_seq(self) -> int:
+        """The seq up to which the latest training, published or rejected, has learned; or 0."""
+        return await self._repository.trained_seq()
 
     async def get(self, version: str) -> ModelRow:
         """A version; 404 if there is none."""
@@ -120,7 +172,25 @@ class ModelRegistry:
         """Reads and verifies a version's checkpoint. Raises CheckpointError."""
         return await asyncio.to_thread(self._load, row, device)
 
+    async def load_measured(
+        self, row: ModelRow, device: str
+    ) -> tuple[Checkpoint, Evaluated | None]:
+        """A version's checkpoint, and the copy that it was measured by, if it was written with one.
+
+        Raises CheckpointError.
+        """
+
+        def work() -> tuple[Checkpoint, Evaluated | None]:
+            from ncr_core.evaluated import load_evaluated
+
+            checkpoint = self._load(row, device)
+            return checkpoint, load_evaluated(self.folder(row.version), device)
+
+        return await asyncio.to_thread(work)
+
     def _load(self, row: ModelRow, device: str) -> Checkpoint:
+        from ncr_core.checkpoint import load_checkpoint
+
         folder = self._fetch(row)
         try:
             check_manifest(folder, row.version, row.checksum)
@@ -151,35 +221,57 @@ class ModelRegistry:
         log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
         return again
 
-    async def publish(self, conn: AsyncConnection, row: ModelRow) -> None:
-        """Adds a version and makes it the active one, in the caller's transaction."""
-        before = await self._repository.lock_activation(conn)
-        await self._repository.insert(conn, row)
-        await self._repository.set_active(conn, row.version, before.version)
+    async def publish(
+        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None = None
+    ) -> bool:
+        """Adds a version in the caller's transaction; whether it is served from then on.
 
-    async def activate(self, version: str) -> Activation:
-        """Makes a version the active one. The old one stays where a damaged one is refused, or
-        the store is away and there is no copy here.
+        A published one is, unless what is served is pinned; a rejected one is not.
         """
-        row = await self.get(version)
-        if row.status != "published":
-            raise Conflict(f"this version is {row.status}", code="not_published")
-        try:
-            await self.load(row, "cpu")
-        except StoreUnavailable as error:
-            raise Unavailable(str(error), code="store_unavailable", retry_after=10) from None
-        except CheckpointError as error:
-            raise Conflict(str(error), code="checkpoint_damaged") from None
-        async with self._database.write() as conn:
-            before = await self._repository.lock_activation(conn)
-            if before.version != version:
-                await self._repository.set_active(conn, version, before.version)
-        self.announce()
-        return await self.activation()
+        return await self._activator.publish(conn, row, detail)
 
-    async def rollback(self) -> Activation:
-        """Activates the version that was active before."""
-        before = await self.activation()
-        if before.previous is None:
-            raise Conflict("there is no earlier version to go back to", code="no_previous_model")
-        return await self.activate(before.previous)
+    async def activate(
+        self,
+        version: str,
+        reason: Reason = "activated",
+        detail: dict[str, Any] | None = None,
+        *,
+        force: bool = False,
+        pin: bool = False,
+        if_active: str | None = None,
+    ) -> Activation:
+        """Makes a version the one that is served, and writes into the history why. The old one
+        stays where a damaged one is refused, or the store is away and there is no copy here.
+
+        ``force`` takes one that the gate has rejected, too: it is published from then on. ``pin``
+        keeps it served whatever is trained. With ``if_active`` nothing is done unless that version
+        is the one served. Raises NotFound, Unavailable, or Conflict: `not_published`,
+        `deleted_model`, `checkpoint_damaged`, `model_changed`, and `pinned` for a return from what
+        is pinned. What is pinned stays pinned: then it is ``version``.
+        """
+        activation = await self._activator.activate(
+            version, reason, detail, force=force, pin=pin, if_active=if_active
+        )
+        self.announce()
+        return activation
+
+    async def rollback(self, detail: dict[str, Any] | None = None) -> Activation:
+        """Activates the version that was served before this one, past those that were gone back
+        from and those whose files are removed. Raises Conflict `no_previous_model`.
+        """
+        activation = await self._activator.rollback(detail)
+        self.announce()
+        return activation
+
+    async def unpin(self) -> Activation:
+        """What is trained from now on is served again once it is published."""
+        return await self._activator.unpin()
+
+    async def history(
+        self, version: str | None = None, offset: int = 0, n: int = 100
+    ) -> tuple[list[Change], int | None]:
+        """What was served and why, newest first, of one version or all; where the next page
+        begins.
+        """
+        rows = await self._repository.history(version, offset, n + 1)
+        return rows[:n], offset + n if len(rows) > n else None

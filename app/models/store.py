@@ -48,7 +48,7 @@ class CheckpointStore(Protocol):
         """The file of candidates on this machine; None while there is none."""
 
     def remove(self, version: str) -> None:
-        """Removes what there is of a version, unfinished parts too."""
+        """Removes what there is of a version and beside it, unfinished parts too."""
 
     def list_old(self, before: float) -> list[str]:
         """Folders not written to since ``before`` (seconds since 1970)."""
@@ -103,6 +103,11 @@ class LocalStore:
         """Also what was staged of it. The name may be that of any folder in this one."""
         if not version or version.startswith(".") or "/" in version:
             raise CheckpointError(f"{version[:64]!r} is not a folder of the checkpoint store")
+        beside = f"{version}{CANDIDATES}"
+        for path in self._paths():
+            # The file beside it first: what is left of a folder is found again.
+            if path.name == beside or path.name.startswith(f".{beside}"):
+                path.unlink(missing_ok=True)
         for path in self._paths():
             if path.name == version or path.name.startswith(f".{version}-"):
                 shutil.rmtree(path, ignore_errors=True)

@@ -7,13 +7,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from app.core.errors import Unavailable
 from app.recommend.candidates import RankRequest
+from app.recommend.given import Comparison, GivenItems
 from app.recommend.metrics import RankerMetrics
-from app.recommend.serving import RankedItem, ServingModel
+from app.recommend.places import RankedItem
+from app.recommend.serving import ServingModel
 
 MAX_BATCH = 64
 DEEP = 50  # lists longer than this take many times longer, as do users whose candidates have to
@@ -33,11 +38,16 @@ class ClientGone(Exception):  # noqa: N818 - it is what happened, not an error t
 IsGone = Callable[[], Awaitable[bool]]
 
 
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    model: ServingModel
-    request: RankRequest
-    answer: asyncio.Future[list[RankedItem]]
+    run: Callable[[Sequence[Any]], list[Any]]
+    """Of a model: a batch holds what is run by the same."""
+    request: Any
+    answer: asyncio.Future[Any]
     since: float
     gone: IsGone | None
 
@@ -61,8 +71,8 @@ class Batcher:
     """Ranks as soon as the thread is free; while it is busy, requests collect.
 
     A request that has gone away or waited too long is dropped before it is ranked. A batch holds
-    requests of one model only. What goes wrong in a batch of several is tried again one by one, so
-    that it fails only the request that it belongs to.
+    requests of one kind to one model only. What goes wrong in a batch of several is tried again one
+    by one, so that it fails only the request that it belongs to.
     """
 
     def __init__(self, threads: int, metrics: RankerMetrics | None = None) -> None:
@@ -85,17 +95,52 @@ class Batcher:
 
         Raises Unavailable when too many are waiting already, ClientGone when it was dropped.
         """
-        quick = request.n <= DEEP and model.at_hand(request)
-        queue = self._quick if quick else self._slow
-        self._check(queue)
+        explained = request.explain_by is not None
+        quick = request.depth <= DEEP and not explained and model.at_hand(request)
         if not quick and on_slow is not None:
             on_slow()
+        return await self._answer(model.rank, request, quick, gone)
+
+    async def rank_given(
+        self, model: ServingModel, given: GivenItems, gone: IsGone | None = None
+    ) -> list[RankedItem]:
+        """The given items, ranked. As ``rank``."""
+        quick = len(given.rows) <= DEEP and model.has_vector(given.whose)
+        return await self._answer(model.rank_given, given, quick, gone)
+
+    async def compare(
+        self, model: ServingModel, given: GivenItems, gone: IsGone | None = None
+    ) -> Comparison:
+        """The given items, compared. As ``rank``."""
+        quick = len(given.rows) <= DEEP and model.has_vector(given.whose)
+        return await self._answer(model.compare, given, quick, gone)
+
+    async def vector(
+        self, model: ServingModel, request: RankRequest, gone: IsGone | None = None
+    ) -> NDArray[np.float32]:
+        """(E,) the user's vector. As ``rank``."""
+        return await self._answer(model.user_vectors, request, model.has_vector(request), gone)
+
+    async def _answer(
+        self,
+        run: Callable[[Sequence[Request]], list[Answer]],
+        request: Request,
+        quick: bool,
+        gone: IsGone | None,
+    ) -> Answer:
+        queue = self._quick if quick else self._slow
+        self._check(queue)
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[RankedItem]] = loop.create_future()
-        queue.waiting.append(_Waiting(model, request, answer, loop.time(), gone))
+        answer: asyncio.Future[Answer] = loop.create_future()
+        queue.waiting.append(_Waiting(run, request, answer, loop.time(), gone))
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await answer
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being ranked, or waits to be."""
+        return self._runner is not None and not self._runner.done()
 
     def check(self) -> None:
         """Raises Unavailable when too many are waiting already, whatever would be asked for."""
@@ -147,12 +192,12 @@ class Batcher:
         return None
 
     async def _take(self, queue: _Queue) -> list[_Waiting]:
-        """The next requests of one model that somebody still waits for."""
+        """The next requests of one kind that somebody still waits for."""
         batch: list[_Waiting] = []
         now = asyncio.get_running_loop().time()
         while queue.waiting and len(batch) < queue.max_batch:
             one = queue.waiting[0]
-            if batch and one.model is not batch[0].model:
+            if batch and one.run != batch[0].run:
                 break
             queue.waiting.popleft()
             waited = now - one.since
@@ -168,12 +213,12 @@ class Batcher:
                 batch.append(one)
         return batch
 
-    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[list[RankedItem]]:
+    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[Any]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         requests = [one.request for one in batch]
         try:
-            return await loop.run_in_executor(self._thread, batch[0].model.rank, requests)
+            return await loop.run_in_executor(self._thread, batch[0].run, requests)
         finally:
             took = loop.time() - started
             self._metrics.passed(took, [started - one.since for one in batch])
@@ -189,9 +234,9 @@ async def _is_gone(one: _Waiting) -> bool:
         return True
 
 
-def _set_result(one: _Waiting, ranked: list[RankedItem]) -> None:
+def _set_result(one: _Waiting, answer: Any) -> None:
     if not one.answer.done():
-        one.answer.set_result(ranked)
+        one.answer.set_result(answer)
 
 
 def _set_exception(one: _Waiting, error: Exception) -> None:

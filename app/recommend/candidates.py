@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from app.core.cache import ByteCache
+from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.models.ranker import PairwiseRanker
 from ncr_core.ranking import PAD, CandidateGenerator
 from ncr_core.ranking.candidates import BEST_LAST
-from ncr_core.training.fold_in import fold_in, mean_user
 
 SPARE = 56  # candidates kept beyond M, so that a few exclusions need no new search
 SCORES_AT_ONCE = 2**22  # of users by items: 32 MiB
+CHOICE, LEAST_CHOICE = 5, 50  # a varied list is chosen from one so many times, or so, long
 
 _NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
@@ -29,8 +30,8 @@ class RankRequest:
 
     row: int | None
     """The user's row in the model; None for one who was not trained on."""
-    fold_in_items: NDArray[np.int64] | None
-    """Item rows to fit the user's vector to; None: the trained vector is up to date."""
+    evidence: Evidence | None
+    """What the user's vector is fitted to; None: the trained vector is up to date."""
     state: tuple[str, int]
     """User and last seq: what the user's vector depends on."""
     filters: Hashable
@@ -42,6 +43,15 @@ class RankRequest:
     """Rows that this request alone leaves out."""
     key_bytes: int = 0
     """What the strings in ``filters`` take."""
+    diversity: float = 0.0
+    """How much of the list's order is given up for variety, see `diversified`."""
+    explain_by: Evidence | None = None
+    """All that is known of the user, for each place to be explained by; None: they are not."""
+
+    @property
+    def depth(self) -> int:
+        """How long a list it takes to choose ``n`` items from."""
+        return max(LEAST_CHOICE, CHOICE * self.n) if self.diversity else self.n
 
     @property
     def key(self) -> Hashable:
@@ -86,8 +96,8 @@ class UserCandidates:
         self._model = model
         self._generator = generator
         self._m = m
-        self._mean_user = mean_user(model)
-        self._newcomer = self._mean_user.cpu().numpy()[0]
+        self.fold_in = FoldIn(model, tables=generator.ranker.margins.single)
+        self._newcomer = self.fold_in.newcomer.numpy()
         # In memory, wherever the model is; where it is a CPU's, these are its own tables.
         self._users = [part.weight.detach().cpu().numpy() for part in model.user_parts()]
         self._vectors: ByteCache[tuple[str, int], NDArray[np.float32]] = ByteCache(max_bytes // 8)
@@ -109,9 +119,13 @@ class UserCandidates:
 
     def at_hand(self, request: RankRequest) -> bool:
         """Whether neither a vector nor candidates have to be computed. For any thread."""
-        if request.fold_in_items is not None and not self._vectors.has(request.state):
-            return False
-        return self._lists.has(request.key) or self._find_precomputed(request) is not None
+        return self.has_vector(request) and (
+            self._lists.has(request.key) or self._find_precomputed(request) is not None
+        )
+
+    def has_vector(self, request: RankRequest) -> bool:
+        """Whether the user's vector need not be fitted. For any thread."""
+        return request.evidence is None or self._vectors.has(request.state)
 
     def find(self, requests: Sequence[RankRequest]) -> list[Kept]:
         """The candidates of each request, computed now."""
@@ -133,7 +147,7 @@ class UserCandidates:
         for at, request in enumerate(requests):
             if request.row is None:
                 vectors[at] = self._newcomer
-            if request.fold_in_items is not None:
+            if request.evidence is not None:
                 kept = self._vectors.get(request.state)
                 if kept is None:
                     to_fit[request.state] = at
@@ -150,19 +164,13 @@ class UserCandidates:
         to_fit: dict[tuple[str, int], int],
     ) -> None:
         places = list(to_fit.values())
-        items = [
-            torch.from_numpy(found)
-            for at in places
-            if (found := requests[at].fold_in_items) is not None
-        ]
-        with torch.inference_mode(False):
-            start = torch.from_numpy(vectors[places]).to(self._model.device)
-            fitted = fold_in(self._model, start, items, self._mean_user).cpu().numpy()
+        evidence = [found for at in places if (found := requests[at].evidence) is not None]
+        fitted = self.fold_in(evidence, torch.from_numpy(vectors[places])).numpy()
         of_state = dict(zip(to_fit, fitted, strict=True))
         for state, vector in of_state.items():
             self._vectors.put(state, vector.copy(), vector.nbytes)
         for at, request in enumerate(requests):
-            if request.fold_in_items is not None and request.state in of_state:
+            if request.evidence is not None and request.state in of_state:
                 vectors[at] = of_state[request.state]
 
     def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cachetools import LRUCache
 from fastapi import APIRouter, Query, Request
@@ -20,10 +20,23 @@ from app.core.errors import (
 )
 from app.core.http import Id, PathId, decode_id, text_problem
 from app.core.overload import RELEASE_KEY
+from app.recommend.bodies import (
+    CATEGORY,
+    DIVERSITY,
+    EXCLUDE,
+    EXCLUDE_SEEN,
+    EXPLAIN,
+    MAX_CATEGORIES,
+    MAX_LIST,
+    MIN_SEQ,
+    MODEL,
+    Explain,
+    filters_of,
+)
+from app.recommend.feature import Recommending
+from app.recommend.filters import Filters
 from app.recommend.schemas import Recommendation
-from app.recommend.service import Filters, RecommendService
 
-MAX_LIST = 1000
 QUERIES_KEPT = 1024
 QUERY_BYTES = 256
 
@@ -71,46 +84,37 @@ router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 async def recommend(
     request: Request,
     user: PathId,
-    n: Annotated[int, Query(ge=1, le=1000, description="How many.")] = 10,
-    exclude_seen: Annotated[bool, Query(description="Leave out what the user has seen.")] = True,
+    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many.")] = 10,
+    exclude_seen: Annotated[bool, Query(description=EXCLUDE_SEEN)] = True,
     category: Annotated[
-        list[str] | None, Query(description="May repeat: items in any of them.", max_length=64)
+        list[str] | None,
+        Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES),
     ] = None,
     exclude: Annotated[
-        list[Id] | None,
-        Query(description="May repeat: items to leave out.", max_length=MAX_LIST),
+        list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
     ] = None,
-    explain: Annotated[
-        Literal["none", "pairwise"],
-        Query(description="`preferred_over_next` is given in both cases."),
-    ] = "none",
-    min_seq: Annotated[
-        int | None, Query(ge=0, lt=2**63, description="Take in every event up to this seq.")
-    ] = None,
-    model: Annotated[
-        str | None, Query(max_length=256, description="Only the active version, for now.")
-    ] = None,
-    diversity: Annotated[
-        float | None, Query(ge=0, le=0, description="Only 0, for now: no re-ranking.")
-    ] = None,
+    explain: Annotated[Explain, Query(description=EXPLAIN)] = "none",
+    min_seq: Annotated[int | None, Query(ge=0, lt=2**63, description=MIN_SEQ)] = None,
+    model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
+    diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    # Repeated and in another order they ask for the same.
-    categories, excluded = (tuple(sorted(set(given or ()))) for given in (category, exclude))
-    filters = Filters(n, exclude_seen, categories, excluded, min_seq, model)
+    filters = filters_of(
+        n, exclude_seen, category or [], exclude or [], explain, min_seq, model, diversity
+    )
     request.state.filters = filters
     return await answer(request, user, filters)
 
 
 async def answer(request: Request, user: str, filters: Filters) -> Response:
     """The response to a request whose parameters have been checked."""
-    service: RecommendService = request.app.state.recommend
+    recommending: Recommending = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)
-        body = await service.recommend(user, filters, request.is_disconnected, release)
+        body = await recommending.service.recommend(user, filters, request.is_disconnected, release)
     except Unavailable as error:
         # Said here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))

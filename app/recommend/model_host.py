@@ -10,8 +10,11 @@ from pathlib import Path
 
 from app.core.logging import get_logger
 from app.core.settings import Settings
+from app.models.schemas import ModelRow
 from app.models.service import ModelRegistry
 from app.recommend.metrics import RankerMetrics
+from app.recommend.new_items import NewItems
+from app.recommend.other_versions import OtherVersions
 from app.recommend.precomputed import Precomputed
 from app.recommend.serving import ServingModel
 from ncr_core.errors import CheckpointError
@@ -36,6 +39,7 @@ class ModelHost:
         settings: Settings,
         on_model: Callable[[ServingModel], None] = lambda model: None,
         metrics: RankerMetrics | None = None,
+        new_items: NewItems | None = None,
     ) -> None:
         self.current: ServingModel | None = None
         self.refused: str | None = None
@@ -49,7 +53,9 @@ class ModelHost:
         self._looked_for: str | None = None
         self._retry_at = float("inf")
         self._woken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._new_items = new_items
+        self._tasks: list[asyncio.Task[None]] = []
+        self.others = OtherVersions(registry, self._load, settings.trial_models)
 
     async def start(self) -> None:
         """Loads the active model, if there is one, and begins to follow the registry."""
@@ -61,12 +67,24 @@ class ModelHost:
             # when the first model has been published and is waited for.
             await asyncio.to_thread(kernel_or_none)
         await self.refresh()
-        self._task = asyncio.create_task(self._follow())
+        self._tasks = [asyncio.create_task(self._follow())]
+        if self._new_items is not None and self._settings.new_items_seconds > 0:
+            self._tasks.append(asyncio.create_task(self._grow(self._new_items)))
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.others.stop()
+
+    async def version(self, version: str) -> ServingModel:
+        """A version, loaded for a trial where it is not the active one. Raises as
+        `OtherVersions.get`.
+        """
+        if self.current is not None and self.current.version == version:
+            return self.current
+        return await self.others.get(version)
 
     async def ready(self) -> str | None:
         """Why requests should not be sent here; None when the active model is loaded."""
@@ -86,18 +104,9 @@ class ModelHost:
             self.current, self.refused = None, None
         elif self.current is None or self.current.version != activation.version:
             try:
-                row = await self._registry.get(activation.version)
-                checkpoint = await self._registry.load(row, self._device)
-                model = await asyncio.to_thread(
-                    ServingModel,
-                    row,
-                    checkpoint,
-                    self._settings.candidates,
-                    self._settings.candidate_cache_bytes,
-                    self._metrics.pairs.inc,
-                    self._fell_back,
-                )
-                await asyncio.to_thread(model.warm_up)
+                model = self.others.take(activation.version)
+                if model is None:
+                    model = await self._load(await self._registry.get(activation.version))
                 self._looked_for = None
                 await self._look_for_candidates(model)
             except Exception as error:
@@ -115,6 +124,20 @@ class ModelHost:
         else:
             self.refused = None
         self._generation = activation.generation
+
+    async def _load(self, row: ModelRow) -> ServingModel:
+        checkpoint = await self._registry.load(row, self._device)
+        model = await asyncio.to_thread(
+            ServingModel,
+            row,
+            checkpoint,
+            self._settings.candidates,
+            self._settings.candidate_cache_bytes,
+            self._metrics.pairs.inc,
+            self._fell_back,
+        )
+        await asyncio.to_thread(model.warm_up)
+        return model
 
     async def _look_for_candidates(self, model: ServingModel) -> None:
         """Takes over what a worker has computed for this version, once it is there."""
@@ -152,3 +175,20 @@ class ModelHost:
                 await self.refresh()
             except Exception as error:
                 log.warning("the registry cannot be read", error=str(error).partition("\n")[0])
+
+    async def grow(self, new_items: NewItems) -> None:
+        """Adds the items that enough users took up since the training of the model that serves."""
+        before = self.current
+        larger = None if before is None else await new_items.extend(before)
+        # Another version may have taken its place meanwhile.
+        if larger is not None and self.current is before:
+            self.current = larger
+            self._on_model(larger)
+
+    async def _grow(self, new_items: NewItems) -> None:
+        while True:
+            await asyncio.sleep(self._settings.new_items_seconds)
+            try:
+                await self.grow(new_items)
+            except Exception as error:
+                log.warning("new items are not added", error=str(error).partition("\n")[0])

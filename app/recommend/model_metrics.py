@@ -52,6 +52,6 @@ class ModelMetrics:
         )
         for protocol, figures in row.metrics.items():
             for name, value in figures.items() if isinstance(figures, dict) else ():
-                if name in ("hr@10", "ndcg@10") and isinstance(value, int | float):
+                if name in ("hr@10", "ndcg@10", "ece") and isinstance(value, int | float):
                     measured.add_metric([protocol, name], float(value))
         yield measured

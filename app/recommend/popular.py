@@ -24,7 +24,8 @@ class PopularList:
 
     def __init__(self, events: EventService) -> None:
         self._events = events
-        self._counts = np.zeros(0, dtype=np.int64)
+        self.counts = np.zeros(0, dtype=np.int64)
+        """By internal id: the number of users, as far as it has been counted."""
         self._ranked = np.zeros(0, dtype=np.int64)
         self._seq = -1
         self.number = 0
@@ -47,7 +48,7 @@ class PopularList:
             if len(new) < MANY:
                 items = np.array([item for _, _, item in new], dtype=np.int64)
                 seq = max(at_least, new[-1][0] if new else 0)
-                self._set(_sum(self._counts, items, np.ones_like(items)), seq, now)
+                self._set(_sum(self.counts, items, np.ones_like(items)), seq, now)
                 return
         # The number first: what comes in meanwhile may be counted twice, but is never missed.
         seq = await self._events.last_seq()
@@ -56,7 +57,7 @@ class PopularList:
         self._recounted_at = now
 
     def _set(self, counts: NDArray[np.int64], seq: int, now: float) -> None:
-        self._counts, self._seq, self._counted_at = counts, seq, now
+        self.counts, self._seq, self._counted_at = counts, seq, now
         order = np.argsort(-counts, kind="stable")
         ranked = order[: int((counts > 0).sum())]
         if not np.array_equal(ranked, self._ranked):

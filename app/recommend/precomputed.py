@@ -43,7 +43,7 @@ class Precomputed:
         if (
             row is None
             or request.filters != usual_filters(self.visible)
-            or request.fold_in_items is not None
+            or request.evidence is not None
             or self._seqs[row] != seq
         ):
             return None

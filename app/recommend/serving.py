@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from app.catalog.view import Catalogue
 from app.models.schemas import ModelRow
 from app.recommend.candidates import RankRequest, UserCandidates
-from app.recommend.precomputed import digest, usual_filters
+from app.recommend.catalogue_rows import CatalogueRows, rows_in
+from app.recommend.explain import explained
+from app.recommend.given import Comparison, GivenItems
+from app.recommend.places import RankedItem, left_filled, places, probability
 from ncr_core.checkpoint import Checkpoint
+from ncr_core.fold_in import Evidence, ItemFoldIn, extended
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
+from ncr_core.ranking.attribution import Attribution
+from ncr_core.ranking.bound import BoundRanker
+from ncr_core.ranking.diversity import diversified
+from ncr_core.ranking.questions import QuestionPool
+from ncr_core.ranking.similarity import ItemSpace
 
 CANDIDATE_SEED = 20_181_022
+ASKED_USERS = 256  # whose answers stand for those of anyone
 
-
-class RankedItem(NamedTuple):
-    """One place of a ranked list."""
-
-    row: int
-    score: float
-    preferred_over_next: float | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CatalogueRows:
-    """The model's items as the catalogue has them at one moment."""
-
-    seq: int
-    internal: NDArray[np.int64]
-    """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
-    visible: NDArray[np.bool_]
-    """(n_items,) what may be recommended at all."""
-    epoch: str
-    """A name that stays while ``visible`` does."""
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
 
 
 class ServingModel:
     """One version of the model. Not changed by requests, but for a bounded cache of candidates.
 
-    ``rank`` is called from the one inference thread only.
+    ``rank``, ``rank_given`` and ``compare`` are called from the one inference thread only.
     """
 
     def __init__(
@@ -59,12 +53,17 @@ class ServingModel:
         on_fallback: Callable[[str], None] = lambda to: None,
     ) -> None:
         self._made_of = (row, checkpoint, candidates, cache_bytes, on_pairs)
+        self.base = self
+        """The version as it was trained, where this one has newer items too."""
+        self.revision = ""
+        """Names the items that this one has beyond those of the version."""
         self._on_fallback = on_fallback
         self._on_cpu: ServingModel | None = None
         self.row = row
         self.n_candidates = candidates
         self.version = row.version
         self.trained_seq = row.trained_seq
+        self.temperature = checkpoint.temperature
         self.item_ids: Sequence[str] = checkpoint.item_ids
         self.user_rows = {user: i for i, user in enumerate(checkpoint.user_ids)}
         self._model = checkpoint.model
@@ -79,73 +78,137 @@ class ServingModel:
             shortlist_for(self._ranker.margins, self._model.user_vectors(some)),
         )
         self.candidates = UserCandidates(self._model, generator, candidates, cache_bytes)
+        self._attribution = Attribution(self.candidates.fold_in, self._ranker, generator.anchors)
         self._rows: CatalogueRows | None = None
+        self._space: ItemSpace | None = None
+        self._making_space = Lock()
 
     @property
     def n_items(self) -> int:
         return self._model.n_items
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What lists depend on of the model."""
+        return self.version, self.revision
+
+    def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> ServingModel:
+        """The same version with more items, whose vectors (m, F) were fitted."""
+        row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
+        larger = replace(
+            checkpoint,
+            model=extended(self._model, vectors),
+            item_ids=[*checkpoint.item_ids, *items],
+            item_counts=np.concatenate([checkpoint.item_counts, np.zeros(len(items), np.int64)]),
+        )
+        model = ServingModel(row, larger, candidates, cache_bytes, on_pairs, self._on_fallback)
+        model.base, model.revision = self, revision
+        return model
+
+    def item_fold_in(self) -> ItemFoldIn:
+        """What fits the vectors of new items to this model."""
+        return ItemFoldIn(self._model)
+
+    def vectors_of_rows(self, rows: Sequence[int]) -> Tensor:
+        """(k, E) the trained vectors of these users."""
+        with torch.no_grad():
+            return self._model.user_vectors(torch.tensor(rows, device=self._model.device))
+
+    @property
+    def pools_users(self) -> bool:
+        """Whether users' vectors are made of their items."""
+        return self._model.config.users == "history"
+
     def rows(self, catalogue: Catalogue) -> CatalogueRows:
         """The model's items in this state of the catalogue."""
         before = self._rows
-        if before is not None and before.seq == catalogue.seq:
-            return before
-        ids = catalogue.internal_ids
-        if before is None:
-            internal = np.array([ids.get(item, -1) for item in self.item_ids], dtype=np.int64)
-        else:  # an id is for good: only what was not there can have changed
-            internal = before.internal
-            new = {
-                row: found
-                for row in np.flatnonzero(internal < 0).tolist()
-                if (found := ids.get(self.item_ids[row])) is not None
-            }
-            if new:
-                internal = internal.copy()
-                internal[list(new)] = list(new.values())
-        visible = np.zeros(len(internal), dtype=np.bool_)
-        there = internal >= 0
-        visible[there] = catalogue.visible[internal[there]]
-        self._rows = CatalogueRows(catalogue.seq, internal, visible, digest(visible))
-        return self._rows
+        if before is None or before.seq != catalogue.seq:
+            self._rows = before = rows_in(catalogue, self.item_ids, before)
+        return before
+
+    @property
+    def has_space(self) -> bool:
+        """Whether ``space`` is there already, or takes a moment."""
+        return self._space is not None
+
+    @property
+    def space(self) -> ItemSpace:
+        """How alike items are; made when it is first asked for. For any thread."""
+        with self._making_space:
+            if self._space is None:
+                self._space = ItemSpace(self._model.tables(), self.n_items)
+            return self._space
 
     def warm_up(self) -> None:
         """Runs everything once, so that the first request does not pay for it."""
         allowed = np.ones(self.n_items, dtype=np.bool_)
-        self.rank([RankRequest(0, np.array([0]), ("", 0), "", lambda: allowed, 10)])
+        self.rank([RankRequest(0, Evidence(np.array([0])), ("", 0), "", lambda: allowed, 10)])
         self.candidates.clear()
 
     def at_hand(self, request: RankRequest) -> bool:
         """Whether only the candidates remain to be ranked, which is quick. For any thread."""
         return self.candidates.at_hand(request)
 
-    def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        """The top n of each request, all in one pass of the ranker.
+    def has_vector(self, request: RankRequest) -> bool:
+        """Whether the user's vector is known, so that all else is quick. For any thread."""
+        return self.candidates.has_vector(request)
 
-        Where a GPU has too little memory for that, in halves, and one that is too large by itself
-        on the CPU.
+    def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        """The top n of each request, all in one pass of the ranker."""
+        return self._within_memory(lambda model, some: model._rank(some), requests)
+
+    def rank_given(self, requests: Sequence[GivenItems]) -> list[list[RankedItem]]:
+        """All the items of each request, by Algorithm 1 over them in the order given."""
+        return self._within_memory(lambda model, some: model._rank_given(some), requests)
+
+    def compare(self, requests: Sequence[GivenItems]) -> list[Comparison]:
+        """The items of each request, each with each."""
+        return self._within_memory(lambda model, some: model._compare(some), requests)
+
+    @torch.inference_mode()
+    def user_vectors(self, requests: Sequence[RankRequest]) -> list[NDArray[np.float32]]:
+        """The (E,) vector of each request's user."""
+        return list(self.candidates.vectors(requests).cpu().numpy())
+
+    def question_pool(self, rows: NDArray[np.int64]) -> QuestionPool:
+        """What trained users would answer about pairs of these (M,) items. For any thread."""
+        step = max(1, self._model.n_users // ASKED_USERS)
+        some = torch.arange(0, self._model.n_users, step, device=self._model.device)
+        with torch.inference_mode():
+            sample = self._model.user_vectors(some[:ASKED_USERS])
+        return QuestionPool(self._ranker, sample, rows, self.temperature)
+
+    def _within_memory(
+        self,
+        run: Callable[[ServingModel, Sequence[Request]], list[Answer]],
+        requests: Sequence[Request],
+    ) -> list[Answer]:
+        """Where a GPU has too little memory for all of them, in halves, and one that is too large
+        by itself on the CPU.
         """
         try:
-            return self._rank(requests)
+            return run(self, requests)
         except torch.OutOfMemoryError:
             pass  # what the pass held is let go of when this block ends
         torch.cuda.empty_cache()
         if len(requests) > 1:
             self._on_fallback("half")
             half = len(requests) // 2
-            return self.rank(requests[:half]) + self.rank(requests[half:])
+            return self._within_memory(run, requests[:half]) + self._within_memory(
+                run, requests[half:]
+            )
         self._on_fallback("cpu")
         if self._on_cpu is None:
             row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
             checkpoint = replace(checkpoint, model=_on_cpu(self._model))
             self._on_cpu = ServingModel(row, checkpoint, candidates, cache_bytes, on_pairs)
-        return self._on_cpu.rank(requests)
+        return run(self._on_cpu, requests)
 
     @torch.inference_mode()
     def _rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
         vectors = self.candidates.vectors(requests)
         candidates = self.candidates.candidates(requests, vectors)
-        n = max(r.n for r in requests)
+        n = max(r.depth for r in requests)
         # As many candidates for everyone, whatever n: a list must not depend on its company. What
         # is asked for beyond them follows in the order of the cheap score.
         bound = self._ranker.bind(vectors)
@@ -155,15 +218,73 @@ class ServingModel:
                 self.candidates.rest(request, vector, items[items != PAD], n - ranked.shape[1])
                 for request, vector, items in zip(requests, vectors, candidates, strict=True)
             ]
-            more = torch.nn.utils.rnn.pad_sequence(rest, batch_first=True, padding_value=PAD)
-            ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
-        over_references, over_next = bound.against(ranked, self._references)
-        probability = _probability(over_references).mean(axis=2)
-        ahead = _probability(over_next)
+            more = pad_sequence(rest, batch_first=True, padding_value=PAD)
+            ranked = left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
+        if any(r.diversity for r in requests):
+            ranked = self._varied(requests, ranked)
+        lists = self._placed(bound, ranked, [r.n for r in requests])
         return [
-            _places(rows[: r.n], of_scores, of_next)
-            for r, rows, of_scores, of_next in zip(
-                requests, ranked.tolist(), probability.tolist(), ahead.tolist(), strict=True
+            own
+            if request.explain_by is None
+            else explained(
+                self._attribution,
+                vector,
+                request.explain_by,
+                own,
+                self.temperature,
+                trained=request.row is not None,
+            )
+            for request, vector, own in zip(requests, vectors, lists, strict=True)
+        ]
+
+    def _varied(self, requests: Sequence[RankRequest], ranked: Tensor) -> Tensor:
+        """(B, depth) lists → (B, n), those that are to have more variety chosen from."""
+        device, lists = ranked.device, []
+        for request, own in zip(requests, ranked.cpu(), strict=True):
+            rows = own[: request.depth]
+            rows = rows[rows != PAD]
+            if request.diversity:
+                vectors = self.space.vectors[rows.numpy()]
+                rows = rows[torch.from_numpy(diversified(vectors, request.n, request.diversity))]
+            lists.append(rows[: request.n])
+        return pad_sequence(lists, batch_first=True, padding_value=PAD).to(device)
+
+    @torch.inference_mode()
+    def _rank_given(self, requests: Sequence[GivenItems]) -> list[list[RankedItem]]:
+        bound, items = self._bound(requests)
+        ranked = bound.rank(items, items.shape[1])
+        return self._placed(bound, ranked, [items.shape[1]] * len(requests))
+
+    @torch.inference_mode()
+    def _compare(self, requests: Sequence[GivenItems]) -> list[Comparison]:
+        bound, items = self._bound(requests)
+        margins = bound.all_margins(items).cpu()
+        ranked = bound.rank(items, items.shape[1]).cpu()
+        found = []
+        for request, own, rows in zip(requests, margins, ranked, strict=True):
+            m = len(request.rows)
+            position = {int(row): at for at, row in enumerate(request.rows)}
+            order = [position[row] for row in rows[:m].tolist()]
+            found.append(Comparison(probability(own[:m, :m], self.temperature), order))
+        return found
+
+    def _bound(self, requests: Sequence[GivenItems]) -> tuple[BoundRanker, Tensor]:
+        """The ranker for the users of these, and their items, (B, M) padded."""
+        vectors = self.candidates.vectors([r.whose for r in requests])
+        rows = [torch.from_numpy(r.rows) for r in requests]
+        return self._ranker.bind(vectors), pad_sequence(rows, True, PAD)
+
+    def _placed(
+        self, bound: BoundRanker, ranked: Tensor, lengths: Sequence[int]
+    ) -> list[list[RankedItem]]:
+        """(B, k) lists as answers, of at most so many places each."""
+        over_references, over_next = bound.against(ranked, self._references)
+        scores = probability(over_references, self.temperature).mean(axis=2)
+        ahead = probability(over_next, self.temperature)
+        return [
+            places(rows[:n], of_scores, of_next)
+            for n, rows, of_scores, of_next in zip(
+                lengths, ranked.tolist(), scores.tolist(), ahead.tolist(), strict=True
             )
         ]
 
@@ -173,32 +294,3 @@ def _on_cpu(model: PairwiseRanker) -> PairwiseRanker:
     copy = build_model(model.config, model.n_users, model.n_items)
     copy.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
     return copy.requires_grad_(False).eval()
-
-
-def _probability(margins: Tensor) -> NDArray[np.float64]:
-    """P(i preferred to j) = σ((z_ij − z_ji) / 2) of margins z_ij − z_ji."""
-    found: NDArray[np.float64] = 0.5 + 0.5 * np.tanh(margins.cpu().numpy() / 4.0)
-    return found
-
-
-def _left_filled(ranked: Tensor) -> Tensor:
-    order = (ranked == PAD).to(torch.int8).argsort(dim=1, stable=True)
-    return ranked.gather(1, order)
-
-
-def _places(
-    rows: Sequence[int], scores: Sequence[float], ahead: Sequence[float]
-) -> list[RankedItem]:
-    rows = [row for row in rows if row != PAD]
-    last = len(rows) - 1
-    return [
-        RankedItem(row, scores[at], ahead[at] if at < last else None) for at, row in enumerate(rows)
-    ]
-
-
-def filters_key(rows: CatalogueRows, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
-    """What decides which of the model's items a user's candidates may be taken from."""
-    # A change of the catalogue that hides and shows nothing leaves candidates as they are.
-    if not categories:
-        return usual_filters(rows.epoch) if exclude_seen else (False, rows.epoch)
-    return (exclude_seen, categories, rows.seq)

@@ -42,7 +42,7 @@ class BackupReport:
     models: int
     """Checkpoints that were packed."""
     missing: list[str]
-    """Published versions whose checkpoints are not there, or damaged."""
+    """Versions whose checkpoints should be there and are not, or damaged."""
     bytes: int
     """The size of the file."""
 
@@ -69,13 +69,13 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[M
             revision = await conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
             for table in metadata.sorted_tables:
                 tables[table.name] = await _pack_table(conn, archive, table, report)
-            published = await _published(conn)
+            kept = await _kept(conn)
         # The database has been let go of: a published checkpoint never changes.
         missing: list[str] = []
-        for done, version in enumerate(published, 1):
+        for done, version in enumerate(kept, 1):
             if not await pack_checkpoint(services, archive, version):
                 missing.append(version)
-            report("models", done, len(published))
+            report("models", done, len(kept))
         manifest = Manifest(
             format=FORMAT,
             version=FORMAT_VERSION,
@@ -88,12 +88,12 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[M
             members=archive.members,
         )
         archive.finish(manifest)
-    return manifest, len(published) - len(missing)
+    return manifest, len(kept) - len(missing)
 
 
-async def _published(conn: AsyncConnection) -> Sequence[str]:
+async def _kept(conn: AsyncConnection) -> Sequence[str]:
     models = metadata.tables["models"]
-    query = sa.select(models.c.version).where(models.c.status == "published")
+    query = sa.select(models.c.version).where(models.c.status != "deleted")
     return (await conn.scalars(query.order_by(models.c.version))).all()
 
 

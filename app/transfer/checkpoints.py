@@ -16,8 +16,8 @@ from app.models.contents import files_of
 from app.services import Services
 from app.transfer.archive import BLOCK, ArchiveWriter, Backup, Report, TransferError
 from app.transfer.files import sync_folder
-from ncr_core.checkpoint import MANIFEST
 from ncr_core.errors import CheckpointError
+from ncr_core.manifest import MANIFEST
 
 
 async def pack_checkpoint(services: Services, archive: ArchiveWriter, version: str) -> bool:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.core.bulk import insert_many
 from app.core.metadata import now_us
 from app.core.migrations import head_revision
 from app.schema import metadata
@@ -18,7 +18,7 @@ from app.services import Services
 from app.transfer.archive import Backup, Report, TransferError, quietly, table_member
 from app.transfer.checkpoints import unpack_checkpoints
 from app.transfer.identities import go_on_after
-from app.transfer.rows import Rows, decode, insert_rows
+from app.transfer.rows import Rows, decode
 
 MUST_BE_EMPTY = ("events", "users", "items", "models")
 REPLACED = ("counters", "activation")
@@ -117,10 +117,10 @@ async def _load(
             while rows := await asyncio.to_thread(next, chunks, None):
                 if change is not None:
                     change(entry.columns, rows)
-                await insert_rows(conn, columns, rows)
+                await insert_many(conn, table, entry.columns, [tuple(row) for row in rows])
                 done += len(rows)
                 report(table.name, done, entry.rows)
-        except (ValueError, TypeError, DBAPIError, psycopg.Error) as error:
+        except (ValueError, TypeError, DBAPIError) as error:
             # Of what a database says only the first line: the others repeat the row.
             reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
             raise TransferError(

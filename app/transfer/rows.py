@@ -1,4 +1,4 @@
-"""Rows of any table: as lines of JSON, as values for the driver, and into the database."""
+"""Rows of any table: as lines of JSON, and as values for the driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 CHUNK = 5_000
 
@@ -43,29 +42,6 @@ def decode(columns: Sequence[sa.Column[Any]], lines: Iterable[bytes]) -> Iterato
             if binary:
                 _changed(row, binary, _from_base64)
         yield rows
-
-
-async def insert_rows(conn: AsyncConnection, columns: Sequence[sa.Column[Any]], rows: Rows) -> None:
-    """Adds rows as `decode` gives them: by COPY on PostgreSQL, several times as fast as INSERT."""
-    prepare = conn.dialect.identifier_preparer
-    table = prepare.format_table(columns[0].table)
-    names = ", ".join(prepare.quote(column.name) for column in columns)
-    if conn.dialect.name == "sqlite":
-        marks = ", ".join("?" * len(columns))
-        await conn.exec_driver_sql(
-            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608
-            [tuple(row) for row in rows],
-        )
-        return
-    # The driver's own connection: within the same transaction, as that has begun.
-    driver = (await conn.get_raw_connection()).driver_connection
-    assert driver is not None  # noqa: S101 - it is connected
-    async with (
-        driver.cursor() as cursor,
-        cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy,
-    ):
-        for row in rows:
-            await copy.write_row(row)
 
 
 def _places(columns: Iterable[sa.Column[Any]], kind: type[sa.types.TypeEngine[Any]]) -> list[int]:

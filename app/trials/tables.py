@@ -17,6 +17,8 @@ served = sa.Table(
     sa.Column("lists", sa.BigInteger, nullable=False),
 )
 
+_RUNNING = sa.text("status = 'running'")
+
 trials = sa.Table(
     "trials",
     metadata,
@@ -35,6 +37,14 @@ trials = sa.Table(
     sa.CheckConstraint("kind IN ('interleaving', 'shadow')", name="kind"),
     sa.CheckConstraint("status IN ('running', 'ended')", name="status"),
     sa.CheckConstraint("version_a <> version_b", name="two_versions"),
+    # At most one of a kind runs, whichever server is asked.
+    sa.Index(
+        "uq_trials_running",
+        "kind",
+        unique=True,
+        sqlite_where=_RUNNING,
+        postgresql_where=_RUNNING,
+    ),
 )
 
 # What a trial has summed up, by name; added to by every server.

@@ -14,6 +14,7 @@ depends_on = None
 JSON = sa.JSON().with_variant(JSONB(), "postgresql")
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 ATTRIBUTED = sa.text("recommendation_id IS NOT NULL")
+RUNNING = sa.text("status = 'running'")
 
 
 def upgrade() -> None:
@@ -53,6 +54,14 @@ def upgrade() -> None:
         sa.CheckConstraint("kind IN ('interleaving', 'shadow')", name=op.f("ck_trials_kind")),
         sa.CheckConstraint("status IN ('running', 'ended')", name=op.f("ck_trials_status")),
         sa.CheckConstraint("version_a <> version_b", name=op.f("ck_trials_two_versions")),
+    )
+    op.create_index(
+        "uq_trials_running",
+        "trials",
+        ["kind"],
+        unique=True,
+        sqlite_where=RUNNING,
+        postgresql_where=RUNNING,
     )
     op.create_table(
         "trial_sums",

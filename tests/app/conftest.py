@@ -11,8 +11,10 @@ from fastapi import FastAPI
 
 from app.core.database import Database
 from app.core.settings import Settings, load_settings, normalise_database_url
+from app.core.shared import Shared
 from app.main import create_app
 from app.services import Services, build_services
+from tests.app.patience import until
 
 
 @pytest.fixture
@@ -31,6 +33,14 @@ def settings(tmp_path: Path, database_url: str) -> Settings:
 async def database(database_url: str) -> AsyncIterator[Database]:
     """The migrated database by itself."""
     database = Database(normalise_database_url(database_url))
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def empty(empty_database_url: str) -> AsyncIterator[Database]:
+    """A database without a schema."""
+    database = Database(normalise_database_url(empty_database_url))
     yield database
     await database.close()
 
@@ -56,6 +66,16 @@ async def client(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of the running application."""
     async with client_of(app) as client:
         yield client
+
+
+@pytest.fixture
+async def shared(redis_url: str, redis_prefix: str) -> AsyncIterator[Shared]:
+    """A server's end of what servers share, connected."""
+    shared = Shared(redis_url, redis_prefix)
+    shared.start()
+    await until(lambda: shared.available)
+    yield shared
+    await shared.close()
 
 
 def client_of(app: FastAPI, **headers: str) -> httpx2.AsyncClient:

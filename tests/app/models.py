@@ -33,8 +33,8 @@ async def publish_model(services: Services, **params: Any) -> str:
     """Trains on what is in the database and publishes, without a job; the new version."""
     wanted = TrainParams.model_validate(QUICK | params)
     snapshot = await services.events.snapshot_for_training()
-    users = await services.events.external_users(set(snapshot.user_id.tolist()))
-    items = await services.catalog.external_ids_of(set(snapshot.item_id.tolist()))
+    users = await services.events.external_users(snapshot.users())
+    items = await services.catalog.external_ids_of(snapshot.items())
     version = services.models.new_version()
     summary = train_and_evaluate(
         interactions_of(snapshot, users, items),

@@ -13,7 +13,8 @@ import torch
 from moto.server import ThreadedMotoServer
 
 from app.models.store import CheckpointStore
-from ncr_core.checkpoint import manifest_checksum, save_checkpoint
+from ncr_core.checkpoint import save_checkpoint
+from ncr_core.manifest import manifest_checksum
 from ncr_core.models import ModelConfig, build_model
 
 SECRET = "not-to-be-shown-4711"

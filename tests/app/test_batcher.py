@@ -14,7 +14,8 @@ from app.core.errors import Unavailable
 from app.recommend import batcher as module
 from app.recommend.batcher import Batcher, ClientGone, IsGone
 from app.recommend.candidates import RankRequest
-from app.recommend.serving import RankedItem, ServingModel
+from app.recommend.places import RankedItem
+from app.recommend.serving import ServingModel
 
 pytestmark = pytest.mark.anyio
 

@@ -19,17 +19,15 @@ from app.core import bulk
 from app.core.bulk import COPY_ROWS, insert_many
 from app.core.database import Database
 from app.core.http import MAX_ID_BYTES, text_problem
-from app.core.settings import load_settings, normalise_database_url
+from app.core.settings import Settings, load_settings, normalise_database_url
+from app.events.feedback import Feedback
 from app.events.repository import EventRepository
 from app.events.schemas import NewEvent
 from app.events.service import EventService
 from app.events.tables import events, users
 from app.services import Services
-from tests.conftest import POSTGRES_URL
+from tests.conftest import ON_POSTGRESQL, POSTGRES_URL
 
-ON_POSTGRESQL = pytest.mark.parametrize(
-    "database_url", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True
-)
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
     # What means something to COPY, to JSON or to SQL.
@@ -55,7 +53,10 @@ def service_of(database: Database, **overrides: Any) -> EventService:
 
 async def stored(database: Database) -> list[NewEvent]:
     """All events, in order, as they were given."""
-    repository, catalog = EventRepository(database), CatalogService(database)
+    repository, catalog = (
+        EventRepository(database, Feedback.of(Settings())),
+        CatalogService(database),
+    )
     rows = await database.fetch(sa.select(*events.c).order_by(events.c.seq))
     names = await repository.external_users({row.user_id for row in rows})
     items = await catalog.external_ids_of({row.item_id for row in rows})

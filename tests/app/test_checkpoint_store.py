@@ -20,8 +20,9 @@ from app.models import remote_files, remote_store
 from app.models.contents import check_files
 from app.models.remote_store import RemoteStore
 from app.models.store import CheckpointStore, store_of
-from ncr_core.checkpoint import MANIFEST, load_checkpoint
+from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError
+from ncr_core.manifest import MANIFEST
 from tests.app.object_store import SECRET, ObjectStore, contents, write
 
 ONE, TWO = "20261101-120000-00aa", "20261102-120000-00bb"

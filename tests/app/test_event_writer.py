@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -180,30 +179,3 @@ async def test_imports_add_nothing_the_second_time(services: Services) -> None:
     second = await services.events.import_rows(changed)
     assert (second.accepted, second.duplicates, second.conflicts) == (0, 2999, 1)
     assert await services.events.last_seq() == before == 3000
-
-
-async def test_the_snapshot_holds_every_event_in_order(services: Services, tmp_path: Path) -> None:
-    empty = await services.events.snapshot_for_training()
-    assert (len(empty), empty.max_seq) == (0, 0)
-    rows = [
-        NewEvent(f"e{k}", f"u{k % 3}", f"i{k % 4}", "t", None if k % 2 else k / 8, 10**15 - k)
-        for k in range(40)
-    ]
-    await services.events.import_rows(rows)
-    snapshot = await services.events.snapshot_for_training(tmp_path / "events.npz")
-    loaded = type(snapshot).load(tmp_path / "events.npz")
-    assert (len(loaded), loaded.max_seq) == (40, 40)
-    assert (loaded.seq == snapshot.seq).all()
-
-    users = await services.events.external_users(set(loaded.user_id.tolist()))
-    items = await services.catalog.external_ids_of(set(loaded.item_id.tolist()))
-    found = []
-    for place in range(40):
-        row = rows[int(loaded.seq[place]) - 1]
-        assert users[int(loaded.user_id[place])] == row.user
-        assert items[int(loaded.item_id[place])] == row.item
-        assert int(loaded.timestamp[place]) == row.timestamp
-        value = float(loaded.value[place])
-        assert (value == row.value) if row.value is not None else value != value
-        found.append((int(loaded.user_id[place]), row.timestamp))
-    assert found == sorted(found)

@@ -11,11 +11,12 @@ import pytest
 
 from app.core.errors import NotFound
 from app.events.schemas import StoredEvent
-from app.imports import import_source
+from app.imports import import_preferences, import_source
 from app.services import Services, build_services
 from app.transfer.archive import TransferError
 from app.transfer.export import export
 from ncr_core.data.readers import BadRow, open_source
+from ncr_core.errors import DataError
 from tests.app.models import SMALL, add_small_data
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,8 @@ ODD_IDS = [
 async def fill(services: Services) -> None:
     await add_small_data(services)
     rows = [
-        {"event_id": f"odd-{n}", "user": user, "item": ODD_IDS[-n], "type": "click",
+        {"event_id": f"odd-{n}", "user": user, "item": ODD_IDS[-n],
+         "type": ["click", "dislike", 'a "type", odd'][n % 3],
          "value": [None, 0.1, -1e300][n % 3], "timestamp": 1_700_000_000.654321 + n,
          "recommendation_id": [None, "r,\n1"][n % 2]}
         for n, user in enumerate(ODD_IDS)
@@ -48,19 +50,27 @@ async def fill(services: Services) -> None:
          "attributes": {"title": "not the title", "item": 5, "deep": {"x": [None, "", 1.5]}}},
     )  # fmt: skip
     await services.catalog.put("unused", {"categories": []})
+    stated = [
+        {"user": user, "winner": ODD_IDS[n], "loser": ODD_IDS[n - 1], "timestamp": n + 0.5}
+        for n, user in enumerate([*ODD_IDS, "only stated"][-len(ODD_IDS) :])
+    ]
+    assert (await services.events.prefer([*stated, stated[0]], 0)).accepted == len(ODD_IDS) + 1
     await services.catalog.put("deleted", {"title": "Deleted"})
     await services.catalog.delete("deleted")
 
 
-async def everything(services: Services) -> tuple[list[object], list[object]]:
-    """Events without what an import gives them anew, and items."""
+async def everything(services: Services) -> tuple[list[object], list[object], list[object]]:
+    """Events without what an import gives them anew, items, and what users stated."""
 
     def known(event: StoredEvent, user: str, item: str) -> object:
-        return user, item, event.value, event.timestamp
+        return user, item, event.type, event.value, event.timestamp
 
     events = [known(*row) async for chunk in services.events.every() for row in chunk]
     items = [item.as_json() async for chunk in services.catalog.every() for item in chunk]
-    return sorted(events, key=repr), sorted(items, key=lambda item: str(item["id"]))
+    stated = {row async for chunk in services.events.every_preference() for row in chunk}
+    assert len(stated) == len(ODD_IDS)
+    items.sort(key=lambda item: str(item["id"]))
+    return sorted(events, key=repr), [*items], sorted(stated)
 
 
 async def test_an_imported_export_is_the_same_service(
@@ -70,7 +80,9 @@ async def test_an_imported_export_is_the_same_service(
     folder = tmp_path / "some" / "export"
     report = await export(services, folder)
     assert report.events == len(SMALL.interactions) + len(ODD_IDS)
-    assert {path.name for path in folder.iterdir()} == {"events.csv", "items.jsonl"}
+    assert report.preferences == len(ODD_IDS) + 1
+    names = {"events.csv", "items.jsonl", "preferences.csv"}
+    assert {path.name for path in folder.iterdir()} == names
     for path in folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0
 
@@ -87,6 +99,11 @@ async def test_an_imported_export_is_the_same_service(
             target, open_source(folder), on_bad=bad.append, on_bytes=lambda n: None
         )
         assert (bad, done.accepted, done.items) == ([], report.events, report.items)
+        for known in (0, len(ODD_IDS) + 1):
+            told = await import_preferences(target, folder, on_bad=bad.append)
+            # One was stated twice, at one time.
+            assert (bad, told.accepted) == ([], 0 if known else len(ODD_IDS))
+            assert told.duplicates == (known or 1)
         assert await everything(target) == await everything(services)
     finally:
         await target.close()
@@ -117,8 +134,16 @@ async def test_the_events_of_one_user(services: Services, tmp_path: Path) -> Non
     await fill(services)
     user = ODD_IDS[2]
     report = await export(services, tmp_path / "out", user=user)
-    assert (report.events, report.items) == (1, 0)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["events.csv"]
+    assert (report.events, report.items, report.preferences) == (1, 0, 1)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"events.csv", "preferences.csv"}
+    with (tmp_path / "out" / "preferences.csv").open(newline="") as file:
+        (stated,) = csv.DictReader(file)
+    assert stated == {
+        "user": user,
+        "winner": ODD_IDS[1],
+        "loser": ODD_IDS[0],
+        "timestamp": "1970-01-01T00:00:01.500000Z",
+    }
     with (tmp_path / "out" / "events.csv").open(newline="") as file:
         assert [(row["user"], row["event_id"]) for row in csv.DictReader(file)] == [(user, "odd-2")]
     # Erased, there is nothing of them to be exported.
@@ -152,3 +177,26 @@ async def test_an_empty_service(services: Services, tmp_path: Path) -> None:
     report = await export(services, tmp_path / "out")
     assert (report.events, report.items) == (0, 0)
     assert (tmp_path / "out" / "events.csv").read_text().count("\n") == 1
+
+
+async def test_preferences_that_cannot_be_imported(services: Services, tmp_path: Path) -> None:
+    await services.events.add_rows([{"user": "x", "item": item} for item in "ab"], 0)
+    assert (await import_preferences(services, tmp_path, on_bad=print)).accepted == 0
+    path = tmp_path / "preferences.csv"
+    path.write_text(
+        "user,winner,loser,timestamp\nu,a,b,\nu,a,a,2026-01-01\nu,a,nix,2026-01-01\n,a,b,2026-01-01\nu,b,a,soon\nu,b,a,7,8\n"
+        "v,b,a,2026-01-01\n"
+    )
+    bad: list[BadRow] = []
+    found = await import_preferences(services, tmp_path, on_bad=bad.append)
+    assert found.accepted == 2
+    assert sorted((row.line, row.reason) for row in bad) == [
+        (3, "no item is preferred to itself"),
+        (4, "there is no item 'nix'"),
+        (5, "user is missing"),
+        (6, "timestamp must be ISO-8601 or epoch seconds"),
+        (7, "there is no field 'None'"),
+    ]
+    path.write_bytes(b"user,winner,loser\n\xff,a,b\n")
+    with pytest.raises(DataError, match=r"preferences\.csv cannot be read"):
+        await import_preferences(services, tmp_path, on_bad=bad.append)

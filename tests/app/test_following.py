@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from app.catalog.service import CatalogService
 from app.core.database import Database
-from app.core.settings import load_settings, normalise_database_url
+from app.core.settings import Settings, load_settings, normalise_database_url
 from app.events.append import append
+from app.events.feedback import Feedback
 from app.events.repository import EventRepository
 from app.events.schemas import NewEvent
 from app.events.service import EventService
@@ -30,7 +31,10 @@ class UndoneError(Exception):
 async def write(database: Database, name: str) -> set[str]:
     """Transactions of random length, some of them undone; the ids of the events that count."""
     chance = random.Random(name)
-    repository, catalog = EventRepository(database), CatalogService(database)
+    repository, catalog = (
+        EventRepository(database, Feedback.of(Settings())),
+        CatalogService(database),
+    )
     written: set[str] = set()
     for turn in range(TRANSACTIONS):
         rows = [

@@ -90,7 +90,7 @@ async def test_attempts_are_capped(database: Database) -> None:
     assert await jobs.claim("w", LEASE, 2) is None
     row = await jobs.get(job_id)
     assert row is not None
-    assert (row.status, row.error) == ("failed", "its worker disappeared 2 times")
+    assert (row.status, row.error) == ("failed", "its worker disappeared or stood still 2 times")
 
 
 async def test_a_job_that_is_given_back_has_not_spent_an_attempt(database: Database) -> None:
@@ -101,6 +101,22 @@ async def test_a_job_that_is_given_back_has_not_spent_an_attempt(database: Datab
         assert claim is not None
         assert claim.attempt == 1
         await jobs.requeue(claim)
+
+
+async def test_a_job_that_is_abandoned_can_be_taken_at_once_and_has_spent_an_attempt(
+    database: Database,
+) -> None:
+    await submit(database)
+    jobs = JobRepository(database)
+    for attempt in (1, 2):
+        claim = await jobs.claim("w", LEASE, 2)
+        assert claim is not None
+        assert claim.attempt == attempt
+        await jobs.abandon(claim)
+    assert await jobs.claim("w", LEASE, 2) is None
+    row = await jobs.get(claim.job_id)
+    assert row is not None
+    assert row.status == "failed"
 
 
 async def test_cancel_a_waiting_and_a_running_job(client: httpx2.AsyncClient, app: Any) -> None:

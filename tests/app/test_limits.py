@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from app.core.limits import Limiter, LocalBuckets
@@ -41,15 +39,6 @@ async def test_a_bucket_by_hand() -> None:
     assert (await buckets.take("a", 2.0, 3)).allowed
     clock.now += 1000
     assert [(await buckets.take("a", 2.0, 3)).allowed for _ in range(4)] == [True] * 3 + [False]
-
-
-@pytest.fixture
-async def shared(redis_url: str, redis_prefix: str) -> AsyncIterator[Shared]:
-    shared = Shared(redis_url, redis_prefix)
-    shared.start()
-    await until(lambda: shared.available)
-    yield shared
-    await shared.close()
 
 
 async def test_servers_share_a_bucket(shared: Shared, redis_url: str, redis_prefix: str) -> None:

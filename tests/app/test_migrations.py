@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 
 from app.core.database import Database
 from app.core.errors import SettingsError
@@ -20,27 +16,13 @@ from app.core.migrations import (
     migrate,
     schema_is_current,
 )
-from app.core.settings import normalise_database_url
-from app.schema import metadata
+from tests.app.schema import differences
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def empty(empty_database_url: str) -> AsyncIterator[Database]:
-    database = Database(normalise_database_url(empty_database_url))
-    yield database
-    await database.close()
-
-
-def _differences(conn: sa.Connection) -> Any:
-    options = {"compare_type": True, "compare_server_default": True}
-    return compare_metadata(MigrationContext.configure(conn, opts=options), metadata)
-
-
 async def test_migrations_make_what_the_tables_say(database: Database) -> None:
-    async with database.read() as conn:
-        assert await conn.run_sync(_differences) == []
+    assert await differences(database) == []
     assert await current_revision(database) == head_revision()
 
 
@@ -52,8 +34,7 @@ async def test_down_and_up_again(empty: Database) -> None:
     assert await current_revision(empty) is None
     await migrate(empty)
     await migrate(empty)
-    async with empty.read() as conn:
-        assert await conn.run_sync(_differences) == []
+    assert await differences(empty) == []
 
 
 async def test_several_may_start_at_once(empty: Database) -> None:

@@ -29,7 +29,7 @@ async def versions(app: FastAPI) -> list[str]:
 
 
 def host_of(app: FastAPI) -> ModelHost:
-    host: ModelHost = app.state.recommend._host
+    host: ModelHost = app.state.recommend.host
     return host
 
 

@@ -43,7 +43,7 @@ async def train_and_precompute(services: Services, settings: Settings, users: in
 
 
 def current(app: FastAPI) -> ServingModel:
-    model: ServingModel = app.state.recommend._host.current
+    model: ServingModel = app.state.recommend.host.current
     return model
 
 

@@ -14,8 +14,11 @@ from app.catalog.view import Catalogue, CatalogueRow
 from app.core.cache import ENTRY_BYTES, ByteCache
 from app.models.schemas import ModelRow
 from app.recommend.candidates import SPARE, RankRequest
-from app.recommend.serving import RankedItem, ServingModel, filters_key
+from app.recommend.catalogue_rows import filters_key
+from app.recommend.places import RankedItem
+from app.recommend.serving import ServingModel
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
+from ncr_core.fold_in import Evidence
 from ncr_core.models import ModelConfig
 from tests.ncr_core.conftest import wild_model
 
@@ -48,10 +51,10 @@ def ask(
     if allowed is not None:
         mask[:] = False
         mask[list(allowed)] = True
-    items = None if fold_in is None else np.array(fold_in)
+    evidence = None if fold_in is None else Evidence(np.array(fold_in))
     state = f"u{user}", len(fold_in or ())
     filters = None if allowed is None else tuple(allowed)
-    return RankRequest(user, items, state, filters, lambda: mask, n, np.array(exclude, np.int64))
+    return RankRequest(user, evidence, state, filters, lambda: mask, n, np.array(exclude, np.int64))
 
 
 def rows(model: ServingModel, *requests: RankRequest) -> list[list[int]]:

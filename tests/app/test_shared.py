@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from app.core.settings import Settings, load_settings
 from app.core.shared import Shared
 from app.main import create_app
-from app.recommend.service import RankedList, _decoded, _encoded
+from app.recommend.entries import RankedList, decoded, encoded
 from app.services import Services, build_services
 from deploy.processes import RedisServer
 from tests.app.conftest import client_of
@@ -24,15 +24,6 @@ from tests.app.models import add_small_data, publish_model
 from tests.app.patience import until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def shared(redis_url: str, redis_prefix: str) -> AsyncIterator[Shared]:
-    shared = Shared(redis_url, redis_prefix)
-    shared.start()
-    await until(lambda: shared.available)
-    yield shared
-    await shared.close()
 
 
 async def test_values_come_back_until_they_are_flushed(
@@ -250,11 +241,11 @@ async def test_a_list_survives_the_journey(pair: Pair) -> None:
     catalogue = await services.catalog.catalogue()
     item = {"id": catalogue.external_ids[1], "score": 0.123456, "title": "Ünï"}
     found = RankedList(orjson.dumps(item), (1,))
-    again = _decoded(_encoded(found), catalogue)
+    again = decoded(encoded(found), catalogue)
     assert again is not None
     assert (again.json, again.ids) == (found.json, found.ids)
-    assert _decoded(None, catalogue) is None
-    empty = _decoded(_encoded(RankedList(b"", ())), catalogue)
+    assert decoded(None, catalogue) is None
+    empty = decoded(encoded(RankedList(b"", ())), catalogue)
     assert empty is not None
     assert (empty.json, empty.ids) == (b"", ())
 

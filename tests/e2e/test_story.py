@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -97,7 +98,7 @@ class Server:
 
 
 class Loop:
-    """Requests without a pause, in the background; what went wrong is in `failures`."""
+    """Requests all the time, in the background; what went wrong is in `failures`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -126,13 +127,13 @@ class Loop:
                 except Exception as error:
                     self.failures.append(repr(error))
                 self.answered += 1
+                self._stop.wait(0.01)  # or the training would come to nothing on two cores
 
 
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder into which the small catalogue was imported by the command."""
-    source = tmp_path / "source"
-    source.mkdir()
+    source = tmp_path_factory.mktemp("source")
     with (source / "ratings.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["user", "item", "position"])
@@ -141,7 +142,7 @@ def data_dir(tmp_path: Path) -> Path:
         rows = csv.writer(file)
         rows.writerow(["item", "title", "genres"])
         rows.writerows((i.id, i.title, i.genre) for i in SMALL.items)
-    folder = tmp_path / "var"
+    folder = tmp_path_factory.mktemp("var")
     for expected in (f"{len(SMALL.interactions)} events added", "0 events added"):
         done = subprocess.run(
             [*NCR, "import", str(source)],
@@ -153,6 +154,12 @@ def data_dir(tmp_path: Path) -> Path:
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
     return folder
+
+
+@pytest.fixture
+def data_dir(imported: Path, tmp_path: Path) -> Path:
+    """A test's own copy of it."""
+    return Path(shutil.copytree(imported, tmp_path / "var"))
 
 
 @pytest.fixture

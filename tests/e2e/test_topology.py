@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
+from benchmarks.faults import outages, visibility
+from benchmarks.faults.training import LEASE, SMALL, USER, submit, train, wait_for
 from deploy.processes import NcrServer, NcrWorker, get_status, wait_until
 from deploy.topology import Topology, missing_programs
-from tests.app.models import QUICK, SMALL
+from tests.conftest import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
 
-SETTINGS = {
-    "NCR_JOB_LEASE_SECONDS": "2",
-    "NCR_JOB_POLL_SECONDS": "0.2",
-    # No second job after each training: who has a child is who trains.
-    "NCR_PRECOMPUTE_USERS": "0",
-}
-SECONDS = 150  # for anything to happen: the first model of a new checkout compiles its kernels
+SECONDS = 150  # for anything to happen
 
 
 @pytest.fixture(scope="module")
 def topology() -> Iterator[Topology]:
     if missing := missing_programs():
-        reason = f"not found on this machine: {', '.join(missing)}"
-        if os.environ.get("CI", "").lower() in ("1", "true"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with Topology(env=SETTINGS) as topology:
+        skip_or_fail(f"not found on this machine: {', '.join(missing)}")
+    # No second job after each training: who has a child is who trains.
+    with Topology(env=LEASE) as topology:
         with client_of(topology) as client:
             for path, rows in (("/items", ITEMS), ("/events", EVENTS)):
                 response = client.post(path, json=rows)
@@ -42,12 +35,19 @@ def topology() -> Iterator[Topology]:
         yield topology
 
 
+@pytest.fixture(scope="module")
+def trained(topology: Topology) -> Topology:
+    """With a model that both servers serve."""
+    with client_of(topology) as client:
+        train(client, *(server.url for server in topology.servers))
+    return topology
+
+
 ITEMS = [{"id": i.id, "title": i.title, "categories": [i.genre]} for i in SMALL.items]
 EVENTS = [
     {"event_id": f"{user} {item}", "user": user, "item": item, "timestamp": order + 1}
     for user, item, order in SMALL.interactions
 ]
-USER = str(EVENTS[0]["user"])
 
 
 def client_of(where: Topology | NcrServer) -> httpx2.Client:
@@ -61,47 +61,15 @@ def get(client: httpx2.Client, path: str, **params: Any) -> dict[str, Any]:
     return answer
 
 
-def train(client: httpx2.Client, **params: Any) -> str:
-    response = client.post("/admin/train", json=QUICK | params)
-    assert response.status_code == 202, response.text
-    job_id: str = response.json()["job_id"]
-    return job_id
-
-
-def wait_for(
-    client: httpx2.Client, job_id: str, done: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    jobs: list[dict[str, Any]] = [{}]
-
-    def look() -> bool:
-        jobs[0] = get(client, f"/admin/jobs/{job_id}")
-        return done(jobs[0])
-
-    try:
-        wait_until(look, SECONDS, "the job")
-    except RuntimeError as error:
-        pytest.fail(f"{error}: {jobs[0]}")
-    return jobs[0]
-
-
-def test_both_servers_take_over_what_a_worker_has_trained(topology: Topology) -> None:
-    with client_of(topology) as client:
-        job = wait_for(client, train(client), lambda job: job["finished_at"] is not None)
-    assert job["status"] == "succeeded", job
-    for server in topology.servers:
+def test_both_servers_take_over_what_a_worker_has_trained(trained: Topology) -> None:
+    for server in trained.servers:
         with client_of(server) as client:
-            wait_until(
-                lambda client=client: (  # type: ignore[misc]
-                    get(client, f"/recommend/{USER}")["model_version"] == job["model_version"]
-                ),
-                SECONDS,
-                "the new model",
-            )
-            assert get(client, f"/recommend/{USER}")["items"]
+            answer = get(client, f"/recommend/{USER}")
+            assert {item["source"] for item in answer["items"]} == {"model"}
 
 
-def test_an_event_given_to_one_server_is_in_the_others_answer(topology: Topology) -> None:
-    one, other = (client_of(server) for server in topology.servers)
+def test_an_event_given_to_one_server_is_in_the_others_answer(trained: Topology) -> None:
+    one, other = (client_of(server) for server in trained.servers)
     seen = {event["item"] for event in EVENTS if event["user"] == USER}
     unseen = [item["id"] for item in ITEMS if item["id"] not in seen][:2]
     with one, other:
@@ -121,6 +89,22 @@ def test_an_event_given_to_one_server_is_in_the_others_answer(topology: Topology
                 after = get(other, f"/recommend/{USER}", n=100)
             assert after["as_of_seq"] >= seq
             assert item not in {entry["id"] for entry in after["items"]}
+
+
+def test_events_of_many_users_are_seen_by_the_other_server(trained: Topology) -> None:
+    found = dict(zip(visibility.COLUMNS, visibility.run(trained, 20), strict=True))
+    assert found["missing with min_seq"] == 0
+
+
+def test_redis_and_postgresql_go_and_come_back(trained: Topology) -> None:
+    pace = outages.Pace(calm=0.5, away=1.0, back=2.0)
+    for values in outages.run(trained, outages.KINDS, 1, pace):
+        row = dict(zip(outages.COLUMNS, values, strict=True))
+        assert row["wrong answers"] == row["other errors"] == row["of them lost"] == 0, row
+        assert row["answers"] > 50
+        assert row["acknowledged events"] > 0
+        # PostgreSQL was away; Redis may be.
+        assert (row["503s"] > 0) == row["what"].startswith("postgres"), row
 
 
 class Visitor(threading.Thread):
@@ -205,7 +189,7 @@ def test_a_server_that_is_told_to_stop_fails_no_request(topology: Topology) -> N
 
 def test_a_killed_workers_job_is_taken_up_by_the_other_one(topology: Topology) -> None:
     with client_of(topology) as client:
-        job_id = train(client, model="dncr", epochs=1000)
+        job_id = submit(client, model="dncr", epochs=1000)
         wait_for(client, job_id, lambda job: bool(job["progress"] and job["progress"]["epoch"]))
         holder, other = sorted(topology.workers, key=lambda worker: not worker.training_pids())
         assert holder.training_pids()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import httpx2
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 JSON = "application/json"
@@ -100,6 +102,32 @@ def broken(draw: st.DrawFn) -> Body:
 
 
 bodies = lists() | streams() | broken()
+
+
+def for_each_body(count: int, use: Callable[[Body], None]) -> None:
+    """Calls ``use`` with so many bodies, the same ones in every run; one that fails is made as
+    small as it can be.
+    """
+    chosen = settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+    @chosen
+    @given(bodies)
+    def each(body: Body) -> None:
+        use(body)
+
+    each()
+
+
+def post(client: httpx2.Client, body: Body) -> httpx2.Response:
+    """What the service says to it."""
+    headers = {"Content-Type": body.content_type}
+    return client.post("/events", content=body.content, headers=headers)
 
 
 def check_answer(body: Body, response: httpx2.Response) -> None:

@@ -9,22 +9,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.fuzzing.server import FuzzedServer
+
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
 def fuzz_schema(
-    url: str, key: str, examples: int, folder: Path, *, seed: int = 1, timeout: float = 300
+    server: FuzzedServer, examples: int, folder: Path, *, seed: int = 1, timeout: float = 300
 ) -> dict[str, Any]:
-    """The report on every operation of the service at ``url``; what was printed is in `output`.
+    """The report on every operation of the server; what was printed is in `output`.
 
     Raises subprocess.TimeoutExpired when it takes longer than ``timeout`` seconds.
     """
     report = folder / "schemathesis.json"
+    headers = [part for item in server.headers.items() for part in ("-H", ": ".join(item))]
     command = "from schemathesis.cli import schemathesis; schemathesis()"
     done = subprocess.run(
         [
             *(sys.executable, "-c", command, "--config-file", str(CONFIG)),
-            *("run", f"{url}/openapi.json", "-H", f"X-API-Key: {key}", "-n", str(examples)),
+            *("run", f"{server.url}/openapi.json", *headers, "-n", str(examples)),
             *("--seed", str(seed), "--generation-deterministic", "--no-color"),
             *("--report", "json", "--report-json-path", str(report)),
         ],

@@ -1,0 +1,126 @@
+"""The gate of a training job: the report that decides whether the new model is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.jobs.progress import Clock
+from app.jobs.served import Earlier, ServedModel
+from app.models.store import StoreUnavailable
+from ncr_core.data.interactions import Interactions
+from ncr_core.data.splits import Split
+from ncr_core.errors import CheckpointError
+from ncr_core.evaluation.frozen import frozen_hold_out
+from ncr_core.evaluation.gate import DRAWS, LEAST_USERS, judge, measure
+from ncr_core.evaluation.metrics import FloatArray
+from ncr_core.models.ranker import PairwiseRanker
+
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a new model is compared with: whatever is served at that moment."""
+
+    served: Callable[[], ServedModel | None]
+    """Reads it; gives None if there is none. Raises CheckpointError."""
+    earlier: Earlier
+    """Tells what it may have learned."""
+    margin: float
+    """By how much of its NDCG@10 a new model may be worse."""
+
+
+def gate(
+    split: Split,
+    every: Interactions,
+    challenger: PairwiseRanker,
+    comparison: Comparison | None,
+    clock: Clock,
+    *,
+    force: bool,
+) -> dict[str, Any]:
+    """The report on a newly trained model; ``every`` is what ``split`` was made of.
+
+    Its ``decision`` is what is done with the model: ``published`` or ``rejected``.
+    """
+    try:
+        served = None if comparison is None else comparison.served()
+    except StoreUnavailable:
+        raise  # that says nothing of what is served
+    except CheckpointError as error:
+        # What is served has to be replaced all the more.
+        return _uncompared("incumbent_unreadable", force) | {"detail": str(error)}
+    if comparison is None or served is None:
+        return _uncompared("first", force)
+    clock.phase("compare with what is served")
+    return _compared(split, every, challenger, served, comparison, force, clock)
+
+
+def _uncompared(finding: str, force: bool) -> dict[str, Any]:
+    return {
+        "decision": "published",
+        "finding": finding,
+        "passed": True,
+        "forced": force,
+        "incumbent": None,
+    }
+
+
+def _compared(
+    split: Split,
+    every: Interactions,
+    challenger: PairwiseRanker,
+    served: ServedModel,
+    comparison: Comparison,
+    force: bool,
+    clock: Clock,
+) -> dict[str, Any]:
+    incumbent = served.incumbent(every, split.test >= 0, comparison.earlier)
+    hold_out = frozen_hold_out(split, incumbent)
+    figures: dict[str, Any] = {}
+    own = theirs = np.zeros(0)
+    if len(hold_out.users) >= LEAST_USERS:
+        measured = measure(hold_out, challenger, incumbent, on_done=clock.part)
+        own, theirs = measured.challenger.ndcg, measured.incumbent.ndcg
+        figures = {
+            "hr@10": _both(measured.challenger.hr, measured.incumbent.hr),
+            "full": {
+                "ndcg@10": _both(measured.full_challenger.ndcg, measured.full_incumbent.ndcg),
+                "hr@10": _both(measured.full_challenger.hr, measured.full_incumbent.hr),
+                "users": len(measured.full_challenger.ndcg),
+            },
+            "draws": DRAWS,
+            "folded_in": int(hold_out.behind.sum()) if measured.followed else 0,
+        }
+    verdict = judge(own, theirs, comparison.margin)
+    return {
+        "decision": "published" if verdict.passed or force else "rejected",
+        "finding": verdict.finding,
+        "passed": verdict.passed,
+        "forced": force,
+        "incumbent": served.version,
+        "ndcg@10": {
+            "challenger": round(verdict.challenger, DIGITS),
+            "incumbent": round(verdict.incumbent, DIGITS),
+            "difference": round(verdict.difference, DIGITS),
+            "interval": verdict.interval and [round(end, DIGITS) for end in verdict.interval],
+            "level": verdict.level,
+            "p": verdict.p,
+            "margin": round(verdict.margin, DIGITS),
+        },
+        "users": len(hold_out.users),
+        "left_out": hold_out.left_out,
+        "relative_margin": comparison.margin,
+        **figures,
+    }
+
+
+def _both(challenger: FloatArray, incumbent: FloatArray) -> dict[str, float]:
+    return {
+        "challenger": round(float(challenger.mean()), DIGITS),
+        "incumbent": round(float(incumbent.mean()), DIGITS),
+    }

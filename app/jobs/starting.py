@@ -1,0 +1,75 @@
+"""Where a training begins: from scratch, or from the model that is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from app.jobs.gate import Comparison
+from app.jobs.schemas import TrainParams
+from app.jobs.served import ServedModel
+from app.models.store import StoreUnavailable
+from ncr_core.data import Interactions, leave_latest_out
+from ncr_core.data.interactions import BoolArray
+from ncr_core.data.splits import Split
+from ncr_core.errors import CheckpointError
+from ncr_core.evaluation.frozen import learned_by
+from ncr_core.models import ModelConfig
+from ncr_core.training.warm import Base, measured_base
+
+LEAST_LEFT = 0.5  # of the held-out users, for the new model's own figures
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a training begins with. ``base`` is None for one from scratch; ``about`` says why."""
+
+    split: Split
+    base: Base | None
+    about: dict[str, Any]
+
+
+def start_of(
+    params: TrainParams,
+    config: ModelConfig,
+    every: Interactions,
+    held_out: BoolArray,
+    comparison: Comparison | None,
+) -> Start:
+    """The split and the model to begin from, as far as it can be begun from.
+
+    Nothing is held out that the base has learned: the new model's figures would be too good.
+    """
+    split = leave_latest_out(every, held_out)
+    if params.start != "warm":
+        return Start(split, None, {"from": "scratch"})
+    try:
+        served = None if comparison is None else comparison.served()
+    except StoreUnavailable:
+        raise
+    except CheckpointError as error:
+        return _scratch(split, f"the model that is served cannot be read: {error}")
+    if served is None or comparison is None:
+        return _scratch(split, "no model is served")
+    if served.checkpoint.model.config != config:
+        return _scratch(split, f"the model that is served, {served.version}, is of other sizes")
+    if served.evaluated is None:
+        return _scratch(split, f"{served.version} has learned all that could be held out")
+    incumbent = served.incumbent(every, split.test >= 0, comparison.earlier)
+    held_out = held_out & ~learned_by(split, incumbent)
+    if held_out.sum() < LEAST_LEFT * (split.test >= 0).sum():
+        return _scratch(split, f"{served.version} has learned most of what is held out now")
+    return Start(leave_latest_out(every, held_out), *_warm(served))
+
+
+def _warm(served: ServedModel) -> tuple[Base, dict[str, Any]]:
+    assert served.evaluated is not None  # noqa: S101 - asked for before
+    checkpoint = served.checkpoint
+    base = measured_base(
+        checkpoint.model, served.evaluated, checkpoint.user_ids, checkpoint.item_ids
+    )
+    return base, {"from": "warm", "version": served.version}
+
+
+def _scratch(split: Split, why: str) -> Start:
+    return Start(split, None, {"from": "scratch", "because": why})

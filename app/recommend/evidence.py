@@ -1,0 +1,48 @@
+"""What a user's vector is fitted to, from what is known of the user."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from app.catalog.view import Catalogue
+from app.events.schemas import Profile
+from app.recommend.catalogue_rows import CatalogueRows
+from ncr_core.fold_in import Evidence
+
+
+def told(evidence: Evidence | None, rows: CatalogueRows, catalogue: Catalogue) -> Evidence:
+    """The evidence without items that were deleted: nobody is to hear of those."""
+    if evidence is None or not catalogue.deleted:
+        return evidence or Evidence()
+    deleted = np.fromiter(catalogue.deleted, np.int64, len(catalogue.deleted))
+    kept = ~np.isin(rows.internal[evidence.items], deleted)
+    weights = None if evidence.weights is None else evidence.weights[kept]
+    return replace(evidence, items=evidence.items[kept], weights=weights)
+
+
+def evidence_of(profile: Profile, rows: CatalogueRows, after: int) -> Evidence | None:
+    """The user's verdicts after a seq, in the model's rows; None where there are none.
+
+    After 0 for a vector that is made of nothing else; for one that was trained, and is held to,
+    what it has not been trained on.
+    """
+    recent = profile.seen[profile.seqs > after]
+    liked = np.isin(profile.positives, recent)
+    unwanted = np.isin(profile.disliked, recent)
+    items, weights = rows.at(profile.positives[liked]), profile.positive_weights[liked]
+    disliked = rows.at(profile.disliked[unwanted])
+    disliked_weights = profile.disliked_weights[unwanted]
+    new = profile.preferences[profile.preferences[:, 2] > after]
+    said = {tuple(pair) for pair in new[:, :2].tolist()}
+    stated = [pair for pair in profile.pairs.tolist() if tuple(pair) in said]
+    pairs = rows.at(np.array(stated, dtype=np.int64).reshape(-1)).reshape(-1, 2)
+    found = Evidence(
+        items=items[items >= 0],
+        weights=weights[items >= 0],
+        disliked=disliked[disliked >= 0],
+        disliked_weights=disliked_weights[disliked >= 0],
+        pairs=pairs[(pairs >= 0).all(axis=1)],
+    )
+    return found if len(found) else None

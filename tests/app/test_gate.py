@@ -1,0 +1,230 @@
+"""The gate with real trainings: what is rejected, what is forced, and what is begun from."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.core.settings import Settings
+from app.events.schemas import NewEvent
+from app.jobs.schemas import JobRow, TrainParams
+from app.jobs.worker import Worker
+from app.services import Services
+from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.evaluated import load_evaluated
+from tests.app.models import QUICK, add_small_data, publish_model
+from tests.app.test_worker import children, run_job
+
+pytestmark = pytest.mark.anyio
+
+GOOD: dict[str, Any] = {"epochs": 20}
+BAD: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-8}  # learns nothing
+
+
+async def add_enough_data(services: Services) -> None:
+    """300 users: enough for a model that has learned nothing to show."""
+    data = synthetic_catalogue(300, 120, 20)
+    events = [
+        NewEvent(f"{user} {item}", user, item, timestamp=order * 1_000_000)
+        for user, item, order in data.interactions
+    ]
+    await services.events.import_rows(events)
+
+
+def gate_of(job: JobRow) -> dict[str, Any]:
+    gate: dict[str, Any] = (job.metrics or {})["gate"]
+    return gate
+
+
+async def test_a_worse_model_is_rejected_and_kept(services: Services, settings: Settings) -> None:
+    await add_enough_data(services)
+    first = await run_job(services, settings, **GOOD)
+    gate = gate_of(first)
+    assert (gate["decision"], gate["finding"], gate["incumbent"]) == ("published", "first", None)
+    sampled = (first.metrics or {})["sampled"], (first.metrics or {})["popularity_sampled"]
+    over = gate["over_popularity"]["sampled"]
+    assert over == pytest.approx(sampled[0]["ndcg@10"] - sampled[1]["ndcg@10"], abs=2e-5)
+
+    settings = settings.model_copy(update={"precompute_users": 10})
+    second = await run_job(services, settings, **BAD)
+    gate = gate_of(second)
+    assert (second.status, second.error) == ("rejected", None)
+    assert (gate["decision"], gate["finding"], gate["passed"]) == ("rejected", "worse", False)
+    assert gate["incumbent"] == first.model_version
+    figures = gate["ndcg@10"]
+    # The incumbent is measured as it was before it learned these very items.
+    assert figures["incumbent"] == pytest.approx(sampled[0]["ndcg@10"], abs=0.03)
+    assert figures["interval"][0] < figures["difference"] < figures["interval"][1] < 0
+    assert figures["margin"] == pytest.approx(0.05 * figures["incumbent"], abs=1e-5)
+    assert gate["full"]["ndcg@10"]["challenger"] < gate["full"]["ndcg@10"]["incumbent"]
+
+    assert (await services.models.activation()).version == first.model_version
+    row = await services.models.get(str(second.model_version))
+    assert (row.status, row.job_id, row.activated_at) == ("rejected", second.job_id, None)
+    assert row.metrics == second.metrics
+    await services.models.load(row, "cpu")  # its files are there, for whoever wants to look
+    rows = (await services.jobs.page(0, 10))[0]
+    assert {job.kind for job in rows} == {"train"}  # no candidates are computed for it
+
+
+async def test_force_publishes_what_the_gate_would_reject(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_enough_data(services)
+    await run_job(services, settings, **GOOD)
+    body = QUICK | BAD | {"force": True}
+    job_id = (await client.post("/admin/train", json=body)).json()["job_id"]
+    assert await Worker(services.database, services.models, settings).run_once()
+    job = (await client.get(f"/admin/jobs/{job_id}")).json()
+    assert job["status"] == "succeeded"
+    gate = job["metrics"]["gate"]
+    assert (gate["decision"], gate["finding"], gate["passed"], gate["forced"]) == (
+        "published", "worse", False, True,
+    )  # fmt: skip
+    model = (await client.get(f"/admin/models/{job['model_version']}")).json()
+    assert (model["active"], model["params"]["force"]) == (True, True)
+    assert model["activations"][0]["detail"] == {"job_id": job_id, "forced": True}
+
+
+async def test_a_margin_that_lets_anything_pass(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    await run_job(services, settings, **GOOD)
+    lenient = settings.model_copy(update={"gate_margin": 1.0})
+    job = await run_job(services, lenient, **BAD)
+    assert (job.status, gate_of(job)["finding"]) == ("succeeded", "not_worse")
+
+
+async def test_what_is_trained_while_pinned_is_published_alone(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    first = await run_job(services, settings)
+    await services.models.activate(str(first.model_version), pin=True)
+    second = await run_job(services, settings, seed=1)
+    assert second.status == "succeeded"
+    assert (await services.models.get(str(second.model_version))).status == "published"
+    assert (await services.models.activation()).version == first.model_version
+
+
+async def test_users_and_items_that_came_since(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    first = await run_job(services, settings, **GOOD)
+    rows = [
+        {"user": f"newcomer-{n}", "item": f"film-{1 + (n + at) % 40}", "timestamp": 10**9 + at}
+        for n in range(12)
+        for at in range(6)
+    ]
+    rows += [{"user": f"user-{n}", "item": "sequel", "timestamp": 2 * 10**9} for n in (1, 2, 3)]
+    rows += [{"user": f"user-{n}", "item": "film-40", "timestamp": 10**9} for n in range(4, 9)]
+    await services.events.add_rows(rows, 0)
+    second = await run_job(services, settings, **GOOD)
+    gate = gate_of(second)
+    assert gate["incumbent"] == first.model_version
+    assert gate["left_out"]["held-out item unknown to the incumbent"] == 3
+    assert gate["left_out"]["held-out item learned by the incumbent"] < 9  # had seen film-40 then
+    assert sum(gate["left_out"].values()) + gate["users"] == 72
+    evaluated = load_evaluated(services.models.folder(str(second.model_version)))
+    assert evaluated is not None
+    assert len(evaluated.rows) == 72
+
+
+async def test_going_on_from_what_is_served(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    first = await run_job(services, settings, epochs=10)
+    seen: list[dict[str, Any]] = []
+    job_id = await services.jobs.submit_training(TrainParams(start="warm"))
+    params = (await services.jobs.get(job_id)).params
+    assert (params["model"], params["factors"], params["start"]) == ("nbpr", 4, "warm")
+    worker = Worker(services.database, services.models, settings)
+    assert await worker.run_once(on_progress=seen.append)
+    job = await services.jobs.get(job_id)
+    assert job.status == "succeeded"
+    assert (job.metrics or {})["start"] == {"from": "warm", "version": first.model_version}
+    assert {p["epochs"] for p in seen if p["phase"] == "go on with nbpr"} == {8}
+    assert gate_of(job)["users"] == 60  # what was held out then is still news to it
+    phases = dict.fromkeys(p["phase"] for p in seen)
+    assert list(phases) == [
+        "read events", "go on with nbpr", "evaluate", "compare with what is served",
+        "learn the held-out items", "write checkpoint",
+    ]  # fmt: skip
+    assert all(p["eta_s"] is not None and p["eta_s"] >= 0 for p in seen)
+    assert set((job.metrics or {})["seconds"]) == {"train", *list(phases)[2:]}
+
+
+async def test_what_cannot_be_begun_from(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    response = await client.post("/admin/train", json={"start": "warm"})
+    assert (response.status_code, response.json()["code"]) == (422, "cannot_start_warm")
+    assert "no model is served yet" in response.json()["detail"]
+    await run_job(services, settings)
+    for body, reason in (
+        ({"model": "neupr"}, "has model nbpr, not neupr"),
+        ({"factors": 8}, "has factors 4, not 8"),
+        ({"layers": 2, "factors": 5}, "has factors 4, not 5; layers 4, not 2"),
+    ):
+        response = await client.post("/admin/train", json={"start": "warm", **body})
+        assert (response.status_code, response.json()["code"]) == (422, "cannot_start_warm")
+        assert reason in response.json()["detail"]
+    assert (await client.post("/admin/train", json={"start": "tepid"})).status_code == 422
+
+
+async def test_by_default_what_cannot_be_begun_from_is_trained_from_scratch(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    services.jobs._settings = settings.model_copy(update={"train_start": "warm"})
+    first = await run_job(services, settings)
+    assert (first.params["start"], (first.metrics or {})["start"]) == (
+        "scratch", {"from": "scratch"},
+    )  # fmt: skip
+    second = await run_job(services, settings)
+    assert (second.metrics or {})["start"]["from"] == "warm"
+    # Another one may be served by the time that the training begins.
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    other = await publish_model(services, factors=6)
+    assert await Worker(services.database, services.models, settings).run_once()
+    job = await services.jobs.get(job_id)
+    start = (job.metrics or {})["start"]
+    assert start["from"] == "scratch"
+    assert f"{other}, is of other sizes" in start["because"]
+
+
+async def test_cancel_while_models_are_compared(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    first = await run_job(services, settings)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    asked: set[asyncio.Task[Any]] = set()
+
+    def on_progress(progress: dict[str, Any]) -> None:
+        if progress["phase"] == "compare with what is served" and not asked:
+            asked.add(asyncio.ensure_future(services.jobs.cancel(job_id)))
+
+    worker = Worker(services.database, services.models, settings)
+    assert await worker.run_once(on_progress=on_progress)
+    await asyncio.gather(*asked)
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.model_version) == ("cancelled", None)
+    assert (await services.models.activation()).version == first.model_version
+    assert not children()
+    assert [path.name for path in (settings.data_dir / "models").iterdir()] == [first.model_version]
+
+
+async def test_what_is_served_cannot_be_read(services: Services, settings: Settings) -> None:
+    """Whatever is new is better than that."""
+    await add_small_data(services)
+    first = await run_job(services, settings)
+    folder = services.models.folder(str(first.model_version))
+    (folder / "evaluated.safetensors").write_bytes(b"rotten")
+    second = await run_job(services, settings)
+    gate = gate_of(second)
+    assert second.status == "succeeded"
+    assert (gate["decision"], gate["finding"]) == ("published", "incumbent_unreadable")
+    assert "evaluated.safetensors" in gate["detail"]

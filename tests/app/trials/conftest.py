@@ -1,0 +1,25 @@
+"""A service with two trained versions, the second active."""
+
+from __future__ import annotations
+
+import pytest
+from fastapi import FastAPI
+
+from app.services import Services
+from tests.app.models import add_small_data, publish_model
+
+
+@pytest.fixture
+async def versions(app: FastAPI) -> tuple[str, str]:
+    """The one before, and the active one."""
+    services: Services = app.state.services
+    await add_small_data(services)
+    first = await publish_model(services, seed=1)
+    return first, await publish_model(services, seed=2)
+
+
+@pytest.fixture
+def served(app: FastAPI) -> Services:
+    """The running application's services."""
+    services: Services = app.state.services
+    return services

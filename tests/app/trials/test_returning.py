@@ -1,0 +1,271 @@
+"""The automatic return: for what, when not, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from app.core.attribution import hour_now
+from app.core.metadata import now_us
+from app.core.settings import Settings
+from app.schema import metadata
+from app.services import Services, build_services, worker_of
+from tests.app.models import add_small_data, publish_model
+from tests.app.trials.support import execute, list_id
+
+pytestmark = pytest.mark.anyio
+
+HOUR_US = 3_600_000_000
+PER_HOUR = 50
+
+
+@pytest.fixture
+async def services(settings: Settings) -> AsyncIterator[Services]:
+    """With a hundred lists as enough, so that there is not much to write."""
+    services = await build_services(settings.model_copy(update={"return_lists": 100}))
+    yield services
+    await services.close()
+
+
+@pytest.fixture
+async def versions(services: Services) -> tuple[str, str]:
+    """The one before, and the one that training has just published, twenty hours ago."""
+    await add_small_data(services)
+    first = await publish_model(services, seed=1)
+    second = await publish_model(services, seed=2)
+    await published(services, second, hours_ago=20)
+    return first, second
+
+
+async def published(services: Services, version: str, hours_ago: int) -> None:
+    changes = metadata.tables["activations"]
+    at = (hour_now() - hours_ago) * HOUR_US
+    await execute(services, changes.update().where(changes.c.version == version).values(at=at))
+
+
+async def given_out(
+    services: Services, version: str, hours: range, clicked: int, late: bool = False
+) -> None:
+    """Lists in some hours, counted back from now, with so many clicked in each; the clicks came at
+    once, or ``late``: just now.
+    """
+    now = hour_now()
+    served, events = metadata.tables["served"], metadata.tables["events"]
+    lists = [{"version": version, "hour": now - ago, "lists": PER_HOUR} for ago in hours]
+    rows = [
+        {"event_id": f"{version} {ago} {n}", "user": f"user-{n}", "item": "film-1",
+         "recommendation_id": list_id(version, now - ago, n)}
+        for ago in hours for n in range(clicked)
+    ]  # fmt: skip
+    if rows:
+        assert (await services.events.add_rows(rows, 0)).accepted == len(rows)
+    await execute(services, served.insert().values(lists))
+    if not late:
+        by_hour = [
+            events.update()
+            .where(
+                events.c.event_id >= f"{version} {ago} ", events.c.event_id < f"{version} {ago}!"
+            )
+            .values(created_at=(now - ago) * HOUR_US + HOUR_US // 2)
+            for ago in hours
+        ]
+        await execute(services, *by_hour)
+
+
+async def history(services: Services) -> list[Mapping[str, Any]]:
+    changes, _ = await services.models.history()
+    return [change._asdict() for change in changes]
+
+
+WEEK = range(20, 21 + 7 * 24)  # hours ago
+DAY = range(2, 20)
+
+
+async def test_a_clear_fall_returns_to_the_version_before(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    first, second = versions
+    announced: list[bool] = []
+    services.models.announce = lambda: announced.append(True)
+    await given_out(services, first, WEEK, 12)
+    await given_out(services, second, DAY, 3)
+    active = await services.trials.return_check()
+    assert active is not None
+    assert active.version == first
+    assert announced
+    last = (await history(services))[0]
+    assert (last["version"], last["previous"], last["reason"]) == (first, second, "returned")
+    detail = last["detail"]
+    assert detail["from"] == second
+    assert detail["lists"] == PER_HOUR * len(DAY)
+    assert detail["clicked"] == 3 * len(DAY)
+    assert detail["expected"] == pytest.approx(12 * len(DAY))
+    assert detail["fall"] == pytest.approx(0.75)
+    assert 0 < detail["p"] < 0.01
+    # Once is enough, for any number of workers.
+    assert await services.trials.return_check() is None
+    assert len(await history(services)) == 3
+
+
+@pytest.mark.parametrize("clicked", [12, 11, 14])
+async def test_no_fall_no_return(
+    services: Services, versions: tuple[str, str], clicked: int
+) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], DAY, clicked)
+    assert await services.trials.return_check() is None
+    assert (await services.models.activation()).version == versions[1]
+
+
+async def test_too_few_lists_say_nothing(services: Services, versions: tuple[str, str]) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], range(18, 19), 0)
+    assert await services.trials.return_check() is None
+
+
+async def test_lists_that_can_still_be_clicked_are_waited_for(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], range(2), 0)
+    assert await services.trials.return_check() is None
+    # Even if they are many.
+    served = metadata.tables["served"]
+    version = served.c.version == versions[1]
+    await execute(services, served.update().where(version).values(lists=100_000))
+    assert await services.trials.return_check() is None
+    assert await services.trials.return_check(hour_now() + 2) is not None
+
+
+async def test_clicks_are_compared_as_of_the_same_time(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    """Old lists have had longer to be clicked: what came late does not count for them either."""
+    await given_out(services, versions[0], WEEK, 12, late=True)
+    await given_out(services, versions[1], DAY, 3)
+    assert await services.trials.return_check() is None
+
+
+@pytest.mark.parametrize("by_hand", ["pinned", "activated", "rolled_back", "twice"])
+async def test_what_somebody_chose_stays(
+    services: Services, versions: tuple[str, str], by_hand: str
+) -> None:
+    first, second = versions
+    await given_out(services, first, WEEK, 12)
+    await given_out(services, second, DAY, 3)
+    if by_hand == "pinned":
+        await services.models.activate(second, pin=True)
+    elif by_hand == "activated":
+        await services.models.activate(first)
+        await services.models.activate(second)
+        await published(services, second, hours_ago=20)
+    elif by_hand == "rolled_back":
+        await services.models.rollback()
+    else:
+        await services.trials.return_check()
+    before = await services.models.activation()
+    assert await services.trials.return_check() is None
+    assert await services.models.activation() == before
+
+
+async def test_pinned_and_let_go_is_looked_at_again(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    first, second = versions
+    await given_out(services, first, WEEK, 12)
+    await given_out(services, second, DAY, 3)
+    await services.models.activate(second, pin=True)
+    await services.models.unpin()
+    changes = metadata.tables["activations"]
+    is_pinning = changes.c.previous == changes.c.version
+    await execute(services, changes.update().where(is_pinning).values(at=now_us()))
+    active = await services.trials.return_check()
+    assert active is not None
+    assert active.version == first
+
+
+async def test_hours_in_which_lists_were_interleaved_do_not_count(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    """A version's own lists are then those of others than usual."""
+    first, second = versions
+    await given_out(services, first, WEEK, 12)
+    await given_out(services, second, range(8, 20), 12)
+    await given_out(services, second, range(2, 8), 0)
+    now = hour_now()
+    trials = metadata.tables["trials"]
+    trial = {"trial_id": "t", "kind": "interleaving", "version_a": second, "version_b": first,
+             "share": 0.5, "status": "ended", "created_at": (now - 7) * HOUR_US - 1,
+             "ended_at": (now - 2) * HOUR_US + 1, "report": {}}  # fmt: skip
+    await execute(services, trials.insert().values(trial))
+    assert await services.trials.return_check() is None
+    await execute(services, trials.delete())
+    assert await services.trials.return_check() is not None
+
+
+async def test_not_to_a_version_whose_files_are_gone(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], DAY, 3)
+    models = metadata.tables["models"]
+    gone = models.update().where(models.c.version == versions[0]).values(status="deleted")
+    await execute(services, gone)
+    assert await services.trials.return_check() is None
+    assert (await services.models.activation()).version == versions[1]
+
+
+async def test_long_afterwards_it_is_the_times_that_have_changed(
+    services: Services, versions: tuple[str, str]
+) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], DAY, 3)
+    assert await services.trials.return_check(hour_now() + 30 * 24) is None
+    assert await services.trials.return_check(hour_now() + 7 * 24) is not None
+
+
+async def test_the_first_model_and_no_model_have_nothing_to_return_to(services: Services) -> None:
+    assert await services.trials.return_check() is None
+    await add_small_data(services)
+    await publish_model(services)
+    assert await services.trials.return_check() is None
+
+
+async def test_it_can_be_switched_off(
+    settings: Settings, services: Services, versions: tuple[str, str]
+) -> None:
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], DAY, 3)
+    off = await build_services(
+        settings.model_copy(update={"return_lists": 100, "return_drop": 0.0})
+    )
+    less = await build_services(
+        settings.model_copy(update={"return_lists": 100, "return_drop": 0.8})
+    )
+    try:
+        assert await off.trials.return_check() is None
+        assert await less.trials.return_check() is None
+    finally:
+        await off.close()
+        await less.close()
+    assert await services.trials.return_check() is not None
+
+
+async def test_a_worker_sees_to_it(services: Services, versions: tuple[str, str]) -> None:
+    import asyncio
+
+    from tests.app.patience import until
+
+    await given_out(services, versions[0], WEEK, 12)
+    await given_out(services, versions[1], DAY, 3)
+    stop = asyncio.Event()
+    worker = asyncio.create_task(worker_of(services).run(stop))
+
+    async def returned() -> bool:
+        return (await services.models.activation()).version == versions[0]
+
+    await until(returned)
+    stop.set()
+    await worker
