@@ -110,3 +110,26 @@ def test_ranking_survives_the_round_trip(tmp_path: Path) -> None:
     users = torch.arange(2)
     a, b = (ExactRanker(m).rank(m.user_vectors(users), candidates, 3) for m in (original, loaded))
     assert a.equal(b)
+
+
+def test_the_temperature_comes_with_the_model_and_is_1_where_it_was_never_fitted(
+    tmp_path: Path,
+) -> None:
+    path = saved(tmp_path)
+    assert load_checkpoint(path).temperature == 1.0
+    manifest = read_manifest(path)
+    del manifest["calibration"]  # as older versions wrote it
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert load_checkpoint(path).temperature == 1.0
+    manifest["calibration"] = {"temperature": 1.25, "ece": 0.01}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert load_checkpoint(path).temperature == 1.25
+    for wrong in (0, -1.0, "hot", None, [], float("nan"), float("inf"), 10**400):
+        manifest["calibration"] = {"temperature": wrong}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="is not the temperature"):
+            load_checkpoint(path)
+    manifest["calibration"] = [1.25]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="is not the temperature"):
+        load_checkpoint(path)
