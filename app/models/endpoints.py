@@ -146,7 +146,7 @@ async def activate(
     One that the gate has rejected is 409 `not_published`, unless with `force`, which is recorded.
     What is pinned stays pinned: newer models are not served until it is unpinned.
     """
-    forced = force or await _forced(request)
+    forced = await _forced(request) or force
     activation = await registry.activate(version, force=forced)
     row = await registry.get(version)
     return json_response(row.as_json(activation))
@@ -165,7 +165,7 @@ async def pin(
     """Activates it, as above, and keeps it: what is trained is published without being served until
     `DELETE /admin/models/pin`.
     """
-    forced = force or await _forced(request)
+    forced = await _forced(request) or force
     activation = await registry.activate(version, force=forced, pin=True)
     row = await registry.get(version)
     return json_response(row.as_json(activation))
