@@ -13,16 +13,11 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
-from psycopg import sql
 
 from app.core.database import Database
 from app.core.migrations import migrate
 from app.core.settings import normalise_database_url
-
-POSTGRES_URL = os.environ.get(
-    "NCR_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres"
-)
-
+from tests.postgres import POSTGRES_URL, Pool, admin, create, drop, url_of
 
 REDIS_URL = os.environ.get("NCR_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
 
@@ -70,28 +65,6 @@ def _migrate(url: str) -> None:
     asyncio.run(run())
 
 
-def _admin() -> psycopg.Connection[tuple[object, ...]]:
-    return psycopg.connect(POSTGRES_URL, autocommit=True, connect_timeout=5)
-
-
-def _url_of(name: str) -> str:
-    return f"{POSTGRES_URL.partition('?')[0].rpartition('/')[0]}/{name}"
-
-
-def _create(name: str, template: str | None = None) -> None:
-    statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-    if template is not None:
-        statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-    with _admin() as connection:
-        connection.execute(statement)
-
-
-def _drop(name: str) -> None:
-    with _admin() as connection:
-        statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
-        connection.execute(statement.format(sql.Identifier(name)))
-
-
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated file, copied for each test."""
@@ -104,21 +77,22 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgres() -> None:
     """Skips where there is no server, except where there has to be one."""
     try:
-        _admin().close()
+        admin().close()
     except psycopg.OperationalError as error:
         skip_or_fail(f"no PostgreSQL at {POSTGRES_URL.rpartition('@')[2]}: {error}")
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres: None) -> Iterator[str]:
-    """A migrated database, copied for each test."""
-    name = f"ncr_test_{secrets.token_hex(6)}"
-    _create(name)
+def postgres_pool(postgres: None) -> Iterator[Pool]:
+    """Migrated, empty databases."""
+    template = create()
     try:
-        _migrate(_url_of(name))
-        yield name
+        _migrate(url_of(template))
+        pool = Pool(template)
+        yield pool
+        pool.close()
     finally:
-        _drop(name)
+        drop(template)
 
 
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
@@ -136,13 +110,9 @@ def new_database(kind: str, folder: Path, request: pytest.FixtureRequest) -> Ite
         shutil.copy(request.getfixturevalue("sqlite_template"), path)
         yield f"sqlite:///{path}"
         return
-    template = request.getfixturevalue("postgres_template")
-    name = f"ncr_test_{secrets.token_hex(6)}"
-    _create(name, template)
-    try:
-        yield _url_of(name)
-    finally:
-        _drop(name)
+    pool: Pool = request.getfixturevalue("postgres_pool")
+    with pool.database() as name:
+        yield url_of(name)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -159,9 +129,8 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
         yield f"sqlite:///{tmp_path / 'empty.db'}"
         return
     request.getfixturevalue("postgres")
-    name = f"ncr_test_{secrets.token_hex(6)}"
-    _create(name)
+    name = create()
     try:
-        yield _url_of(name)
+        yield url_of(name)
     finally:
-        _drop(name)
+        drop(name)

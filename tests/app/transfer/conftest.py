@@ -22,7 +22,7 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
     request.getfixturevalue("sqlite_template")
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and "postgresql" in callspec.params.values():
-        request.getfixturevalue("postgres_template")
+        request.getfixturevalue("postgres_pool")
     with contextlib.ExitStack() as databases:
 
         @contextlib.asynccontextmanager
