@@ -16,7 +16,9 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import CheckpointError
 from ncr_core.evaluation.frozen import frozen_hold_out
 from ncr_core.evaluation.gate import DRAWS, LEAST_USERS, judge, measure
-from ncr_core.evaluation.metrics import FloatArray
+from ncr_core.evaluation.metrics import FloatArray, ndcg_of_each
+from ncr_core.evaluation.protocols import K, ModelRanks, ranks_of, sampled_candidates
+from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.models.ranker import PairwiseRanker
 
 DIGITS = 5
@@ -55,7 +57,7 @@ def gate(
         # What is served has to be replaced all the more.
         return _uncompared("incumbent_unreadable", force) | {"detail": str(error)}
     if comparison is None or served is None:
-        return _uncompared("first", force)
+        return _first(split, challenger, force)
     clock.phase("compare with what is served")
     return _compared(split, every, challenger, served, comparison, force, clock)
 
@@ -67,6 +69,26 @@ def _uncompared(finding: str, force: bool) -> dict[str, Any]:
         "passed": True,
         "forced": force,
         "incumbent": None,
+    }
+
+
+def _first(split: Split, challenger: PairwiseRanker, force: bool) -> dict[str, Any]:
+    """Nothing is there to compare with but the popularity list, which is served until now: a model
+    that is shown to be worse than that does not take its place.
+    """
+    candidates = sampled_candidates(split, split.test, 0)
+    if len(candidates.users) < LEAST_USERS:
+        return _uncompared("first", force)
+    own, popular = (
+        ndcg_of_each(ranks_of(ranks, candidates, K), K)
+        for ranks in (ModelRanks(challenger), Popularity(split.train))
+    )
+    verdict = judge(own, popular, 0.0)
+    if verdict.finding != "worse":
+        return _uncompared("first", force)
+    return _uncompared("below_popularity", force) | {
+        "decision": "published" if force else "rejected",
+        "passed": False,
     }
 
 

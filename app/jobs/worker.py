@@ -196,6 +196,8 @@ class Worker:
                 "checkpoint_store": self._settings.checkpoint_store,
                 "candidates": self._settings.candidates,
                 "precompute_users": self._settings.precompute_users,
+                "feedback": self._settings.feedback,
+                "feedback_half_life_days": self._settings.feedback_half_life_days,
             },
         }
         return json.dumps(order).encode() + b"\n"

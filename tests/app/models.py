@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from app.events.schemas import NewEvent
@@ -9,6 +15,7 @@ from app.jobs.schemas import TrainParams
 from app.jobs.training import interactions_of, train_and_evaluate
 from app.models.schemas import ModelRow
 from app.services import Services
+from ncr_core.data import Interactions
 from ncr_core.data.synthetic import SyntheticData, synthetic_catalogue
 from ncr_core.models import ModelConfig
 
@@ -36,13 +43,8 @@ async def publish_model(services: Services, **params: Any) -> str:
     users = await services.events.external_users(snapshot.users())
     items = await services.catalog.external_ids_of(snapshot.items())
     version = services.models.new_version()
-    summary = train_and_evaluate(
-        interactions_of(snapshot, users, items),
-        wanted,
-        ModelConfig.from_dict({"kind": wanted.model, "factors": wanted.factors}),
-        "cpu",
-        services.models.folder(version),
-        lambda progress: None,
+    summary = _trained(
+        interactions_of(snapshot, users, items), wanted, services.models.folder(version)
     )
     row = ModelRow(
         version=version,
@@ -64,3 +66,34 @@ async def publish_model(services: Services, **params: Any) -> str:
     async with services.database.write() as conn:
         await services.models.publish(conn, row)
     return version
+
+
+_KEPT = tempfile.TemporaryDirectory(prefix="ncr-test-models-")
+_SUMMARIES: dict[str, dict[str, Any]] = {}
+
+
+def _trained(interactions: Interactions, params: TrainParams, folder: Path) -> dict[str, Any]:
+    """A training, or a copy of what the same one gave before: hundreds of tests want the same."""
+    key = hashlib.sha256(json.dumps(params.model_dump(), sort_keys=True).encode())
+    for ids in (interactions.user_ids, interactions.item_ids):
+        key.update(json.dumps(list(ids)).encode())
+    for array in (interactions.indptr, interactions.items, interactions.weights):
+        key.update(b"|" if array is None else b"|" + array.tobytes())
+    name = key.hexdigest()
+    kept = Path(_KEPT.name) / name
+    if interactions.stated is not None or name not in _SUMMARIES:
+        summary = train_and_evaluate(
+            interactions,
+            params,
+            ModelConfig.from_dict({"kind": params.model, "factors": params.factors}),
+            "cpu",
+            folder,
+            lambda progress: None,
+        )
+        if interactions.stated is not None:
+            return summary
+        shutil.copytree(folder, kept)
+        _SUMMARIES[name] = summary
+    elif not folder.exists():
+        shutil.copytree(kept, folder)
+    return copy.deepcopy(_SUMMARIES[name])

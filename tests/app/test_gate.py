@@ -71,6 +71,23 @@ async def test_a_worse_model_is_rejected_and_kept(services: Services, settings: 
     assert {job.kind for job in rows} == {"train"}  # no candidates are computed for it
 
 
+async def test_a_first_model_has_to_be_as_good_as_the_popularity_list(
+    services: Services, settings: Settings
+) -> None:
+    await add_enough_data(services)
+    job = await run_job(services, settings, **BAD, pretrain=False)
+    gate = gate_of(job)
+    assert (job.status, gate["decision"], gate["finding"]) == (
+        "rejected", "rejected", "below_popularity",
+    )  # fmt: skip
+    assert gate["over_popularity"]["sampled"] < 0
+    assert (await services.models.activation()).version is None
+    forced = await run_job(services, settings, **BAD, pretrain=False, force=True)
+    gate = gate_of(forced)
+    assert (forced.status, gate["passed"], gate["forced"]) == ("succeeded", False, True)
+    assert (await services.models.activation()).version == forced.model_version
+
+
 async def test_force_publishes_what_the_gate_would_reject(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings
 ) -> None:
