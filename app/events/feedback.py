@@ -74,6 +74,11 @@ class Feedback:
         other = rules.pop(EVERY_OTHER)
         return cls(rules, other, half_life_days)
 
+    @property
+    def key(self) -> str:
+        """The same for the same weights, in every process."""
+        return repr((sorted(self.types.items()), self.other, self.half_life_days))
+
     def weight(self, kind: str, value: float | None) -> float:
         """The weight of an event."""
         rule = self.types.get(kind, self.other)

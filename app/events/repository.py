@@ -16,7 +16,7 @@ from app.core.database import Database
 from app.core.metadata import CATALOG_SEQ, EVENT_SEQ, current_value, now_us
 from app.events.feedback import Feedback
 from app.events.schemas import Profile, StoredEvent, StoredPreference
-from app.events.tables import events, preferences, retractions, users
+from app.events.tables import events, preferences, retractions, users, when
 
 _EVENT_COLUMNS = (
     "seq",
@@ -359,7 +359,7 @@ def _profile_statement(dialect: str, feedback: Feedback) -> sa.Select[Any]:
     Lists come as JSON, which is quicker to read than the driver's arrays.
     """
     weight = feedback.expression(events.c.type, events.c.value).label("weight")
-    own = sa.select(events.c.item_id, events.c.seq, events.c.timestamp, weight)
+    own = sa.select(events.c.item_id, events.c.seq, when(), weight)
     stated = sa.select(
         preferences.c.winner_id, preferences.c.loser_id, preferences.c.seq, preferences.c.timestamp
     )

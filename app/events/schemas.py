@@ -121,6 +121,7 @@ class Taste:
     disliked: IntArray
     disliked_weights: NDArray[np.float32]
     pairs: IntArray
+    pair_seqs: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,10 +211,15 @@ class Profile:
         return self._taste.pairs
 
     @property
+    def pair_seqs(self) -> IntArray:
+        """The seq of each of ``pairs``."""
+        return self._taste.pair_seqs
+
+    @property
     def nbytes(self) -> int:
         """The memory of its arrays, with what is worked out of them."""
         own = (self.seen, self.seqs, self.weights, self.timestamps, self.preferences)
-        return sum(part.nbytes for part in own) + 12 * len(self.seen) + 16 * len(self.preferences)
+        return sum(part.nbytes for part in own) + 12 * len(self.seen) + 24 * len(self.preferences)
 
     @property
     def _all_seqs(self) -> list[IntArray]:
@@ -232,13 +238,15 @@ class Profile:
             weights = weights * self.feedback.decay(times, int(times[-1]))
         found = verdicts(items, weights)
         stated = self.preferences
-        pairs = stated[np.lexsort((stated[:, 2], stated[:, 3])), :2]
+        stated = stated[np.lexsort((stated[:, 2], stated[:, 3]))]
+        stated = stated[standing(stated[:, :2])]
         return Taste(
             items[found.liked],
             found.liked_weights,
             items[found.disliked],
             found.disliked_weights,
-            pairs[standing(pairs)],
+            stated[:, :2],
+            stated[:, 2],
         )
 
 

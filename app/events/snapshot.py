@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 
 from app.core.metadata import now_us
 from app.events.feedback import Feedback
-from app.events.tables import events
+from app.events.tables import events, when
 
 _DTYPE = np.dtype(
     [
@@ -117,7 +117,7 @@ def _statement(feedback: Feedback, dialect: sa.Dialect) -> tuple[str, dict[str, 
     """The query for all events, and its parameters. The weight is worked out in the database:
     the names of types would take more memory than all else."""
     weight = sa.cast(feedback.expression(events.c.type, events.c.value), sa.REAL)
-    columns = (*(events.c[name] for name in ("user_id", "item_id", "timestamp")), weight)
+    columns = (events.c.user_id, events.c.item_id, when(), weight)
     compiled = sa.select(*columns, events.c.seq).compile(dialect=dialect)
     return str(compiled), dict(compiled.params)
 

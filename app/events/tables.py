@@ -46,6 +46,15 @@ events = sa.Table(
     ),
 )
 
+
+def when() -> sa.ColumnElement[int]:
+    """When an event was, by the client's clock, but not after it was accepted: a clock that is fast
+    must not let an old click outweigh a dislike of today.
+    """
+    late = events.c.timestamp > events.c.created_at
+    return sa.case((late, events.c.created_at), else_=events.c.timestamp).label("timestamp")
+
+
 # The seqs that no event has: an event was deleted, or a user erased. Of an erased user nothing is
 # left but the number that is never given out again.
 retractions = sa.Table(

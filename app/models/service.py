@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
 from app.core.errors import NotFound
+from app.core.http import text_problem
 from app.core.logging import get_logger
 from app.core.metadata import now_us
 from app.models.activator import Activator
@@ -22,7 +23,7 @@ from app.models.history import Change, Reason
 from app.models.repository import ModelRepository
 from app.models.retention import Rule
 from app.models.schemas import Activation, ModelRow
-from app.models.store import CANDIDATES, CheckpointStore, checked
+from app.models.store import CANDIDATES, CheckpointStore, StoreUnavailable, checked
 from ncr_core.errors import CheckpointError
 
 if TYPE_CHECKING:  # torch, which no command needs that only lists or copies models
@@ -158,7 +159,7 @@ class ModelRegistry:
 
     async def get(self, version: str) -> ModelRow:
         """A version; 404 if there is none."""
-        row = await self._repository.get(version) if len(version) <= 256 else None
+        row = await self._repository.get(version) if text_problem(version) is None else None
         if row is None:
             raise NotFound("there is no such model version", code="unknown_model")
         return row
@@ -175,18 +176,28 @@ class ModelRegistry:
     async def load_measured(
         self, row: ModelRow, device: str
     ) -> tuple[Checkpoint, Evaluated | None]:
-        """A version's checkpoint, and the copy that it was measured by, if it was written with one.
-
-        Raises CheckpointError.
+        """A version's checkpoint, and the copy that it was measured by: None where it was written
+        without one, or where that alone is damaged wherever it is kept. Raises CheckpointError.
         """
+        return await asyncio.to_thread(self._load_measured, row, device)
 
-        def work() -> tuple[Checkpoint, Evaluated | None]:
-            from ncr_core.evaluated import load_evaluated
+    def _load_measured(
+        self, row: ModelRow, device: str
+    ) -> tuple[Checkpoint, Evaluated | None]:
+        from ncr_core.evaluated import load_evaluated
 
-            checkpoint = self._load(row, device)
-            return checkpoint, load_evaluated(self.folder(row.version), device)
-
-        return await asyncio.to_thread(work)
+        checkpoint = self._load(row, device)
+        try:
+            try:
+                return checkpoint, load_evaluated(self.folder(row.version), device)
+            except CheckpointError as error:
+                again = self._fetch_again(row, error)
+            return checkpoint, load_evaluated(again, device)
+        except StoreUnavailable:
+            raise  # that says nothing of the copy: another try may read it
+        except CheckpointError as error:
+            log.warning("no measured copy to read", version=row.version, reason=str(error))
+            return checkpoint, None
 
     def _load(self, row: ModelRow, device: str) -> Checkpoint:
         from ncr_core.checkpoint import load_checkpoint
@@ -221,14 +232,24 @@ class ModelRegistry:
         log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
         return again
 
+    async def lock(self, conn: AsyncConnection) -> Activation:
+        """What is served, and stays so until the caller's transaction ends."""
+        return await self._repository.lock_activation(conn)
+
     async def publish(
-        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None = None
+        self,
+        conn: AsyncConnection,
+        row: ModelRow,
+        detail: dict[str, Any] | None = None,
+        *,
+        serve: bool = True,
     ) -> bool:
         """Adds a version in the caller's transaction; whether it is served from then on.
 
-        A published one is, unless what is served is pinned; a rejected one is not.
+        A published one is, unless what is served is pinned or it is not to ``serve``; a rejected
+        one is not.
         """
-        return await self._activator.publish(conn, row, detail)
+        return await self._activator.publish(conn, row, detail, serve=serve)
 
     async def activate(
         self,

@@ -11,6 +11,8 @@ from app.events.schemas import Profile
 from app.recommend.catalogue_rows import CatalogueRows
 from ncr_core.fold_in import Evidence
 
+MOST = 1_000
+
 
 def told(evidence: Evidence | None, rows: CatalogueRows, catalogue: Catalogue) -> Evidence:
     """The evidence without items that were deleted: nobody is to hear of those."""
@@ -26,18 +28,17 @@ def evidence_of(profile: Profile, rows: CatalogueRows, after: int) -> Evidence |
     """The user's verdicts after a seq, in the model's rows; None where there are none.
 
     After 0 for a vector that is made of nothing else; for one that was trained, and is held to,
-    what it has not been trained on.
+    what it has not been trained on. Of dislikes and statements it is the latest ``MOST``: they are
+    fitted while others wait.
     """
     recent = profile.seen[profile.seqs > after]
     liked = np.isin(profile.positives, recent)
-    unwanted = np.isin(profile.disliked, recent)
+    unwanted = np.flatnonzero(np.isin(profile.disliked, recent))[-MOST:]
     items, weights = rows.at(profile.positives[liked]), profile.positive_weights[liked]
     disliked = rows.at(profile.disliked[unwanted])
     disliked_weights = profile.disliked_weights[unwanted]
-    new = profile.preferences[profile.preferences[:, 2] > after]
-    said = {tuple(pair) for pair in new[:, :2].tolist()}
-    stated = [pair for pair in profile.pairs.tolist() if tuple(pair) in said]
-    pairs = rows.at(np.array(stated, dtype=np.int64).reshape(-1)).reshape(-1, 2)
+    stated = profile.pairs[profile.pair_seqs > after][-MOST:]
+    pairs = rows.at(stated.reshape(-1)).reshape(-1, 2)
     found = Evidence(
         items=items[items >= 0],
         weights=weights[items >= 0],

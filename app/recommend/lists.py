@@ -77,8 +77,9 @@ class Lists:
             return EMPTY
         name = None
         if self._shared is not None:
-            # Servers of another version or setting may rank, or describe items, in another way.
-            name = f"list:{digest_of((__version__, model.n_candidates, key))}"
+            # Servers of another version or setting may rank, describe or weigh in another way.
+            made_by = (__version__, model.n_candidates, asked.profile.feedback.key)
+            name = f"list:{digest_of((*made_by, key))}"
         if self._shared is not None and name is not None:
             found = decoded(await self._shared.get(name), asked.catalogue)
             if found is not None:

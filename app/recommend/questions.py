@@ -16,6 +16,7 @@ from app.core.cache import SingleFlight
 from app.core.errors import Unavailable
 from app.recommend.asking import Asked, allowed_items, request_of
 from app.recommend.batcher import Batcher, ClientGone, IsGone
+from app.recommend.evidence import MOST
 from app.recommend.filters import Filters
 from app.recommend.popular import PopularList
 from app.recommend.serving import ServingModel
@@ -98,7 +99,7 @@ class QuestionService:
         profile, n = asked.profile, asked.filters.n
         vector = await self._vector(asked, model) if len(profile.seen) else None
         events = len(profile.positives) + len(profile.disliked)
-        stated = rows.at(profile.pairs.flatten()).reshape(-1, 2)
+        stated = rows.at(profile.pairs[-MOST:].flatten()).reshape(-1, 2)
         seed = int.from_bytes(hashlib.blake2b(asked.user.encode(), digest_size=8).digest(), "big")
         told = rows.at(np.array(sorted(done), dtype=np.int64).reshape(-1, 2).flatten())
         asked_rows = [(int(a), int(b)) for a, b in told.reshape(-1, 2)]

@@ -48,7 +48,7 @@ class QuestionPool:
         self, ranker: ExactRanker, sample: Tensor, items: IntArray, temperature: float = 1.0
     ) -> None:
         self.items = items
-        self._rows = frozenset(items.tolist())
+        self._position = {row: at for at, row in enumerate(items.tolist())}
         self._first, self._second = np.triu_indices(len(items), 1)
         rows = torch.from_numpy(items)
         parts: list[Floats] = []
@@ -92,8 +92,7 @@ class QuestionPool:
 
     def _number(self, one: int, other: int) -> tuple[int, bool]:
         """The number of a pair of rows, −1 for none of these, and whether it is turned round."""
-        i, j = (int(np.flatnonzero(self.items == row)[0]) if row in self._rows else -1
-                for row in (one, other))  # fmt: skip
+        i, j = (self._position.get(row, -1) for row in (one, other))
         if min(i, j) < 0 or i == j:
             return -1, False
         low, high = min(i, j), max(i, j)
@@ -114,8 +113,8 @@ class QuestionPool:
         """
         a, b = self.items[self._first], self.items[self._second]
         open_pairs: BoolArray = allowed[self._first] & allowed[self._second]
-        for one, other in asked:
-            open_pairs &= ~(((a == one) & (b == other)) | ((a == other) & (b == one)))
+        numbers = [self._number(one, other)[0] for one, other in asked]
+        open_pairs[[number for number in numbers if number >= 0]] = False
         if plausible is None:
             plausible = np.full(self._answers.shape[1], 1 / self._answers.shape[1])
         weights = plausible.astype(np.float32)

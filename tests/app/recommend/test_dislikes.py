@@ -1,0 +1,105 @@
+"""What a user dislikes is recommended nowhere, whoever works out the list; and what bounds it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from app.recommend.asking import Asked
+from app.recommend.evidence import MOST, evidence_of
+from app.recommend.filters import Filters
+from app.services import Services
+from tests.app.models import publish_model
+from tests.app.recommend.asking import ITEMS, ask, ids, post, serving
+
+pytestmark = pytest.mark.anyio
+
+
+async def everything(client: httpx2.AsyncClient, user: str, **params: Any) -> set[str]:
+    found = ids(await ask(client, user, n=1000, exclude_seen=False, **params))
+    batch = await post(
+        client, "/recommend/batch", users=[user], n=1000, exclude_seen=False, **params
+    )
+    assert ids(batch["results"][0]) == found
+    return set(found)
+
+
+@pytest.mark.parametrize("who", ["user-1", "fresh", "only dislikes"])
+@pytest.mark.parametrize("model", [True, False], ids=["model", "no model"])
+async def test_in_no_list(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, who: str, model: bool
+) -> None:
+    if model:
+        await publish_model(filled)
+        await app.state.recommend.host.refresh()
+    if who == "fresh":
+        await post(client, "/events", user=who, item=ITEMS[5])
+    best = ids(await ask(client, who, exclude_seen=False))[0]
+    before = await everything(client, who)
+    assert best in before
+    await post(client, "/events", user=who, item=best, type="dislike")
+    for options in ({}, {"diversity": 0.5}, {"explain": "pairwise"}):
+        assert await everything(client, who, **options) == before - {best}
+
+
+async def test_a_fast_clock_does_not_outweigh_a_dislike(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    """The click is an hour ahead by the phone's clock; the dislike comes a second later."""
+    item = ids(await ask(client, "user-2"))[0]
+    late = {"user": "user-2", "item": item, "type": "click", "timestamp": time.time() + 3600}
+    await post(client, "/events", **late)
+    await post(client, "/events", user="user-2", item=item, type="dislike")
+    assert item not in ids(await ask(client, "user-2", n=100, exclude_seen=False))
+    services: Services = app.state.services
+    snapshot = await services.events.snapshot_for_training()
+    own = (await services.events.profile("user-2")).disliked
+    assert (snapshot.weight[snapshot.item_id == own[0]] < 0).sum() == 1
+    events = (await client.get("/users/user-2/events?n=2")).json()["items"]
+    assert events[1]["timestamp"] > events[0]["timestamp"]  # told as it was given
+
+
+async def test_thousands_of_statements_are_fitted_to_the_latest(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    rng = np.random.default_rng(0)
+    pairs = {tuple(map(int, rng.choice(len(ITEMS), 2, replace=False))) for _ in range(6000)}
+    rows = [{"user": "talker", "winner": ITEMS[a], "loser": ITEMS[b]} for a, b in sorted(pairs)]
+    services: Services = app.state.services
+    await services.events.prefer(rows, 0)
+    profile = await services.events.profile("talker")
+    assert len(profile.pairs) == len(profile.pair_seqs) > MOST
+    catalogue = await services.catalog.catalogue(profile.catalog_seq)
+    model = serving(app)
+    evidence = evidence_of(profile, model.rows(catalogue), 0)
+    assert evidence is not None
+    assert len(evidence.pairs) == MOST
+    rows_of = model.rows(catalogue).at(profile.pairs[-1])
+    assert evidence.pairs[-1].tolist() == rows_of.tolist()
+    assert Asked("talker", Filters(3), profile, catalogue).state == ("talker", profile.last_seq)
+    answer = await ask(client, "talker", n=3)
+    assert {place["source"] for place in answer["items"]} == {"fold_in"}
+    questions = (await client.get("/users/talker/questions?n=3")).json()
+    assert questions
+
+
+@pytest.mark.parametrize("path", ["/recommend/user-1?model=%00", "/recommend/user-1?model=a%00b"])
+async def test_a_model_that_cannot_be_there(
+    client: httpx2.AsyncClient, trained: str, path: str
+) -> None:
+    response = await client.get(path)
+    assert (response.status_code, response.json()["code"]) in (
+        (404, "unknown_model"), (422, "invalid_request"),
+    )  # fmt: skip
+    for route, body in (
+        ("/recommend/batch", {"users": ["u"]}),
+        ("/rerank", {"user": "u", "items": ["film-1"]}),
+        ("/compare", {"user": "u", "items": ["film-1", "film-2"]}),
+    ):
+        response = await client.post(route, json=body | {"model": "a\0b"})
+        assert response.status_code in (404, 422)
