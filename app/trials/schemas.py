@@ -22,6 +22,7 @@ class RunningTrial(NamedTuple):
     version_b: str
     share: float
     """Of the users (interleaving) or requests (shadow), in (0, 1]."""
+    created_at: int
 
 
 class TrialRow(NamedTuple):

@@ -38,6 +38,7 @@ WRITE_SECONDS = 0.5
 COUNT_EVERY = 10  # writes of impressions: what is only counted need not be there at once
 CLOSE_SECONDS = 1.5  # twice: for a write under way, and for the last one
 KEPT_DAYS = 30
+LONGEST_DAYS, MOST_LISTS = 28, 1_000_000  # of a trial: more would tell nothing more
 DAY_US = 86_400_000_000
 FORGET_ROWS = 5_000
 _HASHES = 2**64
@@ -242,19 +243,31 @@ class TrialService:
         return await self._row(trial_id)
 
     async def end_outdated(self) -> None:
-        """Ends the trials whose first version is not the one that is served any more."""
+        """Ends the trials whose first version is not the one that is served any more, and those that
+        nobody has ended for so long, or for so many lists, that they only take room.
+        """
         active = (await self._models.activation()).version
         for trial in await self._repository.running():
-            note = None
-            if trial.version_a != active:
-                note = f"{trial.version_a} is not served any more, but {active}"
-            elif (await self._models.get(trial.version_b)).status == "deleted":
-                note = f"the files of {trial.version_b} were removed"
+            note = await self._outdated(trial, active)
             if note is not None:
                 try:
                     await self.end(trial.trial_id, note)
                 except Conflict:
                     continue  # another worker was first
+
+    async def _outdated(self, trial: RunningTrial, active: str | None) -> str | None:
+        """Why it should not go on; None if it may."""
+        if trial.version_a != active:
+            return f"{trial.version_a} is not served any more, but {active}"
+        if (await self._models.get(trial.version_b)).status == "deleted":
+            return f"the files of {trial.version_b} were removed"
+        if now_us() - trial.created_at > LONGEST_DAYS * DAY_US:
+            return f"it went on for {LONGEST_DAYS} days"
+        if trial.kind == "interleaving":
+            lists = await self._repository.count_impressions(trial.trial_id)
+            if lists >= MOST_LISTS:
+                return f"{lists:,} lists were interleaved"
+        return None
 
     async def forget(self) -> None:
         """Removes the lists of trials that ended long ago: their reports are kept."""
