@@ -67,6 +67,7 @@ class TrialService:
         self._reports = Reports(self._repository, attribution)
         self._returning = Returning(models, self._repository, self.clicks, settings)
         self._poll_seconds = settings.model_poll_seconds
+        self._others = settings.trial_models
         self._random = random.Random()  # noqa: S311 - who takes part is no secret
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -171,9 +172,14 @@ class TrialService:
     async def begin(self, params: TrialParams) -> TrialRow:
         """Begins a trial of a version beside the active one.
 
-        Raises NotFound `unknown_model`, Unprocessable `same_version`, Conflict `no_active_model`,
-        `deleted_model`, `checkpoint_damaged` or `trial_running`, and Unavailable.
+        Raises NotFound `unknown_model`, Unprocessable `same_version`, Conflict `no_trials`,
+        `no_active_model`, `deleted_model`, `checkpoint_damaged` or `trial_running`, and Unavailable.
         """
+        if self._others == 0:
+            raise Conflict(
+                "NCR_TRIAL_MODELS is 0: no version is loaded beside the one that is served",
+                code="no_trials",
+            )
         await self.end_outdated()
         row = await self._models.get(params.version)
         active = (await self._models.activation()).version
@@ -243,8 +249,8 @@ class TrialService:
         return await self._row(trial_id)
 
     async def end_outdated(self) -> None:
-        """Ends the trials whose first version is not the one that is served any more, and those that
-        nobody has ended for so long, or for so many lists, that they only take room.
+        """Ends the trials whose first version is not the one that is served now, and those that
+        went on for so long, or for so many lists, that more would tell nothing.
         """
         active = (await self._models.activation()).version
         for trial in await self._repository.running():

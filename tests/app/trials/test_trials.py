@@ -9,9 +9,12 @@ import httpx2
 import pytest
 
 from app.core.attribution import recommendation_id
+from app.core.errors import Conflict
+from app.core.settings import Settings
 from app.schema import metadata
 from app.services import Services, build_services
 from app.trials import service as trials_module
+from app.trials.schemas import TrialParams
 from tests.app.models import publish_model
 from tests.app.trials.support import click, execute, interleaved, rows, running
 
@@ -126,6 +129,15 @@ async def test_nothing_to_be_beside(client: httpx2.AsyncClient, served: Services
 async def test_a_body_that_says_something_else(client: httpx2.AsyncClient, body: Any) -> None:
     response = await client.post(URL, json=body)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+
+
+async def test_no_trial_where_no_other_version_is_loaded(
+    settings: Settings, versions: tuple[str, str]
+) -> None:
+    services = await build_services(settings.model_copy(update={"trial_models": 0}))
+    with pytest.raises(Conflict, match="NCR_TRIAL_MODELS"):
+        await services.trials.begin(TrialParams(kind="shadow", version=versions[0]))
+    await services.close()
 
 
 async def test_no_json_and_no_such_trial(client: httpx2.AsyncClient) -> None:
