@@ -173,7 +173,7 @@ class TrialService:
         """Begins a trial of a version beside the active one.
 
         Raises NotFound `unknown_model`, Unprocessable `same_version`, Conflict `no_trials`,
-        `no_active_model`, `deleted_model`, `checkpoint_damaged` or `trial_running`, and Unavailable.
+        `no_active_model`, `deleted_model`, `checkpoint_damaged`, `trial_running`; Unavailable.
         """
         if self._others == 0:
             raise Conflict(
