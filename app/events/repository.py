@@ -17,6 +17,7 @@ from app.core.metadata import CATALOG_SEQ, EVENT_SEQ, current_value, now_us
 from app.events.feedback import Feedback
 from app.events.schemas import Profile, StoredEvent, StoredPreference
 from app.events.tables import events, preferences, retractions, users, when
+from app.events.takers import Taking, met_statement, takers_statement
 
 _EVENT_COLUMNS = (
     "seq",
@@ -66,6 +67,7 @@ class EventRepository:
         self._is_positive = feedback.is_positive(events.c.type, events.c.value)
         self._profile = _profile_statement(database.dialect, feedback)
         self._popularity = _popularity_statement(feedback)
+        self._met = met_statement(feedback)
 
     async def profile(self, external_id: str) -> Profile:
         """One query: the hot path of a recommendation."""
@@ -307,6 +309,21 @@ class EventRepository:
             .limit(limit)
         )
         return [(row[0], row[1], row[2]) for row in rows]
+
+    async def met(self, seq: int, known_by: int, limit: int) -> list[tuple[int, int, int]]:
+        """Of the first ``limit`` positive events after a seq `(item, events, last seq)`: how many
+        are of users who had done or said something up to ``known_by``.
+        """
+        parameters = {"seq": seq, "known_by": known_by, "limit": limit}
+        rows = await self.database.fetch(self._met, parameters)
+        return [(row[0], int(row[1]), row[2]) for row in rows]
+
+    async def takers(self, items: Collection[int], known_by: int, most: int) -> list[Taking]:
+        """What speaks for these items by now: of each the ``most`` users whose last word came last,
+        with their positive events. See `Taking`."""
+        statement = takers_statement(one_of(events.c.item_id, items, self.dialect), self.feedback)
+        rows = await self.database.fetch(statement, {"known_by": known_by, "most": most})
+        return [Taking(*row) for row in rows]
 
     async def last_seq(self) -> int:
         """The highest seq given out."""

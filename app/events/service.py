@@ -18,7 +18,7 @@ from app.events.append import append
 from app.events.feedback import Feedback
 from app.events.preferences import append_preferences, parse_preference
 from app.events.profiles import Profiles
-from app.events.repository import EventRepository
+from app.events.repository import EventRepository, Taking
 from app.events.schemas import (
     AppendResult,
     ImportResult,
@@ -242,6 +242,16 @@ class EventService:
         Nothing is ever missed by going on from the last seq: seqs are in the order of commits.
         """
         return await self._repository.since(since_seq, limit)
+
+    async def met(self, since_seq: int, known_by: int, limit: int) -> list[tuple[int, int, int]]:
+        """`(item, events, last seq)` of the first `limit` positive events after `since_seq`: how
+        many are of users whom the service had met up to `known_by`. Go on from the highest seq."""
+        return await self._repository.met(since_seq, known_by, limit)
+
+    async def takers(self, items: Collection[int], known_by: int, most: int) -> list[Taking]:
+        """Who took these items up, of those whom the service had met up to `known_by`: for each
+        item the `most` users whose last word about it is positive and came last, in that order."""
+        return await self._repository.takers(items, known_by, most)
 
     async def example_user(self) -> str | None:
         """A user with a history that is neither short nor long, to show; None without events."""

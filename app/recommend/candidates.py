@@ -91,12 +91,17 @@ class UserCandidates:
     """
 
     def __init__(
-        self, model: PairwiseRanker, generator: CandidateGenerator, m: int, max_bytes: int
+        self,
+        model: PairwiseRanker,
+        generator: CandidateGenerator,
+        fold_in: FoldIn,
+        m: int,
+        max_bytes: int,
     ) -> None:
         self._model = model
         self._generator = generator
         self._m = m
-        self.fold_in = FoldIn(model, tables=generator.ranker.margins.single)
+        self.fold_in = fold_in
         self._newcomer = self.fold_in.newcomer.numpy()
         # In memory, wherever the model is; where it is a CPU's, these are its own tables.
         self._users = [part.weight.detach().cpu().numpy() for part in model.user_parts()]

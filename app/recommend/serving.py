@@ -20,8 +20,9 @@ from app.recommend.catalogue_rows import CatalogueRows, rows_in
 from app.recommend.explain import explained
 from app.recommend.given import Comparison, GivenItems
 from app.recommend.places import RankedItem, left_filled, places, probability
+from app.recommend.trained import Trained
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.fold_in import Evidence, ItemFoldIn, extended
+from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
 from ncr_core.ranking.attribution import Attribution
@@ -51,11 +52,14 @@ class ServingModel:
         cache_bytes: int = 2**26,
         on_pairs: Callable[[int], None] | None = None,
         on_fallback: Callable[[str], None] = lambda to: None,
+        *,
+        base: Trained | None = None,
+        revision: str = "",
     ) -> None:
         self._made_of = (row, checkpoint, candidates, cache_bytes, on_pairs)
-        self.base = self
+        self.base = base or Trained(row, checkpoint)
         """The version as it was trained, where this one has newer items too."""
-        self.revision = ""
+        self.revision = revision
         """Names the items that this one has beyond those of the version."""
         self._on_fallback = on_fallback
         self._on_cpu: ServingModel | None = None
@@ -65,7 +69,7 @@ class ServingModel:
         self.trained_seq = row.trained_seq
         self.temperature = checkpoint.temperature
         self.item_ids: Sequence[str] = checkpoint.item_ids
-        self.user_rows = {user: i for i, user in enumerate(checkpoint.user_ids)}
+        self.user_rows = self.base.user_rows
         self._model = checkpoint.model
         self._ranker = ExactRanker(self._model, on_pairs=on_pairs)
         self._references = torch.tensor(checkpoint.reference_items, device=self._ranker.device)
@@ -77,8 +81,14 @@ class ServingModel:
             CANDIDATE_SEED,
             shortlist_for(self._ranker.margins, self._model.user_vectors(some)),
         )
-        self.candidates = UserCandidates(self._model, generator, candidates, cache_bytes)
-        self._attribution = Attribution(self.candidates.fold_in, self._ranker, generator.anchors)
+        fold_in = FoldIn(
+            self._model,
+            tables=self._ranker.margins.single,
+            trained_items=self.base.n_items,
+            prior=self.base.prior,
+        )
+        self.candidates = UserCandidates(self._model, generator, fold_in, candidates, cache_bytes)
+        self._attribution = Attribution(fold_in, self._ranker, generator.anchors)
         self._rows: CatalogueRows | None = None
         self._space: ItemSpace | None = None
         self._making_space = Lock()
@@ -93,21 +103,18 @@ class ServingModel:
         return self.version, self.revision
 
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> ServingModel:
-        """The same version with more items, whose vectors (m, F) were fitted."""
-        row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
-        larger = replace(
-            checkpoint,
-            model=extended(self._model, vectors),
-            item_ids=[*checkpoint.item_ids, *items],
-            item_counts=np.concatenate([checkpoint.item_counts, np.zeros(len(items), np.int64)]),
+        """The version as it was trained, with more items, whose vectors (m, F) were fitted."""
+        row, _, candidates, cache_bytes, on_pairs = self._made_of
+        return ServingModel(
+            row,
+            self.base.extended(items, vectors),
+            candidates,
+            cache_bytes,
+            on_pairs,
+            self._on_fallback,
+            base=self.base,
+            revision=revision,
         )
-        model = ServingModel(row, larger, candidates, cache_bytes, on_pairs, self._on_fallback)
-        model.base, model.revision = self, revision
-        return model
-
-    def item_fold_in(self) -> ItemFoldIn:
-        """What fits the vectors of new items to this model."""
-        return ItemFoldIn(self._model)
 
     def vectors_of_rows(self, rows: Sequence[int]) -> Tensor:
         """(k, E) the trained vectors of these users."""
@@ -127,22 +134,19 @@ class ServingModel:
         return before
 
     @property
-    def has_space(self) -> bool:
-        """Whether ``space`` is there already, or takes a moment."""
-        return self._space is not None
-
-    @property
     def space(self) -> ItemSpace:
-        """How alike items are; made when it is first asked for. For any thread."""
+        """How alike items are; there once the model is warm. For any thread."""
         with self._making_space:
             if self._space is None:
-                self._space = ItemSpace(self._model.tables(), self.n_items)
+                self._space = ItemSpace(self._ranker.margins.double, self.n_items)
             return self._space
 
     def warm_up(self) -> None:
-        """Runs everything once, so that the first request does not pay for it."""
+        """Runs everything once, so that the first request does not pay for it, nor all those that
+        the inference thread would let wait meanwhile."""
         allowed = np.ones(self.n_items, dtype=np.bool_)
-        self.rank([RankRequest(0, Evidence(np.array([0])), ("", 0), "", lambda: allowed, 10)])
+        request = RankRequest(0, Evidence(np.array([0])), ("", 0), "", lambda: allowed, 10)
+        self.rank([replace(request, diversity=0.5)])
         self.candidates.clear()
 
     def at_hand(self, request: RankRequest) -> bool:
@@ -201,7 +205,10 @@ class ServingModel:
         if self._on_cpu is None:
             row, checkpoint, candidates, cache_bytes, on_pairs = self._made_of
             checkpoint = replace(checkpoint, model=_on_cpu(self._model))
-            self._on_cpu = ServingModel(row, checkpoint, candidates, cache_bytes, on_pairs)
+            self._on_cpu = ServingModel(
+                row, checkpoint, candidates, cache_bytes, on_pairs, base=self.base
+            )
+            self._on_cpu._space = self._space
         return run(self._on_cpu, requests)
 
     @torch.inference_mode()

@@ -44,7 +44,9 @@ class SimilarItems:
         row = -1
         if model is not None:
             row = int(model.rows(catalogue).at(np.array([internal]))[0])
-        by = int(time.time()) // COUNTED_SECONDS if model is None or row < 0 else model.version
+        by: Hashable = int(time.time()) // COUNTED_SECONDS
+        if model is not None and row >= 0:
+            by = model.key  # a new item changes lists of the same version
         key = (by, internal, catalogue.seq, n)
         kept = self._cache.get(key)
         if kept is None:

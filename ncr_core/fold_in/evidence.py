@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,3 +57,12 @@ class Evidence:
                 raise DataError(f"{len(rows)} items, but weights of shape {weights.shape}")
             if not (np.isfinite(weights) & (weights > 0)).all():
                 raise DataError("weights must be finite and above 0")
+
+
+def of_first(evidence: Evidence, n: int) -> Evidence:
+    """The evidence with those alone of the liked items that are among the first ``n`` rows."""
+    kept = evidence.items < n
+    if kept.all():
+        return evidence
+    weights = None if evidence.weights is None else evidence.weights[kept]
+    return replace(evidence, items=evidence.items[kept], weights=weights)

@@ -61,5 +61,14 @@ def extended(model: PairwiseRanker, vectors: Tensor) -> PairwiseRanker:
     return larger.requires_grad_(False).eval()
 
 
+def shared_copy(model: PairwiseRanker) -> PairwiseRanker:
+    """Another module with the same parameters, in the same memory: what is done to it as a module,
+    as `functional_call` does, is not seen by others who use ``model``."""
+    with torch.device("meta"):
+        copy = build_model(model.config, model.n_users, model.n_items)
+    copy.load_state_dict(model.state_dict(), assign=True)
+    return copy.requires_grad_(False).eval()
+
+
 def _as_matrix(table: Tensor) -> Tensor:
     return table if table.ndim == 2 else table.unsqueeze(1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ncr_core.errors import DataError
-from ncr_core.fold_in.extended import item_rows, split_rows
+from ncr_core.fold_in.extended import item_rows, shared_copy, split_rows
 from ncr_core.fold_in.newton import Floats, newton
 from ncr_core.fold_in.pairs import SHARED
 from ncr_core.fold_in.prior import prior_of
@@ -28,12 +28,13 @@ class ItemFoldIn:
     a crowd of trained users, drawn once, prefers one of the items that are most to their taste to
     it: as in training, where an item that few took up loses to what others took up. Its vector is
     held to where the trained items' lie. It depends on nothing but the item's own users. It takes
-    tens of milliseconds an item, by autograd.
+    tens of milliseconds an item, by autograd. Other threads may use the model meanwhile.
     """
 
     def __init__(self, model: PairwiseRanker, config: FoldInConfig | None = None) -> None:
         self.config = config or FoldInConfig()
-        self._model = model
+        # A module of its own: while items are fitted, its tables are others.
+        self._model = model = shared_copy(model)
         self._prior = prior_of(model.n_items, lambda rows: item_rows(model, rows.to(model.device)))
         drawn = np.random.default_rng(self.config.seed).permutation(model.n_items)[:SHARED]
         self._shared = torch.from_numpy(drawn).to(model.device)
@@ -101,7 +102,7 @@ class _ItemMargins:
     the others in the first ``n_wins`` pairs, of the others over it in the rest."""
 
     def __init__(self, model: PairwiseRanker, users: Tensor, others: Tensor, n_wins: int) -> None:
-        self._model = model
+        self._model = model = shared_copy(model)
         self._halves = _Halves(model)
         self._users = users
         self._others = item_rows(model, others)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ncr_core.fold_in.arrays import FitArrays, fit_arrays
-from ncr_core.fold_in.evidence import Evidence
+from ncr_core.fold_in.evidence import Evidence, of_first
 from ncr_core.fold_in.loader import fit_kernel_or_none
 from ncr_core.fold_in.newton import Floats, newton
 from ncr_core.fold_in.pairs import PairMaker, Pairs
@@ -35,6 +35,10 @@ class FoldIn:
     batch. ``tables`` are the model's in float32, where they are at hand (``Margins.single``).
     Compiled code does it where numba is there (``compiled=False`` does without): on a CPU, wherever
     the model is.
+
+    ``trained_items`` are the rows that training has seen, where items were added since: nothing is
+    compared with those beyond or pooled from them, so that vectors stay what they are without them.
+    ``prior`` is the model's `prior_of` its users, where it is at hand.
     """
 
     def __init__(
@@ -44,13 +48,18 @@ class FoldIn:
         tables: PairTables | None = None,
         *,
         compiled: bool = True,
+        trained_items: int | None = None,
+        prior: Prior | None = None,
     ) -> None:
         self.config = config or FoldInConfig()
         self.model = model
+        self.trained_items = model.n_items if trained_items is None else trained_items
         self._pooled = model.config.users == "history"
-        self._make = PairMaker(model.n_items, self.config)
+        self._make = PairMaker(self.trained_items, self.config)
         device = model.device
-        self._prior = prior_of(model.n_users, lambda rows: model.user_vectors(rows.to(device)))
+        self._prior = prior or prior_of(
+            model.n_users, lambda rows: model.user_vectors(rows.to(device))
+        )
         self._tables = tables
         self._may_compile = compiled
 
@@ -81,8 +90,10 @@ class FoldIn:
         return torch.from_numpy(vectors)
 
     def _of(self, evidence: Evidence, centre: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
-        if self._pooled and len(evidence.items):
-            centre = self._pool(evidence)
+        if self._pooled:
+            known = of_first(evidence, self.trained_items)
+            if len(known.items):
+                centre = self._pool(known)
         pairs = self._make.of(evidence, likes=not self._pooled)
         if not len(pairs.weights):
             return centre

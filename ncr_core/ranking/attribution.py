@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from ncr_core.fold_in import Evidence, FoldIn
+from ncr_core.fold_in.evidence import of_first
 from ncr_core.fold_in.pairs import PairMaker, Pairs
 from ncr_core.fold_in.users import UserMargins
 from ncr_core.ranking.curvature import margin_curvature
@@ -58,7 +59,7 @@ class Attribution:
     def __init__(self, fold_in: FoldIn, ranker: ExactRanker, anchors: Tensor) -> None:
         self._fold_in, self._ranker, self._anchors = fold_in, ranker, anchors.to(ranker.device)
         self._model = fold_in.model
-        config, n_items = fold_in.config, self._model.n_items
+        config, n_items = fold_in.config, fold_in.trained_items
         self._as_fitted = PairMaker(n_items, config)
         # In training the old counts as much as the new.
         self._as_trained = PairMaker(n_items, replace(config, half_life=0.0))
@@ -90,6 +91,7 @@ class Attribution:
 
     def _pooled(self, evidence: Evidence) -> tuple[IntArray, Floats]:
         """(m,) own items and (m, E) how the pool changes without each."""
+        evidence = of_first(evidence, self._fold_in.trained_items)
         own = np.unique(evidence.items[-OWN:])
         if not len(own):
             return own, np.zeros((0, len(self._fold_in.prior.mean)))

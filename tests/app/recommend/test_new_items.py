@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
+from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 
+from app.events.service import EventService
+from app.recommend import new_items as module
 from app.recommend.new_items import NewItems
+from app.recommend.serving import ServingModel
 from app.services import Services
+from ncr_core.fold_in import Evidence
+from ncr_core.models.tables import PairTables
+from ncr_core.ranking.similarity import ItemSpace
 from tests.app.models import publish_model
+from tests.app.patience import until
 from tests.app.recommend.asking import GENRES, USERS, ask, ids, post, seen_by, serving
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +182,205 @@ async def test_a_deleted_item_is_not_shown(
     assert (await client.delete("/items/brand-new")).status_code in (200, 204)
     await app.state.recommend.host.grow(new_items)
     assert await source_in_list(client, "user-50", "brand-new") is None
+
+
+async def test_a_version_that_comes_back_has_its_new_items_again(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, filled: Services, new_items: NewItems
+) -> None:
+    host = app.state.recommend.host
+    await took(client, "brand-new", USERS[:LEAST])
+    await host.grow(new_items)
+    extended = serving(app)
+    await publish_model(filled, seed=1)
+    await host.refresh()
+    await filled.models.activate(trained)
+    await host.refresh()
+    assert (serving(app).version, serving(app).revision) == (trained, "")
+    await host.grow(new_items)
+    assert serving(app).key == extended.key
+    assert serving(app).item_ids[-1] == "brand-new"
+
+
+async def test_a_build_that_fails_or_comes_too_late_is_made_up_for(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    trained: str,
+    new_items: NewItems,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = app.state.recommend.host
+    await took(client, "brand-new", USERS[:LEAST])
+
+    def fail(model: ServingModel) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ServingModel, "warm_up", fail)
+        with pytest.raises(MemoryError):
+            await host.grow(new_items)
+    too_late = await new_items.extend(serving(app))
+    assert too_late is not None
+    assert serving(app).revision == ""
+    await host.grow(new_items)
+    assert serving(app).key == too_late.key
+    assert await new_items.extend(serving(app)) is None
+
+
+async def test_strangers_do_not_keep_others_out(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    trained: str,
+    new_items: NewItems,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_USERS", 8)
+    monkeypatch.setattr(module, "MOST_TAKERS", 16)
+    host, model = app.state.recommend.host, serving(app)
+    await took(client, "brand-new", [f"stranger-{n}" for n in range(40)])
+    await took(client, "brand-new", USERS[: LEAST - 1])
+    await host.grow(new_items)
+    assert serving(app) is model
+    await took(client, "brand-new", [f"stranger-{n}" for n in range(40, 80)])
+    await host.grow(new_items)
+    assert serving(app) is model
+    await took(client, "brand-new", USERS[LEAST - 1 : LEAST])
+    await host.grow(new_items)
+    assert serving(app).item_ids[-1] == "brand-new"
+
+
+async def test_what_was_taken_back_does_not_count(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, new_items: NewItems
+) -> None:
+    """Of five users one dislikes it by now, one's event is deleted, one is erased, and one was
+    erased and has come back under the same name."""
+    host, model = app.state.recommend.host, serving(app)
+    await took(client, "brand-new", USERS[:2])
+    event = {"event_id": "taken back", "user": USERS[2], "item": "brand-new"}
+    assert (await client.post("/events", json=event)).status_code == 200
+    await took(client, "brand-new", [USERS[3]])
+    assert (await client.delete(f"/users/{USERS[4]}")).status_code == 204
+    await took(client, "brand-new", [USERS[4]])
+
+    await took(client, "brand-new", [USERS[1]], "dislike")
+    assert (await client.delete("/events/taken%20back")).status_code == 204
+    assert (await client.delete(f"/users/{USERS[3]}")).status_code == 204
+    await host.grow(new_items)
+    assert serving(app) is model
+    await took(client, "brand-new", USERS[10 : 10 + LEAST - 2])
+    await host.grow(new_items)
+    assert serving(app) is model
+    await took(client, "brand-new", [USERS[1]])  # and liked again
+    await host.grow(new_items)
+    assert serving(app).item_ids[-1] == "brand-new"
+
+
+async def test_an_item_of_before_that_was_deleted_and_is_there_again(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, new_items: NewItems
+) -> None:
+    """Its users of before the training count, though they are not told of again."""
+    await took(client, "returns", USERS[: LEAST - 1])
+    assert (await client.delete("/items/returns")).status_code == 204
+    await _publish_without(filled, "returns")
+    host = app.state.recommend.host
+    await host.refresh()
+    assert "returns" not in serving(app).item_ids
+    assert (await client.put("/items/returns", json={})).status_code in (200, 201)
+    await took(client, "returns", [USERS[20]])
+    await host.grow(new_items)
+    assert serving(app).item_ids[-1] == "returns"
+
+
+async def _publish_without(services: Services, item: str) -> None:
+    """As a job does, which leaves deleted items out."""
+    catalogue = await services.catalog.catalogue()
+    internal = catalogue.internal_ids[item]
+    known = services.catalog.external_ids_of
+
+    async def named(ids: Any) -> dict[int, str]:
+        return {at: name for at, name in (await known(ids)).items() if at != internal}
+
+    services.catalog.external_ids_of = named  # type: ignore[method-assign]
+    try:
+        await publish_model(services, epochs=5)
+    finally:
+        del services.catalog.external_ids_of
+
+
+async def test_a_purchase_counts_more_than_a_click(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, filled: Services
+) -> None:
+    settings = filled.settings.model_copy(
+        update={"feedback": '{"purchase": 3, "view": "seen"}', "feedback_half_life_days": None}
+    )
+    events = EventService(filled.database, filled.catalog, settings)
+    await took(client, "clicked", USERS[:LEAST], "click")
+    await took(client, "bought", USERS[:LEAST], "purchase")
+    await took(client, "bought", USERS[:LEAST], "click")  # what came last adds nothing
+    await took(client, "bought", USERS[:LEAST], "view")
+    await took(client, "viewed", USERS[:LEAST], "view")
+    ids = (await filled.catalog.catalogue()).internal_ids
+    last = serving(app).trained_seq
+    taken = await events.takers([ids[name] for name in ("clicked", "bought", "viewed")], last, 100)
+    assert Counter((taking.item, taking.weight) for taking in taken) == {
+        (ids["clicked"], 1.0): LEAST,
+        (ids["bought"], 1.0): LEAST,
+        (ids["bought"], 3.0): LEAST,
+    }
+    few = await events.takers([ids["clicked"]], last, 2)
+    assert [taking.user for taking in few] == USERS[LEAST - 2 : LEAST]
+
+    model = await NewItems(events, filled.catalog, LEAST).extend(serving(app))
+    assert model is not None
+    assert set(model.item_ids[-2:]) == {"clicked", "bought"}
+    rows = [model.item_ids.index(name) for name in ("bought", "clicked")]
+    vectors = model.vectors_of_rows([model.user_rows[user] for user in USERS[:LEAST]])
+    ahead = model._ranker.bind(vectors).all_margins(torch.tensor([rows] * LEAST))[:, 0, 1]
+    assert float(ahead.mean()) > 0
+
+
+async def test_no_list_is_another_for_an_item_that_is_not_in_it(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, new_items: NewItems
+) -> None:
+    """What users' vectors are fitted to does not depend on how many items there are; and nothing
+    stays of the models that were replaced."""
+    host, before = app.state.recommend.host, serving(app)
+    evidence = [Evidence(np.array([3, 1, 4]), disliked=np.array([7]))]
+    vectors = before.candidates.fold_in(evidence)
+    await took(client, "brand-new", USERS[:LEAST])
+    await host.grow(new_items)
+    after = serving(app)
+    assert after.candidates.fold_in(evidence).equal(vectors)
+    assert after.user_rows is before.user_rows
+    replaced = weakref.ref(before)
+    del before
+
+    def gone() -> bool:
+        gc.collect()
+        return replaced() is None
+
+    await until(gone)  # the thread that built the new one may not have let go of it yet
+
+
+async def test_a_model_is_warm_when_it_begins_to_serve(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    trained: str,
+    new_items: NewItems,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits in the inference thread for how alike items are to be worked out."""
+    await took(client, "brand-new", USERS[:LEAST])
+    built: list[int] = []
+
+    class Counted(ItemSpace):
+        def __init__(self, tables: PairTables, n_items: int) -> None:
+            built.append(n_items)
+            super().__init__(tables, n_items)
+
+    monkeypatch.setattr("app.recommend.serving.ItemSpace", Counted)
+    assert (await ask(client, "user-1", diversity=0.5))["model_version"] == trained
+    assert built == []
+    await app.state.recommend.host.grow(new_items)
+    assert built == [serving(app).n_items]
+    await ask(client, "user-1", diversity=0.5)
+    assert len(built) == 1

@@ -9,9 +9,10 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.recommend.new_items import NewItems
 from app.services import Services
 from tests.app.models import SMALL, publish_model
-from tests.app.recommend.asking import ITEMS, ids, serving
+from tests.app.recommend.asking import ITEMS, USERS, ids, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -99,3 +100,16 @@ async def test_items_that_the_model_does_not_know(
 @pytest.mark.parametrize("query", ["n=0", "n=1001", "n=x"])
 async def test_bad_input(client: httpx2.AsyncClient, filled: Services, query: str) -> None:
     assert (await client.get(f"/items/{ITEMS[0]}/similar?{query}")).status_code == 422
+
+
+async def test_a_new_item_is_found_once_it_is_fitted(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str
+) -> None:
+    """Also where the list was asked for just before."""
+    await client.post("/events", json=[{"user": user, "item": "late"} for user in USERS[:5]])
+    before = await similar(client, ITEMS[0], n=1000)
+    assert "late" not in ids(before)
+    await app.state.recommend.host.grow(NewItems(filled.events, filled.catalog, 5))
+    after = await similar(client, ITEMS[0], n=1000)
+    assert set(ids(after)) == {*ids(before), "late"}
+    assert after["model_version"] == before["model_version"] == trained

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,12 @@ from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.fold_in import Evidence, FoldIn, ItemFoldIn, extended
 from ncr_core.fold_in.extended import item_rows
+from ncr_core.fold_in.pairs import Pairs
+from ncr_core.fold_in.users import UserMargins
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import ExactRanker
+from ncr_core.ranking.attribution import Attribution
+from ncr_core.ranking.similarity import ItemSpace
 from ncr_core.training import TrainConfig, train_model
 from tests.ncr_core.conftest import wild_model
 
@@ -52,7 +58,55 @@ def test_new_items_add_nothing_to_pooled_users() -> None:
     assert larger.vector_of(torch.tensor([N])).eq(0).all()
     own = torch.tensor([3, 4])
     assert larger.vector_of(own).equal(model.vector_of(own))
-    assert FoldIn(larger)([Evidence(np.array([3, N]))]).isfinite().all()
+    fold_in = FoldIn(larger, trained_items=N)
+    with_it, only_it, without = fold_in([Evidence(np.array(own)) for own in ([N, 3, N], [N], [3])])
+    assert with_it.equal(without)
+    assert only_it.equal(fold_in.newcomer)
+    weighted = Evidence(np.array([3, N, 4]), np.array([1.0, 9.0, 2.0]))
+    same = Evidence(np.array([3, 4]), np.array([1.0, 2.0]))
+    assert fold_in([weighted]).equal(fold_in([same]))
+    attribution = Attribution(fold_in, ExactRanker(larger), torch.tensor([0, 5]))
+    shown = np.array([7, 8, N])
+    items, _ = attribution.effects(with_it, weighted, shown, trained=True)
+    assert items.tolist() == [3, 4]
+    items, effects = attribution.effects(only_it, Evidence(np.array([N])), shown, trained=True)
+    assert (items.tolist(), effects.shape) == ([], (3, 0))
+
+
+def test_new_items_leave_users_vectors_and_reasons_as_they_are(config: ModelConfig) -> None:
+    model = wild_model(config, USERS, N)
+    larger = extended(model, item_rows(model, torch.tensor([1, 2])))
+    evidence = Evidence(np.array([3, 9, 4]), disliked=np.array([7]), pairs=np.array([[1, 2]]))
+    before, after = FoldIn(model), FoldIn(larger, trained_items=N)
+    vector = before([evidence])[0]
+    assert after([evidence])[0].equal(vector)
+    shown, anchors = np.array([11, 12, 13]), torch.tensor([0, 5])
+    told, again = (
+        Attribution(fold_in, ExactRanker(fold_in.model), anchors).effects(
+            vector, evidence, shown, trained=False
+        )
+        for fold_in in (before, after)
+    )
+    assert told[0].tolist() == again[0].tolist()
+    assert told[1] == pytest.approx(again[1], rel=1e-9, abs=1e-12)
+
+
+def test_others_may_use_the_model_while_items_are_fitted(config: ModelConfig) -> None:
+    model = wild_model(config, USERS, N)
+    every = model.user_vectors(torch.arange(USERS))
+    fold_in = ItemFoldIn(model)
+    items = np.arange(N)
+    pairs = Pairs(items, items[::-1].copy(), np.ones(N))
+    margins = UserMargins(model, pairs)
+    own = every[3].double().numpy()
+    alone, space, vectors = margins(own), ItemSpace(model.tables(), N), fold_in([every])
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(3):
+            fitting = thread.submit(fold_in, [every])
+            while not fitting.done():
+                assert all(map(np.array_equal, margins(own), alone))
+                assert np.array_equal(ItemSpace(model.tables(), N).vectors, space.vectors)
+            assert fitting.result().equal(vectors)
 
 
 def test_vectors_that_do_not_fit_are_refused() -> None:
