@@ -32,7 +32,7 @@ class _Field:
             else:
                 first = self._value(low, part)
                 # A single value with a step goes on to the end.
-                last = self._last(high, part) if high else self.last if step else first
+                last = self._last(first, high, part) if high else self.last if step else first
             by = int(step) if step else 1
             if first > last or by == 0:
                 raise self._wrong(part)
@@ -46,9 +46,9 @@ class _Field:
             raise self._wrong(part)
         return int(text)
 
-    def _last(self, text: str, part: str) -> int:
-        # Sunday ends a week as well as it begins one: fri-sun.
-        return 7 if text == "sun" else self._value(text, part)
+    def _last(self, first: int, text: str, part: str) -> int:
+        # Sunday ends a week as well as it begins one: fri-sun, but sun-sun is one day.
+        return 7 if text == "sun" and first else self._value(text, part)
 
     def _wrong(self, part: str) -> ValueError:
         return ValueError(

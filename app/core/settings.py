@@ -159,6 +159,10 @@ class Settings(BaseSettings):
     default_factors: int = Field(default=8, ge=1, le=512)
     """The number of predictive factors when a request for training gives none."""
 
+    default_users: Literal["free", "history"] = "free"
+    """What a user's vector is when a request for training does not say: `free`, learned for each
+    user, or `history`, made of the items that the user took up, the latest ones counting most."""
+
     train_schedule: str | None = None
     """When a worker trains by itself: five fields as of cron (minute, hour, day of the month,
     month, day of the week), in UTC, as `30 3 * * *` or `0 */6 * * mon-fri`. A time that was missed

@@ -18,7 +18,7 @@ from app.events.append import append
 from app.events.feedback import Feedback
 from app.events.preferences import append_preferences, parse_preference
 from app.events.profiles import Profiles
-from app.events.repository import EventRepository, Taking
+from app.events.repository import EventRepository
 from app.events.schemas import (
     AppendResult,
     ImportResult,
@@ -30,6 +30,7 @@ from app.events.schemas import (
     parse_event,
 )
 from app.events.snapshot import EventSnapshot, read_snapshot
+from app.events.takers import Taking
 from app.events.writer import MOST_ROWS, EventWriter
 
 

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 if TYPE_CHECKING:
     from app.jobs.served import ServedModel
     from app.models.store import CheckpointStore
-    from ncr_core.errors import CheckpointError
 
 T = TypeVar("T")
 
-UPLOAD_AGAIN_SECONDS = 2.0
+AGAIN_SECONDS = 2.0
 LEASE_OVER = 75  # the exit code of "try again"
 
 
@@ -51,6 +50,10 @@ def main() -> None:
         _answer(answers, {"failed": str(error)})
     except MemoryError:
         _answer(answers, {"failed": "not enough memory for this job"})
+    except database_errors() as error:
+        # By its kind alone: what a driver says may name hosts and accounts.
+        why = f"the database was away or refused ({type(error).__name__})"
+        _answer(answers, {"failed": f"{why}: this job could not read what it needs"})
     except (OSError, SafetensorError) as error:
         # A full disk, above all.
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
@@ -62,9 +65,8 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     from app.jobs.progress import stage
     from app.jobs.schemas import TrainOrder
     from app.jobs.served import earlier_in
-    from app.jobs.training import interactions_of, train_and_evaluate
+    from app.jobs.training import interactions_of, model_config_of, train_and_evaluate
     from app.models.store import StoreUnavailable
-    from ncr_core.models import ModelConfig
 
     def report(progress: dict[str, Any]) -> None:
         _answer(answers, {"progress": progress})
@@ -72,19 +74,23 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     expected = order["expected_s"]
     report(stage("read events", sum(expected.values()) if expected else None))
     params = TrainOrder.model_validate(order["params"])
-    snapshot, users, items = asyncio.run(_read_events(order["settings"]))
-    interactions = interactions_of(snapshot, users, items)
-    config = ModelConfig.from_dict(
-        {"kind": params.model, "factors": params.factors, "layers": params.layers}
+    snapshot, users, items = _with_patience(
+        order, lambda: asyncio.run(_read_events(order["settings"])), *database_errors()
     )
+    interactions = interactions_of(snapshot, users, items)
 
     def served() -> ServedModel | None:
-        return _with_patience(order, lambda: asyncio.run(_read_served(order)), StoreUnavailable)
+        return _with_patience(
+            order,
+            lambda: asyncio.run(_read_served(order)),
+            StoreUnavailable,
+            *database_errors(),
+        )
 
     summary = train_and_evaluate(
         interactions,
         params,
-        config,
+        model_config_of(params),
         order["device"],
         Path(order["folder"]),
         report,
@@ -104,7 +110,11 @@ def _candidates(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         _answer(answers, {"progress": stage("candidates") | {"epoch": done, "epochs": of}})
 
     version = order["version"]
-    summary = asyncio.run(precompute(version, order["device"], order["settings"], report))
+    summary = _with_patience(
+        order,
+        lambda: asyncio.run(precompute(version, order["device"], order["settings"], report)),
+        *database_errors(),
+    )
     _upload(order, lambda store: store.publish_candidates(version))
     return summary
 
@@ -130,24 +140,35 @@ def _upload(
     _with_patience(order, lambda: upload(store), CheckpointError)
 
 
-def _with_patience(
-    order: dict[str, Any], work: Callable[[], T], failure: type[CheckpointError]
-) -> T:
-    """Tries again while the store is away."""
+def _with_patience(order: dict[str, Any], work: Callable[[], T], *failures: type[Exception]) -> T:
+    """Tries again while the store, or the database, is away."""
     until = time.monotonic() + order["upload_patience_s"]
     while True:
         try:
             return work()
-        except failure:
+        except failures as error:
             if time.monotonic() > until:
                 raise
-            time.sleep(UPLOAD_AGAIN_SECONDS)
+            print(f"tried again: {type(error).__name__}", file=sys.stderr)
+            time.sleep(AGAIN_SECONDS)
+
+
+def database_errors() -> tuple[type[Exception], ...]:
+    """What reading the database may raise: events are read past SQLAlchemy."""
+    import sqlite3
+
+    import psycopg
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return SQLAlchemyError, sqlite3.Error, psycopg.Error
 
 
 async def _read_served(order: dict[str, Any]) -> ServedModel | None:
     from app.core.settings import load_settings
-    from app.jobs.served import ServedModel
+    from app.jobs.served import ServedModel, Unreadable
+    from app.models.store import StoreUnavailable
     from app.services import build_services
+    from ncr_core.errors import CheckpointError
     from ncr_core.training import resolve_device
 
     services = await build_services(load_settings(**order["settings"]))
@@ -156,7 +177,12 @@ async def _read_served(order: dict[str, Any]) -> ServedModel | None:
         if row is None:
             return None
         device = str(resolve_device(order["device"]))
-        checkpoint, evaluated = await services.models.load_measured(row, device)
+        try:
+            checkpoint, evaluated = await services.models.load_measured(row, device)
+        except StoreUnavailable:
+            raise
+        except CheckpointError as error:
+            raise Unreadable(row.version, str(error)) from None
     finally:
         await services.close()
     return ServedModel(row.version, row.trained_seq, checkpoint, evaluated)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from app.jobs.progress import Clock
-from app.jobs.served import Earlier, ServedModel
-from app.models.store import StoreUnavailable
+from app.jobs.served import Earlier, ServedModel, Unreadable
 from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split
-from ncr_core.errors import CheckpointError
+from ncr_core.evaluated import rows_of
 from ncr_core.evaluation.frozen import frozen_hold_out
 from ncr_core.evaluation.gate import DRAWS, LEAST_USERS, judge, measure
 from ncr_core.evaluation.metrics import FloatArray, ndcg_of_each
@@ -29,7 +28,9 @@ class Comparison:
     """What a new model is compared with: whatever is served at that moment."""
 
     served: Callable[[], ServedModel | None]
-    """Reads it; gives None if there is none. Raises CheckpointError."""
+    """Reads it; gives None if there is none. Raises Unreadable, and other CheckpointErrors that say
+    nothing of it.
+    """
     earlier: Earlier
     """Tells what it may have learned."""
     margin: float
@@ -51,11 +52,10 @@ def gate(
     """
     try:
         served = None if comparison is None else comparison.served()
-    except StoreUnavailable:
-        raise  # that says nothing of what is served
-    except CheckpointError as error:
+    except Unreadable as error:
         # What is served has to be replaced all the more.
-        return _uncompared("incumbent_unreadable", force) | {"detail": str(error)}
+        report = _uncompared("incumbent_unreadable", force)
+        return report | {"incumbent": error.version, "detail": str(error)}
     if comparison is None or served is None:
         return _first(split, challenger, force)
     clock.phase("compare with what is served")
@@ -136,9 +136,18 @@ def _compared(
         },
         "users": len(hold_out.users),
         "left_out": hold_out.left_out,
+        "lacking": {
+            "items": _lacking(served.checkpoint.item_ids, every.item_ids),
+            "users": _lacking(served.checkpoint.user_ids, every.user_ids),
+        },
         "relative_margin": comparison.margin,
         **figures,
     }
+
+
+def _lacking(ids: Sequence[str], of: Sequence[str]) -> float:
+    """The share of the ids that are not among the others: it shows a mistaken deletion."""
+    return round(float((rows_of(ids, of) < 0).mean()), DIGITS) if len(ids) else 0.0
 
 
 def _both(challenger: FloatArray, incumbent: FloatArray) -> dict[str, float]:

@@ -157,10 +157,15 @@ class JobRepository:
         metrics: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> bool:
-        """Ends a job, in the caller's transaction; False if it is not the caller's any more."""
+        """Ends a job, in the caller's transaction; False if it is not the caller's any more, or has
+        something to show for it after somebody was told that it is cancelled.
+        """
+        held = _held(claim)
+        if status in ("succeeded", "rejected"):
+            held &= ~jobs.c.cancel_requested
         done = await conn.execute(
             jobs.update()
-            .where(_held(claim))
+            .where(held)
             .values(
                 status=status,
                 finished_at=now_us(),
@@ -171,6 +176,11 @@ class JobRepository:
             )
         )
         return done.rowcount == 1
+
+    async def is_cancelled(self, conn: AsyncConnection, claim: Claim) -> bool:
+        """Whether the job is the caller's still, and somebody has asked for its end."""
+        query = sa.select(jobs.c.job_id).where(_held(claim) & jobs.c.cancel_requested)
+        return (await conn.execute(query)).first() is not None
 
     async def requeue(self, claim: Claim) -> None:
         """Gives a job back, as when its worker is told to stop: the attempt does not count."""

@@ -21,6 +21,12 @@ class TrainParams(BaseModel):
     model: Literal["nbpr", "dncr", "neupr"] | None = None
     factors: int | None = Field(default=None, ge=1, le=512)
     layers: int = Field(default=4, ge=1, le=6)
+    users: Literal["free", "history"] | None = Field(
+        default=None,
+        description="What a user's vector is: `free`, learned for each user, or `history`, made of "
+        "the items that the user took up, the latest ones counting most. By default as the service "
+        "is set. With `history`, `epochs` is 6 and `learning_rate` 0.005 unless given.",
+    )
     epochs: int = Field(default=15, ge=1, le=1000)
     negatives: int = Field(default=4, ge=1, le=100)
     learning_rate: float = Field(default=1e-2, gt=0, le=10)

@@ -10,11 +10,22 @@ import numpy as np
 from app.events.snapshot import EventSnapshot
 from ncr_core.checkpoint import Checkpoint
 from ncr_core.data.interactions import BoolArray, IntArray, Interactions
+from ncr_core.errors import CheckpointError
 from ncr_core.evaluated import Evaluated, rows_of
 from ncr_core.evaluation.frozen import Incumbent
 
-Earlier = Callable[[Interactions, BoolArray, int], Interactions]
-"""Of some users, the interactions that there were when events up to a seq had come in."""
+Earlier = Callable[[Interactions, BoolArray, int], tuple[Interactions, Interactions]]
+"""Of some users, when all up to a seq had come in: the interactions that there were, and those
+whose items the users had named in a stated preference.
+"""
+
+
+class Unreadable(CheckpointError):  # noqa: N818 - what it says of the version
+    """The checkpoint of the version that is served is damaged or gone."""
+
+    def __init__(self, version: str, reason: str) -> None:
+        super().__init__(reason)
+        self.version = version
 
 
 @dataclass(frozen=True)
@@ -37,42 +48,44 @@ class ServedModel:
             rows = np.arange(len(self.checkpoint.user_ids))
             held_out = np.full((len(rows), 2), -1)
             evaluated = Evaluated(self.checkpoint.model, rows, held_out)
-        return Incumbent(
-            evaluated,
-            self.checkpoint.user_ids,
-            self.checkpoint.item_ids,
-            earlier(every, users, self.trained_seq),
-        )
+        done, told = earlier(every, users, self.trained_seq)
+        ids = self.checkpoint.user_ids, self.checkpoint.item_ids
+        return Incumbent(evaluated, *ids, done, told)
 
 
 def earlier_in(
     snapshot: EventSnapshot, user_ids: dict[int, str], item_ids: dict[int, str]
 ) -> Earlier:
-    """By the seqs of a snapshot's events, whatever they mean by their types."""
+    """By the seqs of a snapshot's events, whatever they mean by their types, and by those of its
+    stated preferences, whether they are taken back later or not.
+    """
+    preferences = snapshot.preferences
+    # The item that is rather had, and the other one.
+    told = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
 
-    def earlier(interactions: Interactions, users: BoolArray, seq: int) -> Interactions:
-        user_row = _Rows(snapshot.user_id, user_ids, interactions.user_ids)
-        item_row = _Rows(snapshot.item_id, item_ids, interactions.item_ids)
-        old = snapshot.seq <= seq
-        user, item = user_row.of(snapshot.user_id[old]), item_row.of(snapshot.item_id[old])
-        theirs = (user >= 0) & (item >= 0)
-        theirs &= users[user]  # −1 is any user, and left out already
-        keys = user[theirs] * interactions.n_items + item[theirs]
+    def earlier(
+        interactions: Interactions, users: BoolArray, seq: int
+    ) -> tuple[Interactions, Interactions]:
         mask = users[interactions.users]
         own = interactions.users[mask] * interactions.n_items + interactions.items[mask]
-        mask[mask] = np.isin(own, keys)
-        return interactions.select(mask)
+
+        def among(user_id: IntArray, item_id: IntArray, seqs: IntArray) -> Interactions:
+            old = seqs <= seq
+            user = _rows(user_id[old], user_ids, interactions.user_ids)
+            item = _rows(item_id[old], item_ids, interactions.item_ids)
+            theirs = (user >= 0) & (item >= 0)
+            theirs &= users[user]  # −1 is any user, and left out already
+            found = mask.copy()
+            found[mask] = np.isin(own, user[theirs] * interactions.n_items + item[theirs])
+            return interactions.select(found)
+
+        return among(snapshot.user_id, snapshot.item_id, snapshot.seq), among(*told.T)
 
     return earlier
 
 
-class _Rows:
+def _rows(ids: IntArray, names: dict[int, str], of: Sequence[str]) -> IntArray:
     """Rows by internal ids; −1 for what has none."""
-
-    def __init__(self, ids: IntArray, names: dict[int, str], of: Sequence[str]) -> None:
-        self._ids = np.unique(ids)
-        self._rows = rows_of([names.get(i, "") for i in self._ids.tolist()], of)
-
-    def of(self, ids: IntArray) -> IntArray:
-        rows: IntArray = self._rows[np.searchsorted(self._ids, ids)]
-        return rows
+    different, at = np.unique(ids, return_inverse=True)
+    rows: IntArray = rows_of([names.get(i, "") for i in different.tolist()], of)[at]
+    return rows

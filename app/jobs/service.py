@@ -17,6 +17,10 @@ from app.models.schemas import ModelRow
 Serving = Callable[[], Awaitable[ModelRow | None]]
 
 
+OF_HISTORY = {"epochs": 6, "learning_rate": 5e-3}
+"""What is enough for models whose users' vectors are made of their items."""
+
+
 class JobService:
     """Durable jobs: submitted here, done by a worker."""
 
@@ -45,19 +49,21 @@ class JobService:
 
     async def _whole(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
         """What the job is kept with: nothing in it is left to defaults."""
-        start, base = params.start or self._settings.train_start, None
-        if start == "warm":
+        if params.start == "warm":
             base = None if self._serving is None else await self._serving()
             problem = _not_from(base, params)
-            if problem is None and base is not None:
-                params = params.model_copy(update=_architecture(base))
-            elif params.start == "warm":
+            if problem is not None or base is None:
                 raise Unprocessable(f"start: {problem}", code="cannot_start_warm")
-            else:
-                start = "scratch"
+            params = params.model_copy(update=_architecture(base))
+        # Where it is only the setting, the training finds out whether it can: what is served must
+        # not make itself the default for ever.
+        start = params.start or self._settings.train_start
         values = params.model_dump() | {"start": start, "trigger": trigger}
         values["model"] = values["model"] or self._settings.default_model
         values["factors"] = values["factors"] or self._settings.default_factors
+        values["users"] = values["users"] or self._settings.default_users
+        if values["users"] == "history":
+            values |= {n: v for n, v in OF_HISTORY.items() if n not in params.model_fields_set}
         return values
 
     async def get(self, job_id: str) -> JobRow:
@@ -82,11 +88,19 @@ class JobService:
         if row.status in ENDED:
             raise Conflict(f"the job has ended already: {row.status}", code="job_ended")
         await self._repository.request_cancel(job_id)
-        return await self.get(job_id)
+        row = await self.get(job_id)
+        if row.status in ENDED and not row.cancel_requested:  # a moment ago
+            raise Conflict(f"the job has ended already: {row.status}", code="job_ended")
+        return row
 
 
 def _architecture(row: ModelRow) -> dict[str, Any]:
-    return {"model": row.kind, "factors": row.factors, "layers": row.params.get("layers", 4)}
+    return {
+        "model": row.kind,
+        "factors": row.factors,
+        "layers": row.params.get("layers", 4),
+        "users": row.params.get("users") or "free",
+    }
 
 
 def _not_from(base: ModelRow | None, params: TrainParams) -> str | None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.jobs.gate import Comparison
 from app.jobs.schemas import TrainParams
-from app.jobs.served import ServedModel
-from app.models.store import StoreUnavailable
+from app.jobs.served import ServedModel, Unreadable
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.interactions import BoolArray
 from ncr_core.data.splits import Split
-from ncr_core.errors import CheckpointError
 from ncr_core.evaluation.frozen import learned_by
 from ncr_core.models import ModelConfig
 from ncr_core.training.warm import Base, measured_base
@@ -45,14 +43,12 @@ def start_of(
         return Start(split, None, {"from": "scratch"})
     try:
         served = None if comparison is None else comparison.served()
-    except StoreUnavailable:
-        raise
-    except CheckpointError as error:
+    except Unreadable as error:
         return _scratch(split, f"the model that is served cannot be read: {error}")
     if served is None or comparison is None:
         return _scratch(split, "no model is served")
-    if served.checkpoint.model.config != config:
-        return _scratch(split, f"the model that is served, {served.version}, is of other sizes")
+    if other := _differences(served.checkpoint.model.config, config):
+        return _scratch(split, f"the model that is served, {served.version}, has {other}")
     if served.evaluated is None:
         return _scratch(split, f"{served.version} has learned all that could be held out")
     incumbent = served.incumbent(every, split.test >= 0, comparison.earlier)
@@ -60,6 +56,13 @@ def start_of(
     if held_out.sum() < LEAST_LEFT * (split.test >= 0).sum():
         return _scratch(split, f"{served.version} has learned most of what is held out now")
     return Start(leave_latest_out(every, held_out), *_warm(served))
+
+
+def _differences(found: ModelConfig, wanted: ModelConfig) -> str:
+    has, asked = asdict(found), asdict(wanted)
+    return "; ".join(
+        f"{name} {has[name]}, not {asked[name]}" for name in has if has[name] != asked[name]
+    )
 
 
 def _warm(served: ServedModel) -> tuple[Base, dict[str, Any]]:

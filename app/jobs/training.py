@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from ncr_core.training.loop import learn_held_out
 from ncr_core.training.warm import train_warm
 
 HELD_OUT_SHARE, HELD_OUT_AT_LEAST, HELD_OUT_AT_MOST = 0.2, 1_000, 10_000
+WINDOWS = (1, 2, 4, 8, 16, 64, 0)  # latest items that a user's vector is pooled from, 0 for all
+SHARED_NEGATIVES = 512
 FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
 
 
@@ -113,6 +116,45 @@ def _row_of(ids: IntArray, wanted: IntArray) -> IntArray:
     return np.where(ids[at] == wanted, at, -1)
 
 
+def model_config_of(params: TrainParams) -> ModelConfig:
+    """The model that a whole order asks for; `windows` of `history` as docs/experiments.md."""
+    kind, factors = params.model or "neupr", params.factors or 8
+    if params.users != "history":
+        return ModelConfig(kind, factors, params.layers)
+    return ModelConfig(
+        kind,
+        factors,
+        params.layers,
+        users="history",
+        windows=WINDOWS,
+        item_bias=kind != "dncr",
+    )
+
+
+def train_config_of(params: TrainParams, device: str) -> TrainConfig:
+    """How it is trained."""
+    config = TrainConfig(
+        epochs=params.epochs,
+        batch_size=params.batch_size,
+        negatives=params.negatives,
+        learning_rate=params.learning_rate,
+        pretrain=params.pretrain,
+        alpha=params.alpha,
+        seed=params.seed,
+        device=device,
+    )
+    if params.users != "history":
+        return config
+    shares = params.model == "nbpr" or (params.model == "neupr" and params.pretrain)
+    return replace(
+        config,
+        loss="listwise",
+        start="spectral",
+        shared_negatives=SHARED_NEGATIVES if shares else 0,
+        fine_tune_epochs=2,
+    )
+
+
 def train_and_evaluate(
     interactions: Interactions,
     params: TrainParams,
@@ -135,17 +177,7 @@ def train_and_evaluate(
     )
     start = start_of(params, model_config, interactions, held_out, comparison)
     split = start.split
-    config = TrainConfig(
-        epochs=params.epochs,
-        batch_size=params.batch_size,
-        negatives=params.negatives,
-        learning_rate=params.learning_rate,
-        pretrain=params.pretrain,
-        alpha=params.alpha,
-        seed=params.seed,
-        device=device,
-    )
-
+    config = train_config_of(params, device)
     clock = Clock(report, expected)
     if start.base is None:
         trained = train_model(model_config, config, split, clock.epoch)

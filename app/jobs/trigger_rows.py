@@ -30,15 +30,15 @@ class TriggerRows:
         rows = await self.database.fetch(sa.select(triggers))
         return {row.name: Fired(row.fired_at, row.fired_seq) for row in rows}
 
-    async def replace(self, names: list[str], fired: Fired) -> None:
-        """Makes those of the triggers that there are not yet, and removes all others."""
+    async def renew(self, missing: list[str], fired: Fired, outdated: list[str]) -> None:
+        """Makes triggers that there are not yet, and removes outdated ones."""
         async with self.database.write() as conn:
-            await conn.execute(triggers.delete().where(triggers.c.name.not_in(names)))
+            await conn.execute(triggers.delete().where(triggers.c.name.in_(outdated)))
             await insert_many(
                 conn,
                 triggers,
                 ["name", "fired_at", "fired_seq"],
-                [(name, *fired) for name in names],
+                [(name, *fired) for name in missing],
                 on_conflict="ON CONFLICT DO NOTHING",
             )
 
@@ -54,7 +54,13 @@ class TriggerRows:
             .values(fired_at=fired.at, fired_seq=fired.seq)
         )
 
-    async def trainings(self, conn: AsyncConnection) -> set[str]:
-        """The states of trainings that have not ended."""
+    async def under_way(self, conn: AsyncConnection) -> bool:
+        """Whether a training has not ended, or not begun."""
         waiting = jobs.c.status.in_(("queued", "running")) & (jobs.c.kind == "train")
-        return set((await conn.execute(sa.select(jobs.c.status).where(waiting))).scalars())
+        return (await conn.execute(sa.select(jobs.c.job_id).where(waiting))).first() is not None
+
+    async def begun(self, conn: AsyncConnection) -> int:
+        """When the latest of the trainings that came to an end of their own began, or 0."""
+        done = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
+        latest = sa.select(sa.func.max(jobs.c.started_at)).where(done)
+        return int((await conn.execute(latest)).scalar() or 0)

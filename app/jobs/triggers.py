@@ -16,7 +16,8 @@ from app.jobs.trigger_rows import Fired, TriggerRows
 
 log = get_logger(__name__)
 
-EVENTS = "events"
+EVENTS, SCHEDULE = "events", "schedule "
+UNSEEN_DAYS = 7  # so long after it was due a schedule that nobody has looked at is nobody's
 
 Seq = Callable[[], Awaitable[int]]
 
@@ -24,8 +25,9 @@ Seq = Callable[[], Awaitable[int]]
 class Triggers:
     """Looks whether a training is due. Any number of workers may look at once: it is queued once.
 
-    What falls due while a training runs, which does not know the latest events, waits for its end.
-    While one is queued, that will do: it will read everything up to when it begins.
+    What falls due while a training is queued or runs waits for its end. It is done with if that
+    training gives a model and began later: then it has read everything up to there. Workers may
+    have other schedules than this one's: each sees to its own.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Triggers:
         text = settings.train_schedule
         self._schedule = None if text is None else Schedule.parse(text)
         # Another schedule is another trigger: it has missed nothing before it was set.
-        self._scheduled = " ".join(["schedule", *(text or "").lower().split()])
+        self._scheduled = SCHEDULE + " ".join((text or "").lower().split())
 
     async def fire(self) -> str | None:
         """Queues a training if one is due; its job id."""
@@ -57,8 +59,12 @@ class Triggers:
         if not names:
             return None
         fired = await self._rows.fired()
-        if fired.keys() != set(names):
-            await self._rows.replace(names, Fired(self._now(), 0))
+        missing = [name for name in names if name not in fired]
+        outdated = [n for n in fired if n not in names and self._unseen(n, fired[n])]
+        if missing or outdated:
+            # What was tried, and failed, is not new to a trigger that was only set now.
+            tried = max((row.seq for row in fired.values()), default=0)
+            await self._rows.renew(missing, Fired(self._now(), tried), outdated)
             fired = await self._rows.fired()
         seq, trained = await self._last_seq(), await self._trained_seq()
         if not any(self._due(name, fired.get(name), seq, trained) for name in names):
@@ -66,16 +72,20 @@ class Triggers:
         order = {name: await self._jobs.order(_kind(name)) for name in names}
         async with self._rows.database.write() as conn:
             fired = await self._rows.lock(conn)
-            name = next((n for n in names if self._due(n, fired.get(n), seq, trained)), None)
-            waiting = await self._rows.trainings(conn)
-            if name is None or "running" in waiting:
+            if await self._rows.under_way(conn):
                 return None
-            for other in names:  # this training serves all of them
-                await self._rows.write(conn, other, Fired(self._now(), seq))
-            if waiting:
+            begun, trained = await self._rows.begun(conn), await self._trained_seq()
+            for name in names:
+                if name in fired and fired[name].at < begun:
+                    fired[name] = fired[name]._replace(at=begun)
+                    await self._rows.write(conn, name, fired[name])
+            due = next((n for n in names if self._due(n, fired.get(n), seq, trained)), None)
+            if due is None:
                 return None
-            job_id = await self._jobs.queue(order[name], conn)
-        log.info("training triggered", job_id=job_id, trigger=_kind(name))
+            for name in names:  # this training serves all of them
+                await self._rows.write(conn, name, Fired(self._now(), seq))
+            job_id = await self._jobs.queue(order[due], conn)
+        log.info("training triggered", job_id=job_id, trigger=_kind(due))
         return job_id
 
     def _due(self, name: str, fired: Fired | None, seq: int, trained: int) -> bool:
@@ -84,8 +94,21 @@ class Triggers:
         if name == EVENTS:
             return seq - max(fired.seq, trained) >= self._every
         assert self._schedule is not None  # noqa: S101 - or there is no such trigger
-        following = self._schedule.after(datetime.fromtimestamp(fired.at / 1e6, UTC))
-        return following is not None and following.timestamp() * 1e6 <= self._now()
+        return self._since(self._schedule, fired) >= 0
+
+    def _since(self, schedule: Schedule, fired: Fired) -> float:
+        """Microseconds since it was due after it last fired; negative if that is to come."""
+        following = schedule.after(datetime.fromtimestamp(fired.at / 1e6, UTC))
+        return -1 if following is None else self._now() - following.timestamp() * 1e6
+
+    def _unseen(self, name: str, fired: Fired) -> bool:
+        if not name.startswith(SCHEDULE):
+            return False
+        try:
+            schedule = Schedule.parse(name.removeprefix(SCHEDULE))
+        except ValueError:  # of another version of the service
+            return False
+        return self._since(schedule, fired) > UNSEEN_DAYS * 86_400e6
 
 
 def _kind(name: str) -> Trigger:

@@ -32,14 +32,14 @@ class Activator:
         self._check = check
 
     async def publish(
-        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None
+        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None, *, serve: bool
     ) -> bool:
-        """Adds a version, and serves it if it is a published one and nothing is pinned; whether it
-        is served.
+        """Adds a version, and serves it if it is a published one, it is to be served and nothing is
+        pinned; whether it is served.
         """
         before = await self._repository.lock_activation(conn)
         await self._repository.insert(conn, row)
-        if row.status != "published" or before.pinned:
+        if row.status != "published" or before.pinned or not serve:
             return False
         after = Activation(row.version, before.version, before.generation + 1)
         await self._repository.set_active(conn, before, after, "published", detail)

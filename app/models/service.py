@@ -181,9 +181,7 @@ class ModelRegistry:
         """
         return await asyncio.to_thread(self._load_measured, row, device)
 
-    def _load_measured(
-        self, row: ModelRow, device: str
-    ) -> tuple[Checkpoint, Evaluated | None]:
+    def _load_measured(self, row: ModelRow, device: str) -> tuple[Checkpoint, Evaluated | None]:
         from ncr_core.evaluated import load_evaluated
 
         checkpoint = self._load(row, device)

@@ -15,8 +15,8 @@ import torch
 from app.catalog.service import CatalogService
 from app.catalog.view import Catalogue
 from app.core.logging import get_logger
-from app.events.repository import Taking
 from app.events.service import EventService
+from app.events.takers import Taking
 from app.recommend.serving import ServingModel
 from app.recommend.trained import Trained
 

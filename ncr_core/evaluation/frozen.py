@@ -30,13 +30,15 @@ class Incumbent:
     """The model that is served, as it was measured.
 
     ``user_ids`` and ``item_ids`` are those of all its rows. ``earlier`` are the interactions, in
-    the challenger's rows, that there were when it was trained.
+    the challenger's rows, that there were when it was trained; ``told`` those whose items it had
+    met then in what the users said about pairs, perhaps in nothing else.
     """
 
     evaluated: Evaluated
     user_ids: Sequence[str]
     item_ids: Sequence[str]
     earlier: Interactions
+    told: Interactions | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,9 @@ def learned_by(split: Split, incumbent: Incumbent) -> BoolArray:
 
 
 def _learned_any(rows: _Rows, split: Split, users: IntArray) -> BoolArray:
-    return rows.learned(users, split.test[users]) | rows.learned(users, split.validation[users])
+    held_out = (split.test[users], split.validation[users])
+    test, validation = (rows.learned(users, x) | rows.told(users, x) for x in held_out)
+    return test | validation
 
 
 class _Rows:
@@ -120,16 +124,23 @@ class _Rows:
         copy_of[evaluated.rows] = np.arange(len(evaluated.rows))
         self.own = copy_of[self.user]
         self._held_out = np.append(evaluated.held_out, [[-1, -1]], axis=0)
-        self._earlier = incumbent.earlier
+        self._earlier, self._told = incumbent.earlier, incumbent.told
 
     def learned(self, users: IntArray, items: IntArray) -> BoolArray:
         """Whether the evaluated copy was trained on these pairs."""
+        return self._met(self._earlier, users, items)
+
+    def told(self, users: IntArray, items: IntArray) -> BoolArray:
+        """Whether it was trained on what these users said about these items."""
+        if self._told is None:
+            return np.zeros(len(users), dtype=np.bool_)
+        return self._met(self._told, users, items)
+
+    def _met(self, then: Interactions, users: IntArray, items: IntArray) -> BoolArray:
+        # Nothing of what was held out, done or said, was in what the copy was trained on.
         theirs = self.item[items]
         held_out = (theirs[:, None] == self._held_out[self.own[users]]).any(axis=1)
         result: BoolArray = (
-            self._earlier.contains(users, items)
-            & (self.user[users] >= 0)
-            & (theirs >= 0)
-            & ~held_out
+            then.contains(users, items) & (self.user[users] >= 0) & (theirs >= 0) & ~held_out
         )
         return result

@@ -200,7 +200,7 @@ async def test_by_default_what_cannot_be_begun_from_is_trained_from_scratch(
     services.jobs._settings = settings.model_copy(update={"train_start": "warm"})
     first = await run_job(services, settings)
     assert (first.params["start"], (first.metrics or {})["start"]) == (
-        "scratch", {"from": "scratch"},
+        "warm", {"from": "scratch", "because": "no model is served"},
     )  # fmt: skip
     second = await run_job(services, settings)
     assert (second.metrics or {})["start"]["from"] == "warm"
@@ -211,7 +211,29 @@ async def test_by_default_what_cannot_be_begun_from_is_trained_from_scratch(
     job = await services.jobs.get(job_id)
     start = (job.metrics or {})["start"]
     assert start["from"] == "scratch"
-    assert f"{other}, is of other sizes" in start["because"]
+    assert f"{other}, has factors 6, not 4" in start["because"]
+
+
+async def test_what_is_served_does_not_become_the_default(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    await publish_model(services, factors=6)
+    services.jobs._settings = settings.model_copy(
+        update={"train_start": "warm", "default_model": "nbpr", "default_factors": 4}
+    )
+    ordered = (await services.jobs.order("schedule")) | {"epochs": 1}
+    assert (ordered["model"], ordered["factors"], ordered["layers"]) == ("nbpr", 4, 4)
+    async with services.database.write() as conn:
+        job_id = await services.jobs.queue(ordered, conn)
+    assert await Worker(services.database, services.models, settings).run_once()
+    job = await services.jobs.get(job_id)
+    assert "has factors 6, not 4" in (job.metrics or {})["start"]["because"]
+    assert (await services.models.get(str(job.model_version))).factors == 4
+    # Whoever asks for it by name means what is served.
+    await publish_model(services, factors=6)
+    asked = await services.jobs.submit_training(TrainParams(start="warm"))
+    assert (await services.jobs.get(asked)).params["factors"] == 6
 
 
 async def test_cancel_while_models_are_compared(services: Services, settings: Settings) -> None:
@@ -239,9 +261,44 @@ async def test_what_is_served_cannot_be_read(services: Services, settings: Setti
     await add_small_data(services)
     first = await run_job(services, settings)
     folder = services.models.folder(str(first.model_version))
-    (folder / "evaluated.safetensors").write_bytes(b"rotten")
+    (folder / "model.safetensors").write_bytes(b"rotten")
     second = await run_job(services, settings)
     gate = gate_of(second)
     assert second.status == "succeeded"
     assert (gate["decision"], gate["finding"]) == ("published", "incumbent_unreadable")
-    assert "evaluated.safetensors" in gate["detail"]
+    assert (gate["incumbent"], gate["served"]) == (first.model_version, True)
+    assert "model.safetensors" in gate["detail"]
+
+
+async def test_its_measured_copy_alone_cannot_be_read(
+    services: Services, settings: Settings
+) -> None:
+    """What is served is compared all the same, by what came in since."""
+    await add_small_data(services)
+    first = await run_job(services, settings, **GOOD)
+    folder = services.models.folder(str(first.model_version))
+    (folder / "evaluated.safetensors").write_bytes(b"rotten")
+    rows = [
+        {"user": f"user-{n}", "item": f"film-{m}", "timestamp": 10**9 + m}
+        for n in range(1, 41)
+        for m in range(1, 51)
+    ]
+    await services.events.add_rows(rows, 0)
+    second = await run_job(services, settings, **BAD, pretrain=False)
+    gate = gate_of(second)
+    assert gate["finding"] in ("worse", "not_shown", "not_worse")
+    assert gate["incumbent"] == first.model_version
+    assert 20 <= gate["users"] <= 40
+    assert gate["left_out"]["held-out item learned by the incumbent"] >= 20
+
+
+async def test_a_deletion_by_mistake_shows(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    first = await publish_model(services)
+    items = (await services.models.get(first)).items
+    await services.catalog.delete("film-1")
+    await services.events.delete_user("user-1")
+    gate = gate_of(await run_job(services, settings))
+    assert gate["lacking"] == {
+        "items": pytest.approx(1 / items, abs=1e-5), "users": pytest.approx(1 / 60, abs=1e-5)
+    }  # fmt: skip

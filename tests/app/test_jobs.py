@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from app.core.database import Database
+from app.core.errors import Conflict
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainParams
@@ -133,6 +134,37 @@ async def test_cancel_a_waiting_and_a_running_job(client: httpx2.AsyncClient, ap
     await finish(database, claim, "cancelled")
     again = await client.post(f"/admin/jobs/{ids[0]}/cancel")
     assert (again.status_code, again.json()["code"]) == (409, "job_ended")
+
+
+async def test_what_was_cancelled_cannot_succeed_any_more(database: Database) -> None:
+    job_id = await submit(database)
+    jobs = JobRepository(database)
+    claim = await jobs.claim("w", LEASE, 3)
+    assert claim is not None
+    assert not (await JobService(database, Settings()).cancel(job_id)).finished_at
+    for status in ("succeeded", "rejected"):
+        assert not await finish(database, claim, status)
+    async with database.read() as conn:
+        assert await jobs.is_cancelled(conn, claim)
+        assert not await jobs.is_cancelled(conn, claim._replace(attempt=2))
+    assert await finish(database, claim, "cancelled")
+
+
+async def test_a_cancel_that_comes_a_moment_too_late(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await submit(database)
+    claim = await JobRepository(database).claim("w", LEASE, 3)
+    assert claim is not None
+    ask = JobRepository.request_cancel
+
+    async def after_its_end(self: JobRepository, job_id: str) -> None:
+        assert await finish(database, claim, "succeeded")
+        await ask(self, job_id)
+
+    monkeypatch.setattr(JobRepository, "request_cancel", after_its_end)
+    with pytest.raises(Conflict, match="ended already: succeeded"):
+        await JobService(database, Settings()).cancel(job_id)
 
 
 async def test_jobs_over_http(client: httpx2.AsyncClient) -> None:

@@ -13,6 +13,8 @@ from app.core.settings import Settings, load_settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.service import JobService
+from app.jobs.tables import jobs
+from app.jobs.trigger_rows import TriggerRows
 from app.jobs.triggers import Triggers
 from app.services import Services, worker_of
 from tests.app.models import add_small_data, publish_model
@@ -40,8 +42,8 @@ class World:
         async def trained() -> int:
             return self.trained
 
-        jobs = JobService(self.database, self.settings)
-        return Triggers(self.database, self.settings, jobs, seq, trained, now=lambda: self.now)
+        queue = JobService(self.database, self.settings)
+        return Triggers(self.database, self.settings, queue, seq, trained, now=lambda: self.now)
 
     async def look(self, workers: int = 3) -> list[str]:
         """All look at the same moment; the jobs that were queued."""
@@ -58,6 +60,9 @@ class World:
     async def begin(self) -> Claim:
         claim = await JobRepository(self.database).claim("w", 60_000_000, 3)
         assert claim is not None
+        async with self.database.write() as conn:
+            began = jobs.update().where(jobs.c.job_id == claim.job_id)
+            await conn.execute(began.values(started_at=self.now))
         return claim
 
     async def end(self, claim: Claim, status: str = "succeeded") -> None:
@@ -165,6 +170,87 @@ async def test_another_schedule_has_missed_nothing(database: Database) -> None:
     assert len(await world.at("2026-11-24 05:00").look()) == 1
 
 
+async def test_workers_with_other_settings_leave_each_other_alone(database: Database) -> None:
+    nightly = World(database, train_schedule="0 3 * * *")
+    noon = World(database, train_schedule="0 12 * * *", train_every=100)
+
+    async def look(text: str, seq: int) -> list[str]:
+        found = []
+        for world in (nightly, noon) * 2:
+            world.seq = seq
+            found += await world.at(text).look(1)
+        return found
+
+    assert await look("2026-11-22 12:30", 0) == []
+    assert await look("2026-11-23 02:59", 0) == []
+    assert len(await look("2026-11-23 03:00", 0)) == 1
+    await nightly.end(await nightly.at("2026-11-23 03:01").begin())
+    assert await look("2026-11-23 11:59", 0) == []
+    assert len(await look("2026-11-23 12:00", 0)) == 1
+    await noon.end(await noon.at("2026-11-23 12:01").begin(), "failed")
+
+    # What fails is not tried again at every look.
+    assert len(await look("2026-11-23 13:00", 150)) == 1
+    await noon.end(await noon.begin(), "failed")
+    assert await look("2026-11-23 13:01", 150) == []
+    assert set(await TriggerRows(database).fired()) == {
+        "events", "schedule 0 3 * * *", "schedule 0 12 * * *"
+    }  # fmt: skip
+
+
+async def test_a_trigger_that_nobody_looks_after_goes(database: Database) -> None:
+    rows = TriggerRows(database)
+    before = World(database, train_schedule="0 3 1 * *")
+    await before.look()
+    world = World(database, train_schedule="0 5 * * *")
+    for text in ("2026-11-30 00:00", "2026-12-08 02:00"):  # due on the first of December
+        await world.at(text).look()
+        assert "schedule 0 3 1 * *" in await rows.fired()
+    await world.at("2026-12-08 04:00").look()
+    assert list(await rows.fired()) == ["schedule 0 5 * * *"]
+
+
+async def test_a_trigger_by_events_begins_at_what_was_tried(database: Database) -> None:
+    before = World(database, train_schedule="0 3 * * *")
+    await before.look()
+    before.seq = 500
+    [_] = await before.at("2026-11-22 03:00").look()
+    await before.end(await before.begin(), "failed")
+    world = World(database, train_every=100)
+    world.seq = 599
+    assert await world.look() == []
+    world.seq = 600
+    assert len(await world.look()) == 1
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_training_that_is_cancelled_swallows_nothing(
+    database: Database, *, running: bool
+) -> None:
+    world = World(database, train_schedule="0 3 * * *")
+    await world.look()
+    queue = JobService(database, world.settings)
+    job_id = await queue.submit_training(TrainParams())
+    assert await world.at("2026-11-22 03:00").look() == []
+    if running:
+        claim = await world.begin()
+        assert await world.at("2026-11-22 03:01").look() == []
+        await world.end(claim, "cancelled")
+    else:
+        await queue.cancel(job_id)
+    assert len(await world.at("2026-11-22 03:02").look()) == 1
+
+
+async def test_a_training_that_began_after_it_was_due_is_enough(database: Database) -> None:
+    world = World(database, train_schedule="0 3 * * *")
+    await world.look()
+    await JobService(database, world.settings).submit_training(TrainParams())
+    assert await world.at("2026-11-22 03:00").look() == []
+    await world.at("2026-11-22 03:05").train()
+    assert await world.at("2026-11-22 04:00").look() == []
+    assert len(await world.at("2026-11-23 03:00").look()) == 1
+
+
 async def test_the_worker_looks(services: Services, settings: Settings) -> None:
     """With the seqs of a real service, and a model that was trained there."""
     services.settings = settings.model_copy(update={"train_every": 3})
@@ -183,12 +269,12 @@ async def test_the_worker_looks(services: Services, settings: Settings) -> None:
     worker = asyncio.create_task(worker_of(services).run(stop))
     try:
         async with asyncio.timeout(30):
-            while not (jobs := (await services.jobs.page(0, 10))[0]):  # noqa: ASYNC110 - in the database
+            while not (found := (await services.jobs.page(0, 10))[0]):  # noqa: ASYNC110 - in the database
                 await asyncio.sleep(0.05)
     finally:
         stop.set()
         await worker
-    assert [job.params["trigger"] for job in jobs] == ["events"]
+    assert [job.params["trigger"] for job in found] == ["events"]
 
 
 async def test_a_training_says_who_asked(services: Services) -> None:

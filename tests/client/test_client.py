@@ -72,6 +72,25 @@ def test_what_may_have_been_done_is_not_done_twice() -> None:
     assert len(sent) == 2
 
 
+def test_what_was_deleted_by_a_lost_try_is_gone() -> None:
+    lost = httpx2.ReadTimeout("the answer was lost")
+    gone = httpx2.Response(404, json={"code": "unknown_user", "detail": "no such user"})
+    ncr, sent = client(lost, gone)
+    ncr.delete_user("ann")
+    assert len(sent) == 2
+    for first in (BUSY, httpx2.ConnectError("refused")):  # nothing was done
+        ncr, _ = client(first, gone)
+        with pytest.raises(ServiceError, match="404 unknown_user"):
+            ncr.delete_user("ann")
+
+
+def test_a_cancel_is_not_repeated() -> None:
+    ncr, sent = client(httpx2.ReadTimeout("the answer was lost"))
+    with pytest.raises(NotReachedError, match="POST /admin/jobs/j/cancel"):
+        ncr.cancel("j")
+    assert len(sent) == 1
+
+
 def test_a_refusal_says_why() -> None:
     problem = {"code": "unknown_item", "detail": "there is no such item", "request_id": "r1"}
     ncr, sent = client(httpx2.Response(404, json=problem))
@@ -117,6 +136,16 @@ def test_a_job_is_waited_for() -> None:
     assert ncr.wait_for("j", poll=0.001)["status"] == "succeeded"
     ncr, _ = client(job("failed", "no events"))
     with pytest.raises(JobFailedError, match="job j failed: no events"):
+        ncr.wait_for("j")
+    gate: dict[str, Any] = {"finding": "below_popularity", "incumbent": None}
+    rejected = {"job_id": "j", "status": "rejected", "error": None, "metrics": {"gate": gate}}
+    ncr, _ = client(httpx2.Response(200, json=rejected))
+    with pytest.raises(JobFailedError, match=r"job j rejected: the gate found below_popularity$"):
+        ncr.wait_for("j")
+    figures = {"challenger": 0.31, "incumbent": 0.4}
+    gate |= {"finding": "worse", "incumbent": "v1", "ndcg@10": figures}
+    ncr, _ = client(httpx2.Response(200, json=rejected))
+    with pytest.raises(JobFailedError, match=r"found worse: NDCG@10 0\.31 beside 0\.4 of v1$"):
         ncr.wait_for("j")
     ncr, _ = client(*[job("running")] * 3)
     with pytest.raises(TimeoutError):

@@ -19,8 +19,9 @@ class AsyncClient:
     """The service at ``base_url``, called with ``key`` where it has keys.
 
     What can be sent twice without harm is tried again, a few times, while the service cannot be
-    reached or says 429 or 503; events can, because each gets an ``event_id``. Raises ServiceError
-    for what the service refuses and NotReachedError when it cannot be reached.
+    reached or says 429 or 503; events can, because each gets an ``event_id``, and what is to be
+    deleted may be gone by the second time. Raises ServiceError for what the service refuses and
+    NotReachedError when it cannot be reached.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class AsyncClient:
 
     async def cancel(self, job_id: str) -> answers.JobOut:
         """Asks for an end of the job."""
-        found = await self._send("POST", path("/admin/jobs/{}/cancel", job_id))
+        found = await self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
         return cast(answers.JobOut, found)
 
     async def models(self, n: int = 100) -> AsyncIterator[answers.ModelOut]:
@@ -305,6 +306,7 @@ class AsyncClient:
     ) -> Any:
         answer: httpx2.Response | None = None
         error: httpx2.TransportError | None = None
+        lost = False  # whether an answer was: it may have been done
         for tried in range(TRIES):
             if tried:
                 await asyncio.sleep(waits(answer, tried - 1))
@@ -313,11 +315,14 @@ class AsyncClient:
                 answer = await self._http.request(method, where, params=query, json=body)
             except httpx2.TransportError as failure:
                 error = failure
-                if not again and not isinstance(failure, httpx2.ConnectError):
-                    break  # it may have been done
+                lost = lost or not isinstance(failure, httpx2.ConnectError)
+                if lost and not again:
+                    break
                 continue
             if answer.status_code not in TRY_AGAIN:
                 break
         if answer is None:
             raise NotReachedError(f"{method} {where}: {error or 'no answer'}") from error
+        if lost and method == "DELETE" and answer.status_code == 404:
+            return None  # an earlier try has deleted it
         return result(answer)

@@ -18,8 +18,9 @@ class Client:
     """The service at ``base_url``, called with ``key`` where it has keys.
 
     What can be sent twice without harm is tried again, a few times, while the service cannot be
-    reached or says 429 or 503; events can, because each gets an ``event_id``. Raises ServiceError
-    for what the service refuses and NotReachedError when it cannot be reached.
+    reached or says 429 or 503; events can, because each gets an ``event_id``, and what is to be
+    deleted may be gone by the second time. Raises ServiceError for what the service refuses and
+    NotReachedError when it cannot be reached.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class Client:
 
     def cancel(self, job_id: str) -> answers.JobOut:
         """Asks for an end of the job."""
-        found = self._send("POST", path("/admin/jobs/{}/cancel", job_id))
+        found = self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
         return cast(answers.JobOut, found)
 
     def models(self, n: int = 100) -> Iterator[answers.ModelOut]:
@@ -294,6 +295,7 @@ class Client:
     ) -> Any:
         answer: httpx2.Response | None = None
         error: httpx2.TransportError | None = None
+        lost = False  # whether an answer was: it may have been done
         for tried in range(TRIES):
             if tried:
                 time.sleep(waits(answer, tried - 1))
@@ -302,11 +304,14 @@ class Client:
                 answer = self._http.request(method, where, params=query, json=body)
             except httpx2.TransportError as failure:
                 error = failure
-                if not again and not isinstance(failure, httpx2.ConnectError):
-                    break  # it may have been done
+                lost = lost or not isinstance(failure, httpx2.ConnectError)
+                if lost and not again:
+                    break
                 continue
             if answer.status_code not in TRY_AGAIN:
                 break
         if answer is None:
             raise NotReachedError(f"{method} {where}: {error or 'no answer'}") from error
+        if lost and method == "DELETE" and answer.status_code == 404:
+            return None  # an earlier try has deleted it
         return result(answer)

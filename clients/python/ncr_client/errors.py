@@ -30,6 +30,19 @@ class JobFailedError(Exception):
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        super().__init__(
-            f"job {job['job_id']} {job['status']}: {job['error'] or 'no reason given'}"
-        )
+        why = job["error"] or _of_the_gate(job) or "no reason given"
+        super().__init__(f"job {job['job_id']} {job['status']}: {why}")
+
+
+def _of_the_gate(job: Any) -> str:
+    """Why the gate has rejected the job's model, as far as its report says."""
+    gate = (job.get("metrics") or {}).get("gate") or {}
+    figures = gate.get("ndcg@10")
+    if job["status"] != "rejected" or "finding" not in gate:
+        return ""
+    if figures is None:
+        return f"the gate found {gate['finding']}"
+    return (
+        f"the gate found {gate['finding']}: NDCG@10 {figures['challenger']:g} beside "
+        f"{figures['incumbent']:g} of {gate['incumbent']}"
+    )
