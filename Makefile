@@ -12,8 +12,14 @@ DATA   ?=
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
 
+# Tests that start processes come last and one by one: they stop, kill and time them.
 test: setup-dev
+ifeq ($(strip $(ARGS)),)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e"
+	$(BIN)/python -m pytest -m e2e
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -17,7 +17,8 @@ GROUP = 16  # scores of which only the largest is looked at first
 
 def _best_by_product(
     scores: Any,
-    errors: Any,
+    error: float,
+    error_by_length: float,
     users: Any,
     items: Any,
     bias: Any,
@@ -27,9 +28,10 @@ def _best_by_product(
 ) -> None:
     """Fills ``best`` (B, k) with item rows, −1 where there are no more.
 
-    ``scores`` (B, N) float32 are off by at most ``errors`` (B,), −inf for what is left out; what
-    they leave in question is decided by ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,)
-    in float64, rounded to multiples of ``tie``, and what is equal by ``order`` (N or 0,).
+    ``scores`` (B, N) float32, −inf for what is left out, are off by at most ``error`` and
+    ``error_by_length`` times the length of the user's vector; what they leave in question is
+    decided by ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,) in float64, rounded to
+    multiples of ``tie``, and what is equal by ``order`` (N or 0,).
     """
     n_users, n_items = scores.shape
     k, width = best.shape[1], items.shape[1]
@@ -53,7 +55,11 @@ def _best_by_product(
                     slot -= 1
                 top[slot] = score
         # As many groups hold something as large, and so what is below cannot be among the best k.
-        least = np.float32(top[k - 1] - errors[user] if held == k else -np.inf)
+        square = 0.0
+        for d in range(width):
+            square += np.float64(users[user, d]) * users[user, d]
+        off = error + error_by_length * np.sqrt(square)
+        least = np.float32(top[k - 1] - off if held == k else -np.inf)
         held = 0
         for group in range(n_groups):
             if largest[group] < least or largest[group] == -np.inf:
@@ -61,10 +67,16 @@ def _best_by_product(
             for i in range(group, n_items, n_groups):
                 if scores[user, i] < least or scores[user, i] == -np.inf:
                     continue
-                score = bias[i] if len(bias) else 0.0
-                for d in range(width):
+                # Four sums: each addition of one has to wait for the last.
+                score, two, three, four = bias[i] if len(bias) else 0.0, 0.0, 0.0, 0.0
+                for d in range(0, width - 3, 4):
                     score += users[user, d] * items[i, d]
-                score = np.rint(score / tie)
+                    two += users[user, d + 1] * items[i, d + 1]
+                    three += users[user, d + 2] * items[i, d + 2]
+                    four += users[user, d + 3] * items[i, d + 3]
+                for d in range(width - width % 4, width):
+                    score += users[user, d] * items[i, d]
+                score = np.rint(((score + two) + (three + four)) / tie)
                 place = order[i] if len(order) else i
                 if held == k and (
                     exact[k - 1] > score or (exact[k - 1] == score and places[k - 1] < place)
@@ -97,6 +109,7 @@ def keep_nothing() -> None:
 
 def try_out() -> None:
     """Compiles for the types that it is called with."""
-    one, nothing = np.zeros((1, 4)), np.zeros(0)
+    nothing, order, items = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((1, 0))
     scores, best = np.zeros((1, 1), dtype=np.float32), np.zeros((1, 1), dtype=np.int64)
-    best_by_product(scores, nothing, one[:, :0], one[:, :0], nothing, best[0, :0], 1.0, best)
+    for users in (np.zeros((1, 0)), np.zeros((1, 0), dtype=np.float32)):
+        best_by_product(scores, 0.0, 0.0, users, items, nothing, order, 1.0, best)

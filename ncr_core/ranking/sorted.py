@@ -48,7 +48,7 @@ def top_of_all(
         )
         for start in range(0, len(users), at_once)
     ]
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _top(
@@ -61,20 +61,21 @@ def _top(
     sizes: tuple[float, float],
     compiled: bool,
 ) -> Tensor:
-    own = users[:, single.columns].float()
+    own = users[:, single.columns].float().contiguous()
     scores = own @ single.items.T if single.bias is None else single.bias + own @ single.items.T
     if allowed is not None:
         scores.masked_fill_(~allowed, -torch.inf)
     # In either of two scores float32 may err by as much as the rounding of d products of two
     # rounded numbers comes to.
     d = single.items.shape[1]
-    errors = 2 * (d + 4) * UNIT * (own.norm(dim=1) * sizes[0] + sizes[1])
+    error_by_length, error = (2 * (d + 4) * UNIT * size for size in sizes)
     if compiled and (kernel := compiled_sort()) is not None:
         best = np.empty((len(users), k), dtype=np.int64)
         kernel.best_by_product(
             scores.numpy(),
-            errors.double().numpy(),
-            users[:, double.columns].double().numpy(),
+            error,
+            error_by_length,
+            own.numpy() if users.dtype == own.dtype else users[:, double.columns].double().numpy(),
             double.items.numpy(),
             NONE if double.bias is None else double.bias.numpy(),
             NO_ORDER if order is None else order.contiguous().numpy(),
@@ -82,6 +83,7 @@ def _top(
             best,
         )
         return torch.from_numpy(best)
+    errors = own.norm(dim=1) * error_by_length + error
     n_items = scores.shape[1]
     found = torch.topk(scores, min(k + SPARE, n_items), dim=1, sorted=True)
     values, rows = found
