@@ -18,8 +18,10 @@ from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.evaluated import load_evaluated
 from tests.app.models import QUICK, add_small_data, publish_model
 from tests.app.test_worker import children, run_job
+from tests.conftest import ON_SQLITE
 
-pytestmark = pytest.mark.anyio
+# Each starts processes: jobs on PostgreSQL have tests of their own.
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 GOOD: dict[str, Any] = {"epochs": 20}
 BAD: dict[str, Any] = {"epochs": 1, "learning_rate": 1e-8}  # learns nothing

@@ -15,8 +15,10 @@ from app.services import Services
 from tests.app.models import add_small_data
 from tests.app.recommend.asking import USERS, ask, ids, post, seen_by, serving
 from tests.app.test_worker import run_job
+from tests.conftest import ON_SQLITE
 
-pytestmark = pytest.mark.anyio
+# Each starts processes: jobs on PostgreSQL have tests of their own.
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 SHORT: dict[str, Any] = {"users": "history", "factors": 4, "epochs": 4, "force": True}
 

@@ -20,6 +20,7 @@ from app.recommend.serving import ServingModel
 from app.services import Services
 from tests.app.models import QUICK, add_small_data, publish_model
 from tests.app.test_recommend import ask, ids, refresh
+from tests.conftest import ON_SQLITE
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +86,7 @@ async def test_a_server_takes_them_over_when_they_come_after_the_model(
     assert current(app) is model
 
 
+@ON_SQLITE
 async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings
 ) -> None:
@@ -108,6 +110,7 @@ async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
     assert len(cache) == 3  # as they were computed
 
 
+@ON_SQLITE
 async def test_only_the_latest_active_are_computed_and_only_for_the_active_version(
     services: Services, settings: Settings
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -
     assert Precomputed.load(path, 9).visible == ""
 
 
+@ON_SQLITE
 async def test_fewer_candidates_than_are_wanted_are_not_used(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings
 ) -> None:
@@ -178,6 +182,7 @@ async def _loaded(app: FastAPI) -> ServingModel:
 
 
 @pytest.mark.parametrize("damage", ["cut", "other model", "not a file of ours"])
+@ON_SQLITE
 async def test_a_damaged_file_is_not_used(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings, damage: str
 ) -> None:
