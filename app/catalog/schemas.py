@@ -126,7 +126,7 @@ def parse_item(
     if (bad := _categories_problem(categories)) is not None:
         return ItemProblem("invalid_categories", bad)
     hidden = row.get("hidden", base.hidden if base else None)
-    if hidden not in (None, True, False) or isinstance(hidden, int) is not isinstance(hidden, bool):
+    if not (hidden is None or isinstance(hidden, bool)):
         return ItemProblem("invalid_hidden", "hidden must be true or false")
     attributes = row.get("attributes", base.attributes if base else None)
     attributes = {} if attributes is None else attributes

@@ -68,6 +68,7 @@ BAD_ITEMS: list[tuple[Any, str]] = [
     ({"id": "a", "categories": ["x" * 129]}, "invalid_categories"),
     ({"id": "a", "categories": [str(k) for k in range(65)]}, "invalid_categories"),
     ({"id": "a", "hidden": 1}, "invalid_hidden"),
+    ({"id": "a", "hidden": 0.0}, "invalid_hidden"),
     ({"id": "a", "hidden": "yes"}, "invalid_hidden"),
     ({"id": "a", "hidden": []}, "invalid_hidden"),
     ({"id": "a", "attributes": []}, "invalid_attributes"),
