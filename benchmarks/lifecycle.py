@@ -6,8 +6,8 @@ soon is a change served?
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
 the benchmark works on a copy, with a server, a worker and this client on the same cores. Requests
 come at a fixed rate: lists, most of them ranked anew, and events. Each round trains with another
-seed, waits for what the gate says, goes back to the version before by one call, and forth again. The
-trainings are short, and the gate's margin is wide, so that there is something to publish.
+seed, waits for what the gate says, goes back to the version before by one call, and forth again.
+The trainings are short, and the gate's margin is wide, so that there is something to publish.
 """
 
 from __future__ import annotations
