@@ -36,9 +36,10 @@ class ModelRepository:
         return ModelRow(*rows[0]) if rows else None
 
     async def page(self, offset: int, n: int) -> list[ModelRow]:
-        """Newest first; versions begin with their time."""
+        """Newest first."""
+        newest_first = (models.c.created_at.desc(), models.c.version.desc())
         rows = await self.database.fetch(
-            sa.select(*_COLUMNS).order_by(models.c.version.desc()).offset(offset).limit(n)
+            sa.select(*_COLUMNS).order_by(*newest_first).offset(offset).limit(n)
         )
         return [ModelRow(*row) for row in rows]
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from app.core.metadata import now_us
 from app.events.schemas import NewEvent
 from app.jobs.schemas import TrainParams
 from app.jobs.training import interactions_of, train_and_evaluate
@@ -60,7 +61,7 @@ async def publish_model(services: Services, **params: Any) -> str:
         metrics=summary["metrics"],
         params=wanted.model_dump(),
         job_id=None,
-        created_at=0,
+        created_at=now_us(),
         activated_at=None,
     )
     async with services.database.write() as conn:

@@ -33,7 +33,10 @@ async def copies(services: Services, n: int, status: str = "published") -> list[
         version = registry.new_version()
         copy_folder(registry, first, version)
         other = row._replace(
-            version=version, path=registry.path_of(version), status=status, created_at=at
+            version=version,
+            path=registry.path_of(version),
+            status=status,
+            created_at=row.created_at + at,
         )
         async with services.database.write() as conn:
             await registry.publish(conn, other)

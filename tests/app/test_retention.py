@@ -143,7 +143,7 @@ async def test_files_go_from_object_storage_too(services: Services, objects: Obj
     remote = await build_services(settings)
     try:
         await add_small_data(remote)
-        versions = sorted([await publish_model(remote, seed=seed) for seed in (1, 2, 3)])
+        versions = [await publish_model(remote, seed=seed) for seed in (1, 2, 3)]
         await remote.models.activate(versions[1])
         await remote.models.activate(versions[2])
         for version in versions:
