@@ -88,7 +88,7 @@ def run(events: int, minutes: int) -> list[list[Any]]:
             note(f"{events:,} events taken", time.perf_counter() - started, events)
             started = time.perf_counter()
             with NcrWorker(env, where.folder / "worker.log") as worker:
-                order = {"model": "nbpr", "factors": 8, "epochs": 1}
+                order = {"model": "nbpr", "factors": 8, "epochs": 1, "force": True}
                 client.post("/admin/train", json=order).raise_for_status()
                 while True:
                     time.sleep(0.2)
