@@ -141,7 +141,7 @@ def test_an_item_vector_depends_on_its_users_alone(config: ModelConfig) -> None:
             every[pairs[1]], pairs[0], own
         )
         losses.append(float(torch.nn.functional.softplus(-m / 2).mean()))
-    assert losses[1] > losses[2]
+    assert min(losses[:2]) > losses[2]
 
 
 def test_users_find_an_item_that_people_like_them_took_up(synthetic: Interactions) -> None:
@@ -150,7 +150,7 @@ def test_users_find_an_item_that_people_like_them_took_up(synthetic: Interaction
     chosen = np.argsort(-synthetic.item_counts())[:8]
     names = [name for at, name in enumerate(synthetic.item_ids) if at not in chosen]
     rest = synthetic.reindex(synthetic.user_ids, names)
-    config = TrainConfig(epochs=4, fine_tune_epochs=2, batch_size=256, device="cpu")
+    config = TrainConfig(epochs=12, fine_tune_epochs=3, batch_size=256, device="cpu")
     shape = ModelConfig(kind="neupr", factors=8)
     model = train_model(shape, config, leave_latest_out(rest)).model.requires_grad_(False)
     every = model.user_vectors(torch.arange(model.n_users))
@@ -165,4 +165,4 @@ def test_users_find_an_item_that_people_like_them_took_up(synthetic: Interaction
         strangers = np.setdiff1d(np.arange(model.n_users), own)
         ahead.append((float(wins[own[10:]].mean()), float(wins[strangers].mean())))
     found, met = np.mean(ahead, axis=0)
-    assert found > met
+    assert found > met + 0.1

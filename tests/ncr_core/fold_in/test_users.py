@@ -191,7 +191,7 @@ def test_users_whom_training_never_saw_get_lists_of_their_own(
     """By their items alone they beat the popularity list."""
     old = synthetic.select(synthetic.users < 240)
     split = leave_latest_out(old)
-    quick = TrainConfig(epochs=4, fine_tune_epochs=2, batch_size=256, patience=4, device="cpu")
+    quick = TrainConfig(epochs=12, fine_tune_epochs=3, batch_size=256, patience=12, device="cpu")
     shape = ModelConfig.from_dict({"kind": kind, "factors": 8, "users": users})
     model = train_model(shape, quick, split).model.requires_grad_(False)
     whole = leave_latest_out(synthetic)
@@ -207,4 +207,4 @@ def test_users_whom_training_never_saw_get_lists_of_their_own(
     chosen = CandidateSet(test.users[new], test.held_out[new], test.candidates[new])
     folded = evaluate_sampled(Folded(), chosen)
     popular = evaluate_sampled(Popularity(split.train), chosen)
-    assert folded.ndcg > popular.ndcg
+    assert folded.ndcg > 1.5 * popular.ndcg
