@@ -16,6 +16,8 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from ncr_core.ranking import ExactRanker
 
 K = 10
 BATCHES = (1, 64)
-REPEATS = 30
+REPEATS = 200
 
 
 def main(folder: Path) -> None:
@@ -48,19 +50,10 @@ def main(folder: Path) -> None:
         als = AlternatingLeastSquares(factors=items.shape[1], num_threads=1)
         als.user_factors, als.item_factors = own, items
         seen = csr_matrix((batch, len(items)), dtype=np.float32)
-
-        def in_numpy(own: Any = own) -> Any:
-            scores = own @ items.T
-            some = np.argpartition(-scores, K, axis=1)[:, :K]
-            order = np.argsort(-np.take_along_axis(scores, some, 1), axis=1)
-            return np.take_along_axis(some, order, 1)
-
-        calls = {
-            "ours": lambda users=users: ranker.top(users, K).numpy(),
-            "numpy": in_numpy,
-            "implicit": lambda n=batch, seen=seen, als=als: als.recommend(
-                np.arange(n), seen, N=K, filter_already_liked_items=False
-            )[0],
+        calls: dict[str, Callable[[], Any]] = {
+            "ours": partial(_ours, ranker, users),
+            "numpy": partial(_numpy, own, items),
+            "implicit": partial(_implicit, als, seen),
         }
         lists = [call() for call in calls.values()]
         if table.bias is None and not all(np.array_equal(lists[0], other) for other in lists):
@@ -84,6 +77,22 @@ def main(folder: Path) -> None:
         k=K,
         threads=1,
     )
+
+
+def _ours(ranker: ExactRanker, users: torch.Tensor) -> Any:
+    return ranker.top(users, K).numpy()
+
+
+def _numpy(own: Any, items: Any) -> Any:
+    scores = own @ items.T
+    some = np.argpartition(-scores, K, axis=1)[:, :K]
+    order = np.argsort(-np.take_along_axis(scores, some, 1), axis=1)
+    return np.take_along_axis(some, order, 1)
+
+
+def _implicit(als: Any, seen: Any) -> Any:
+    users = np.arange(seen.shape[0])
+    return als.recommend(users, seen, N=K, filter_already_liked_items=False)[0]
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ class Users:
         self.ranker = ExactRanker(self.model)
         self.fold_in = FoldIn(self.model, tables=self.ranker.margins.single)
         anchors = anchors_of(checkpoint.reference_items)
-        self.attribution = Attribution(self.fold_in, self.ranker, anchors)
         self._generator = CandidateGenerator(self.ranker, anchors, 0)
+        self.attribution = Attribution(self.fold_in, self.ranker, self._generator.anchors)
 
     def drawn(self, least: int, most: int, n: int) -> IntArray:
         lengths = np.diff(self.interactions.indptr)

@@ -73,7 +73,8 @@ def by_ab_test(
     rng = np.random.default_rng(seed)
     users = world.requests(looks[-1], rng)
     of_b = rng.permutation(USERS) % 2 == 1
-    hit = world.clicks(users, np.where(of_b[users, None], b[users], a[users]), rng).any(axis=1)
+    clicked = world.clicks(users, np.where(of_b[users, None], b[users], a[users]), rng)
+    hit = np.asarray(clicked.any(axis=1))
     seen: dict[int, str | None] = {}
     for n in looks:
         lists = np.bincount(users[:n], minlength=USERS)

@@ -169,7 +169,7 @@ async def _connect(
     made = []
     for _ in range(connections):
         _, protocol = await loop.create_connection(
-            lambda: _Connection(done), parts.hostname, parts.port
+            lambda: _Connection(done), str(parts.hostname), int(parts.port or 80)
         )
         made.append(protocol)
     return made

@@ -38,7 +38,7 @@ class Place:
         """The rows of a statement, by a connection of its own."""
         if self.url is not None:
             with psycopg.connect(self.url) as connection:
-                return connection.execute(statement).fetchall()  # type: ignore[arg-type]
+                return connection.execute(statement).fetchall()
         with contextlib.closing(sqlite3.connect(self.folder / "var" / "ncr.db")) as connection:
             return connection.execute(statement).fetchall()
 
