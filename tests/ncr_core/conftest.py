@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ncr_core.data import Interactions, Split, build_interactions, leave_latest_out
+from ncr_core.data.stated import Stated
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 
@@ -56,6 +59,19 @@ def config_name(config: ModelConfig) -> str:
     return "-".join([config.kind, str(config.factors), *(f"{k}={v}" for k, v in own.items())])
 
 
+def pairs_of(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+def unseen(matrix: Interactions, user: int, n: int) -> list[int]:
+    """Items that the user has not interacted with."""
+    return np.setdiff1d(np.arange(matrix.n_items), matrix.items_of(user))[:n].tolist()
+
+
 @pytest.fixture(params=CONFIGS, ids=config_name)
 def config(request: pytest.FixtureRequest) -> ModelConfig:
     chosen: ModelConfig = request.param
@@ -70,6 +86,33 @@ def synthetic() -> Interactions:
 @pytest.fixture(scope="session")
 def split(synthetic: Interactions) -> Split:
     return leave_latest_out(synthetic)
+
+
+@pytest.fixture(scope="session")
+def told(synthetic: Interactions) -> Interactions:
+    """Every third user dislikes two items, every fifth stated three preferences, and every seventh
+    only saw ten items."""
+    disliked = [(u, i) for u in range(0, 300, 3) for i in unseen(synthetic, u, 2)]
+    seen = [(u, i) for u in range(0, 300, 7) for i in unseen(synthetic, u, 12)[2:]]
+    pairs = []
+    for user in range(0, 300, 5):
+        own, (first, second) = synthetic.items_of(user), unseen(synthetic, user, 40)[-2:]
+        pairs += [
+            (user, int(own[0]), first),
+            (user, first, second),
+            (user, int(own[-1]), second),
+        ]
+    return replace(
+        synthetic,
+        weights=np.random.default_rng(0).uniform(0.5, 3, synthetic.nnz).astype(np.float32),
+        stated=Stated(
+            pairs_of(seen, 2),
+            pairs_of(disliked, 2),
+            np.arange(1, len(disliked) + 1, dtype=np.float32),
+            pairs_of(pairs, 3),
+            np.arange(1, len(pairs) + 1, dtype=np.float32),
+        ),
+    )
 
 
 @pytest.fixture(scope="session")

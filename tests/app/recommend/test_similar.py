@@ -80,7 +80,7 @@ async def test_without_a_model_by_who_took_them_up(
 
 
 async def test_items_that_the_model_does_not_know(
-    client: httpx2.AsyncClient, filled: Services, trained: str
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str
 ) -> None:
     rows = [{"user": f"user-{n}", "item": "late"} for n in (1, 2, 3)]
     rows += [{"user": "user-1", "item": "later"}, {"user": "stranger", "item": "elsewhere"}]
@@ -93,8 +93,10 @@ async def test_items_that_the_model_does_not_know(
     await client.put("/items/untouched", json={})
     assert ids(await similar(client, "untouched")) == []
     # A model that knows it answers by itself again.
-    await publish_model(filled, seed=1)
-    assert (await similar(client, "untouched"))["items"] == []
+    version = await publish_model(filled, seed=1)
+    await app.state.recommend.host.refresh()
+    assert (await similar(client, "late"))["model_version"] == version
+    assert (await similar(client, "untouched"))["model_version"] is None
 
 
 @pytest.mark.parametrize("query", ["n=0", "n=1001", "n=x"])

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.core.roles import Role
 from app.schema import metadata
 from app.services import Services
 from app.transfer.archive import MANIFEST, Backup, TransferError
@@ -67,6 +68,9 @@ async def fill(services: Services) -> Filled:
     erased = (await services.events.profile("to be erased")).user_id
     assert erased is not None
     await services.events.delete_user("to be erased")
+    stated = [{"user": UNICODE, "winner": UNICODE, "loser": "new"}]
+    assert (await services.events.prefer(stated, 0)).accepted == 1
+    await services.keys.create("a key", [Role.READ], rate=2.5)
     jobs = metadata.tables["jobs"]
     states: list[dict[str, Any]] = [
         {"status": "queued"},
@@ -84,6 +88,9 @@ async def fill(services: Services) -> Filled:
                 "params": {"d": 8},
             }
             await conn.execute(jobs.insert().values({**values, **state}))
+        await conn.execute(
+            metadata.tables["triggers"].insert().values(name="events", fired_at=5, fired_seq=3)
+        )
         await _add_trials(conn, version)
     return Filled(version, erased)
 

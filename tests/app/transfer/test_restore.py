@@ -29,6 +29,7 @@ async def test_what_is_restored_is_what_was_backed_up(
         filled = await fill(source)
         before = await contents(source)
         profile = await source.events.profile(UNICODE)
+        assert all(before.values()), [name for name, rows in before.items() if not rows]
         report = await write_backup(source, path)
         assert report.rows == {name: len(rows) for name, rows in before.items()}
         assert (report.models, report.missing) == (1, [])
