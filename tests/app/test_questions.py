@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from ncr_core.ranking.questions import QuestionPool
 from tests.app.models import SMALL, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
@@ -75,12 +76,19 @@ async def test_what_was_stated_and_seen_is_not_asked_about(
 
 
 async def test_what_is_known_changes_what_is_asked(
-    app: FastAPI, client: httpx2.AsyncClient
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Beside the questions to the same users, of whom the same is asked already, by the tastes of
+    everybody alike."""
     await with_model(app)
     users = [f"user-{n}" for n in range(1, 30)]
-    first = [(await ask(client, user, 1))["items"][0] for user in users]
-    assert len({frozenset((q["a"]["id"], q["b"]["id"])) for q in first}) > 5
+    known = [pairs_in(await ask(client, user, 3)) for user in users]
+    assert [pairs_in(await ask(client, user, 3)) for user in users] == known
+
+    as_for_anybody = QuestionPool.plausible
+    monkeypatch.setattr(QuestionPool, "plausible", lambda pool, *known: as_for_anybody(pool))
+    unknown = [pairs_in(await ask(client, user, 3)) for user in users]
+    assert sum(a != b for a, b in zip(known, unknown, strict=True)) > 10
 
 
 async def test_one_who_has_seen_everything_is_told_so(

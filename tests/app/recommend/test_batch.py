@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -121,28 +121,41 @@ async def test_the_user_named_batch_has_a_list(client: httpx2.AsyncClient, train
 async def test_a_batch_under_way_leaves_places_for_others(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow passes: a single request waits for one or two, not for the whole batch."""
+    """Slow passes: a single request is ranked in the next one or two, not after the whole batch."""
     monkeypatch.setattr(module, "AT_ONCE", 4)
     app.state.recommend.batch._places = asyncio.Semaphore(4)
     await post(client, "/recommend/batch", users=USERS)
     app.state.recommend.lists.clear()
     model = app.state.recommend.host.current
     honest, passes = model.rank, 0
+    begun, go, waiting = Event(), Event(), asyncio.Event()
 
-    def slow(requests: Any) -> Any:
+    def held(requests: Any) -> Any:
         nonlocal passes
         passes += 1
-        time.sleep(0.02)
+        begun.set()
+        assert go.wait(60)
         return honest(requests)
 
-    monkeypatch.setattr(model, "rank", slow)
+    monkeypatch.setattr(model, "rank", held)
+    batcher = app.state.recommend.batcher
+    queue = batcher.rank
+
+    async def queued(model: Any, request: Any, *args: Any) -> Any:
+        if request.state[0] == "user-1":
+            waiting.set()  # and nothing else comes to its turn before it is in the queue
+        return await queue(model, request, *args)
+
+    monkeypatch.setattr(batcher, "rank", queued)
     users = [user for user in USERS if user != "user-1"]
     batch = asyncio.create_task(post(client, "/recommend/batch", users=users))
-    await asyncio.sleep(0.05)
-    before = passes
-    assert ids(await ask(client, "user-1"))
-    assert passes - before <= 3
-    assert not batch.done()
+    await asyncio.to_thread(begun.wait, 60)
+    single = asyncio.create_task(ask(client, "user-1"))
+    await asyncio.wait_for(waiting.wait(), 60)
+    assert passes == 1
+    go.set()
+    assert ids(await single)
+    assert passes <= 3
     assert len((await batch)["results"]) == len(users)
     assert passes >= len(users) / 5
 
@@ -173,18 +186,20 @@ async def test_too_many_batches_at_once_are_refused(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_BATCHES", 1)
-    service, go = app.state.recommend.service, asyncio.Event()
+    service, begun, go = app.state.recommend.service, asyncio.Event(), asyncio.Event()
     honest = service.recommend
 
     async def slow(*args: Any) -> bytes:
+        begun.set()
         await go.wait()
         found: bytes = await honest(*args)
         return found
 
     monkeypatch.setattr(service, "recommend", slow)
     first = asyncio.create_task(post(client, "/recommend/batch", users=["user-1"]))
-    await asyncio.sleep(0.1)
-    response = await client.post("/recommend/batch", json={"users": ["user-2"]})
+    await asyncio.wait_for(begun.wait(), 30)
+    second = client.post("/recommend/batch", json={"users": ["user-2"]})
+    response = await asyncio.wait_for(second, 30)
     assert (response.status_code, response.json()["code"]) == (503, "overloaded")
     assert response.headers["Retry-After"] == "2"
     go.set()

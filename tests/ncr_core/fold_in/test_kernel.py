@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from ncr_core.fold_in import kernel
 from ncr_core.fold_in.arrays import FitArrays, fit_arrays
 from ncr_core.fold_in.loader import fit_kernel_or_none
 from ncr_core.models import ModelConfig, PairwiseRanker
 from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
 
-kernel = fit_kernel_or_none()
-pytestmark = pytest.mark.skipif(kernel is None, reason="numba is not there")
 COMPILED = [c for c in CONFIGS if c.kind != "twotower" and not c.shared_embeddings]
 N = 37
+
+
+def test_it_is_used_where_tests_are_run() -> None:
+    assert fit_kernel_or_none() is kernel
 
 
 def arrays_of(model: PairwiseRanker, dtype: torch.dtype) -> FitArrays:
@@ -30,7 +33,6 @@ def loss_and_slopes(
     model: PairwiseRanker, vector: Tensor, pairs: tuple[np.ndarray, ...], dtype: torch.dtype
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """By the kernel: the loss, its gradient and its curvature in the user's vector."""
-    assert kernel is not None
     arrays = arrays_of(model, dtype)
     t = (arrays.to_tables @ vector.numpy() + arrays.offset).astype(arrays.tables[0].dtype)
     n, widths = len(t), arrays.tower[0]
@@ -82,7 +84,6 @@ def test_gradients_are_autograds(config: ModelConfig, count: int) -> None:
 
 def test_the_fit_is_where_the_loss_is_least() -> None:
     """For a model whose loss is convex: the slope there is none, as by differences."""
-    assert kernel is not None
     model = wild_model(ModelConfig(kind="nbpr", factors=4, item_bias=True), 3, N)
     arrays = arrays_of(model, torch.float64)
     rng = np.random.default_rng(0)
