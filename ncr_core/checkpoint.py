@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from ncr_core.data.interactions import IntArray
-from ncr_core.errors import CheckpointError, ConfigError
+from ncr_core.errors import CheckpointError, CheckpointReadError, ConfigError
 from ncr_core.manifest import FORMAT, MANIFEST, read_manifest
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
@@ -199,8 +199,10 @@ def read_verified(path: Path, sha256: str) -> bytes:
     """The file's content. Raises CheckpointError unless it has this SHA-256."""
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} cannot be read: it is not there") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        raise CheckpointReadError(f"{path} cannot be read: {error.strerror}") from None
     # The bytes that were summed are the bytes that are parsed.
     if hashlib.sha256(content).hexdigest() != sha256:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's")

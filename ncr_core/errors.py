@@ -21,6 +21,10 @@ class CheckpointError(NcrError):
     """A checkpoint that is missing, damaged, or not one of ours."""
 
 
+class CheckpointReadError(CheckpointError):
+    """A checkpoint that could not be read: it may be whole, and another try may read it."""
+
+
 class TrainingError(NcrError):
     """Training could not go on, for example because the loss became NaN.
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ncr_core.errors import CheckpointError
+from ncr_core.errors import CheckpointError, CheckpointReadError
 
 FORMAT = "ncr-checkpoint/1"
 MANIFEST = "manifest.json"
@@ -24,7 +24,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        raise CheckpointReadError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise CheckpointError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -44,7 +44,8 @@ class Readiness:
                     problem = await check()
             except Exception as error:
                 # The reason may hold an address or a user name: it belongs in the log.
-                log.warning("not ready", check=name, error=str(error).partition("\n")[0])
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                log.warning("not ready", check=name, error=reason)
                 problem = "cannot be reached"
             if problem is not None:
                 found[name] = problem

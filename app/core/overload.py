@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.core.errors import REQUEST_ID_KEY, Unavailable, problem_of
 
 RELEASE_KEY = "ncr.release"
+
+
+class Places:
+    """For what has no queue with a bound: at most ``most`` at a time, 503 for the others."""
+
+    def __init__(
+        self, most: int, full: str, code: str = "overloaded", retry_after: int = 1
+    ) -> None:
+        self.most = most
+        self._full, self._code, self._retry_after = full, code, retry_after
+        self._taken = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A place until the end. Raises Unavailable where there is none."""
+        if self._taken >= self.most:
+            raise Unavailable(self._full, code=self._code, retry_after=self._retry_after)
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
 
 
 class Concurrency:

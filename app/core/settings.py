@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     """The largest request body, in bytes. NDJSON is streamed and not bound by it."""
 
     max_events: int = Field(default=10_000, ge=1)
-    """The longest list that `POST /events` and `POST /items` take."""
+    """The longest list that `POST /events`, `/items` and `/preferences` take."""
 
     model_poll_seconds: float = Field(default=1.0, gt=0)
     """How often a server looks whether another model has been activated."""
@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     each user; never the first place. 0: the most popular for everyone."""
 
     max_concurrency: int = Field(default=64, ge=1)
-    """How many requests for lists a server answers at a time; beyond it the answer is 503."""
+    """How many GET requests for lists a server answers at a time; beyond it the answer is 503."""
 
     precompute_users: int = Field(default=20_000, ge=0)
     """For how many users, the latest active first, a worker finds the candidates when a model has
@@ -169,8 +169,8 @@ class Settings(BaseSettings):
     while no worker ran is made up for, once."""
 
     train_every: int = Field(default=0, ge=0)
-    """A worker trains by itself once there are this many events that the last training has not
-    seen; 0: never."""
+    """A worker trains by itself once there are this many events, stated preferences and deletions
+    that the last training has not seen; 0: never."""
 
     train_start: Literal["scratch", "warm"] = "scratch"
     """Whether a training that does not say begins from `scratch`, or `warm`: from the model that is

@@ -45,10 +45,6 @@ class NewEvent(NamedTuple):
     """False: it is the time of arrival, and a retry of the same event may bring another."""
 
 
-ImportedEvent = NewEvent
-"""A row of a data set, already valid; its `event_id` is derived from the row."""
-
-
 class StoredEvent(NamedTuple):
     """An event in its place. User and item are internal ids."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,6 +12,7 @@ from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.errors import NotFound
 from app.core.metadata import EVENT_SEQ, next_values
+from app.core.overload import Places
 from app.core.settings import Settings
 from app.events.append import append
 from app.events.feedback import Feedback
@@ -33,6 +33,8 @@ from app.events.snapshot import EventSnapshot, read_snapshot
 from app.events.takers import Taking
 from app.events.writer import MOST_ROWS, EventWriter
 
+MOST_STATING = 64  # lists of preferences that are being written
+
 
 class EventService:
     """Users and their events. `start()` before the first `add`, `drain()` before the end."""
@@ -44,6 +46,9 @@ class EventService:
         self.feedback = Feedback.of(settings)
         """What events mean."""
         self._repository = EventRepository(database, self.feedback)
+        self._stating = Places(
+            MOST_STATING, "too many preferences are waiting to be written", "backpressure"
+        )
         self.verdicts = {"accepted": 0, "duplicate": 0, "rejected": 0}
         """How many rows of clients had which verdict."""
         self.announce: Callable[[], None] = lambda: None
@@ -113,7 +118,11 @@ class EventService:
         return results
 
     async def prefer(self, rows: Sequence[object], now: int) -> AppendResult:
-        """Check stated preferences as a client sent them and add those that are valid."""
+        """Check stated preferences as a client sent them and add those that are valid.
+
+        Each list is a transaction of its own: events are waiting to be written, too. Raises
+        Unavailable where many lists wait already.
+        """
         valid: list[NewPreference] = []
         indices: list[int] = []
         rejected: list[Rejection] = []
@@ -127,8 +136,11 @@ class EventService:
         if not valid:
             return AppendResult(rejected=rejected, last_seq=await self.last_seq())
         deleted = (await self._catalog.catalogue()).deleted
-        async with self._database.write() as conn:
-            result = await append_preferences(conn, self._repository, self._catalog, valid, deleted)
+        with self._stating.one():
+            async with self._database.write() as conn:
+                result = await append_preferences(
+                    conn, self._repository, self._catalog, valid, deleted
+                )
         self.announce()
         rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
         result.rejected = sorted(rejected)
@@ -266,9 +278,6 @@ class EventService:
         """The clients' ids of users."""
         return await self._repository.external_users(ids)
 
-    async def snapshot_for_training(self, path: Path | None = None) -> EventSnapshot:
-        """All events and stated preferences as arrays; with a path also written there."""
-        snapshot = await asyncio.to_thread(read_snapshot, self._database.url, self.feedback)
-        if path is not None:
-            await asyncio.to_thread(snapshot.save, path)
-        return snapshot
+    async def snapshot_for_training(self) -> EventSnapshot:
+        """All events and stated preferences as arrays."""
+        return await asyncio.to_thread(read_snapshot, self._database.url, self.feedback)

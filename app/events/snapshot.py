@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,18 +65,6 @@ class EventSnapshot:
 
     def __len__(self) -> int:
         return len(self.seq)
-
-    def save(self, path: Path) -> None:
-        """Write it as `.npz`."""
-        with path.open("wb") as file:
-            np.savez(file, **{part.name: getattr(self, part.name) for part in fields(self)})
-
-    @classmethod
-    def load(cls, path: Path) -> EventSnapshot:
-        """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {part.name: file[part.name] for part in fields(cls)}
-        return cls(**arrays | {"max_seq": int(arrays["max_seq"])})
 
     def users(self) -> set[int]:
         """Everyone who did or said something."""

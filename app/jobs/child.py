@@ -66,7 +66,7 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
     from app.jobs.schemas import TrainOrder
     from app.jobs.served import earlier_in
     from app.jobs.training import interactions_of, model_config_of, train_and_evaluate
-    from app.models.store import StoreUnavailable
+    from ncr_core.errors import CheckpointReadError
 
     def report(progress: dict[str, Any]) -> None:
         _answer(answers, {"progress": progress})
@@ -83,7 +83,7 @@ def _train(order: dict[str, Any], answers: TextIO) -> dict[str, Any]:
         return _with_patience(
             order,
             lambda: asyncio.run(_read_served(order)),
-            StoreUnavailable,
+            CheckpointReadError,
             *database_errors(),
         )
 
@@ -166,9 +166,8 @@ def database_errors() -> tuple[type[Exception], ...]:
 async def _read_served(order: dict[str, Any]) -> ServedModel | None:
     from app.core.settings import load_settings
     from app.jobs.served import ServedModel, Unreadable
-    from app.models.store import StoreUnavailable
     from app.services import build_services
-    from ncr_core.errors import CheckpointError
+    from ncr_core.errors import CheckpointError, CheckpointReadError
     from ncr_core.training import resolve_device
 
     services = await build_services(load_settings(**order["settings"]))
@@ -179,7 +178,7 @@ async def _read_served(order: dict[str, Any]) -> ServedModel | None:
         device = str(resolve_device(order["device"]))
         try:
             checkpoint, evaluated = await services.models.load_measured(row, device)
-        except StoreUnavailable:
+        except CheckpointReadError:
             raise
         except CheckpointError as error:
             raise Unreadable(row.version, str(error)) from None

@@ -49,6 +49,8 @@ def start_of(
         return _scratch(split, "no model is served")
     if other := _differences(served.checkpoint.model.config, config):
         return _scratch(split, f"the model that is served, {served.version}, has {other}")
+    if strange := _strangers(served, every):
+        return _scratch(split, f"{served.version} knows none of these {strange}")
     if served.evaluated is None:
         return _scratch(split, f"{served.version} has learned all that could be held out")
     incumbent = served.incumbent(every, split.test >= 0, comparison.earlier)
@@ -63,6 +65,15 @@ def _differences(found: ModelConfig, wanted: ModelConfig) -> str:
     return "; ".join(
         f"{name} {has[name]}, not {asked[name]}" for name in has if has[name] != asked[name]
     )
+
+
+def _strangers(served: ServedModel, every: Interactions) -> str:
+    """What has no vector at all to begin with: users or items."""
+    checkpoint = served.checkpoint
+    if set(every.item_ids).isdisjoint(checkpoint.item_ids):
+        return "items"
+    free = checkpoint.model.config.users == "free"
+    return "users" if free and set(every.user_ids).isdisjoint(checkpoint.user_ids) else ""
 
 
 def _warm(served: ServedModel) -> tuple[Base, dict[str, Any]]:

@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound, Unavailable
+from app.core.errors import Conflict, NotFound
 from app.core.logging import get_logger
 from app.models.history import BACKWARDS, Reason, gone_back, way_back
 from app.models.repository import ModelRepository
 from app.models.schemas import Activation, ModelRow
-from app.models.store import StoreUnavailable
+from app.models.told import deleted, told_of
 from ncr_core.errors import CheckpointError
 
 log = get_logger(__name__)
@@ -59,10 +59,8 @@ class Activator:
         row = await self._usable(version, force)
         try:
             await self._check(row)
-        except StoreUnavailable as error:
-            raise Unavailable(str(error), code="store_unavailable", retry_after=10) from None
         except CheckpointError as error:
-            raise Conflict(str(error), code="checkpoint_damaged") from None
+            raise told_of(error) from None
         async with self._database.write() as conn:
             before = await self._repository.lock_activation(conn)
             if if_active is not None and before.version != if_active:
@@ -141,9 +139,7 @@ class Activator:
 
 def _unusable(version: str, status: str | None) -> Conflict:
     if status == "deleted":
-        return Conflict(
-            f"the files of {version} were removed: only its figures are kept", code="deleted_model"
-        )
+        return deleted(version)
     return Conflict(
         f"{version} was rejected by the gate: it is served only by force", code="not_published"
     )

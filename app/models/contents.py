@@ -6,7 +6,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from ncr_core.errors import CheckpointError
+from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.manifest import MANIFEST, manifest_checksum, read_manifest
 
 MAX_FILES, MAX_BYTES = 16, 64 * 2**30  # of a version
@@ -40,7 +40,7 @@ def check_manifest(folder: Path, version: str, checksum: str) -> None:
     try:
         found = manifest_checksum(folder)
     except OSError as error:
-        raise CheckpointError(
+        raise _not_read(error)(
             f"the checkpoint of {version} cannot be read: {error.strerror}"
         ) from None
     if found != checksum:
@@ -58,8 +58,15 @@ def check_files(folder: Path, version: str, checksum: str) -> None:
             with (folder / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise CheckpointError(f"{name} of {version} cannot be read: {error.strerror}") from None
+            raise _not_read(error)(
+                f"{name} of {version} cannot be read: {error.strerror}"
+            ) from None
         if found != sha256:
             raise CheckpointError(
                 f"{name} of {version} is damaged: its SHA-256 is not the manifest's"
             )
+
+
+def _not_read(error: OSError) -> type[CheckpointError]:
+    """What is not there will not be there the next time either; a failing disk may answer."""
+    return CheckpointError if isinstance(error, FileNotFoundError) else CheckpointReadError

@@ -23,8 +23,8 @@ from app.models.history import Change, Reason
 from app.models.repository import ModelRepository
 from app.models.retention import Rule
 from app.models.schemas import Activation, ModelRow
-from app.models.store import CANDIDATES, CheckpointStore, StoreUnavailable, checked
-from ncr_core.errors import CheckpointError
+from app.models.store import CANDIDATES, CheckpointStore, checked
+from ncr_core.errors import CheckpointError, CheckpointReadError
 
 if TYPE_CHECKING:  # torch, which no command needs that only lists or copies models
     from ncr_core.checkpoint import Checkpoint
@@ -191,7 +191,7 @@ class ModelRegistry:
             except CheckpointError as error:
                 again = self._fetch_again(row, error)
             return checkpoint, load_evaluated(again, device)
-        except StoreUnavailable:
+        except CheckpointReadError:
             raise  # that says nothing of the copy: another try may read it
         except CheckpointError as error:
             log.warning("no measured copy to read", version=row.version, reason=str(error))

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from app.core.settings import Settings
-from ncr_core.errors import CheckpointError
+from ncr_core.errors import CheckpointError, CheckpointReadError
 
 VERSION = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 CANDIDATES = ".candidates.safetensors"
 
 
-class StoreUnavailable(CheckpointError):  # noqa: N818 - named after what a client is told
+class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after what a client is told
     """The store could not be used: that says nothing of the checkpoints in it."""
 
 

@@ -10,6 +10,7 @@ import orjson
 
 from app.core.errors import AppError, PayloadTooLarge, Unavailable, Unprocessable
 from app.core.http import text_problem
+from app.core.overload import Places
 from app.recommend.batcher import IsGone
 from app.recommend.filters import Filters
 from app.recommend.service import RecommendService
@@ -30,7 +31,7 @@ class BatchService:
         self._sources = sources
         self._recommend = recommend
         self._places = asyncio.Semaphore(AT_ONCE)
-        self._running = 0
+        self._batches = Places(MOST_BATCHES, "many batches are under way", retry_after=2)
 
     async def recommend(
         self, users: Sequence[str], filters: Filters, gone: IsGone | None = None
@@ -50,14 +51,9 @@ class BatchService:
                 f"{len(users):,} lists of {filters.n:,} are more than {MOST_ITEMS:,} items",
                 code="too_many_items",
             )
-        if self._running >= MOST_BATCHES:
-            raise Unavailable("many batches are under way", code="overloaded", retry_after=2)
-        self._running += 1
-        try:
+        with self._batches.one():
             await self._sources.model(filters.model)
             return b'{"results":[' + b",".join(await self._results(users, filters, gone)) + b"]}"
-        finally:
-            self._running -= 1
 
     async def _results(
         self, users: Sequence[str], filters: Filters, gone: IsGone | None

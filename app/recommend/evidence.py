@@ -31,7 +31,8 @@ def evidence_of(profile: Profile, rows: CatalogueRows, after: int) -> Evidence |
     what it has not been trained on. Of dislikes and statements it is the latest ``MOST``: they are
     fitted while others wait.
     """
-    recent = profile.seen[profile.seqs > after]
+    # What only shows that an item was seen tells nothing of it, whatever was told of it before.
+    recent = profile.seen[(profile.seqs > after) & (profile.weights != 0)]
     liked = np.isin(profile.positives, recent)
     unwanted = np.flatnonzero(np.isin(profile.disliked, recent))[-MOST:]
     items, weights = rows.at(profile.positives[liked]), profile.positive_weights[liked]

@@ -7,11 +7,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from app.core.errors import AppError, Conflict, Unavailable, Unprocessable
+from app.core.errors import AppError, Unavailable, Unprocessable
 from app.core.logging import get_logger
 from app.models.schemas import ModelRow
 from app.models.service import ModelRegistry
-from app.models.store import StoreUnavailable
+from app.models.told import deleted, told_of
 from app.recommend.serving import ServingModel
 from ncr_core.errors import CheckpointError
 
@@ -49,7 +49,7 @@ class OtherVersions:
         """
         row = await self._registry.get(version)
         if row.status == "deleted":
-            raise Conflict("the files of this version have been removed", code="deleted_model")
+            raise deleted(version)
         if self._most == 0:
             raise Unprocessable("only the active version can be asked for", code="model_not_served")
         found = self._find(version)
@@ -107,7 +107,7 @@ class OtherVersions:
         async with self._one_at_a_time:
             row = await self._registry.get(version)
             if row.status == "deleted":
-                raise Conflict("the files of this version have been removed", code="deleted_model")
+                raise deleted(version)
             model = await self._load(row)
         self._kept[version] = model
         while len(self._kept) > self._most:
@@ -128,10 +128,8 @@ def _told(error: Exception) -> AppError:
     """What the client is told of it."""
     if isinstance(error, AppError):
         return error
-    if isinstance(error, StoreUnavailable):
-        return Unavailable(str(error), code="store_unavailable", retry_after=10)
     if isinstance(error, CheckpointError):
-        return Conflict(str(error), code="checkpoint_damaged")
+        return told_of(error)
     # Too little memory for it, say; others may name addresses.
     name = type(error).__name__
     return Unavailable(f"it cannot be loaded: {name}", code="model_not_loaded", retry_after=30)

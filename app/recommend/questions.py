@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.catalog.view import Catalogue
 from app.core.cache import SingleFlight
 from app.core.errors import Unavailable
+from app.core.overload import Places
 from app.recommend.asking import Asked, allowed_items, request_of
 from app.recommend.batcher import Batcher, ClientGone, IsGone
 from app.recommend.evidence import MOST
@@ -28,7 +29,11 @@ POOL_ITEMS = 96
 OWN_ITEMS = 32
 """Of a user who has seen most of those: the next popular ones, for this answer alone."""
 
+MOST_AT_ONCE = 16
+"""Each takes a thread for some milliseconds, and up to 0.1 s for fifty questions."""
+
 Pairs = set[tuple[int, int]]
+ModelKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,19 @@ class QuestionService:
         self._sources = sources
         self._popular = popular
         self._batcher = batcher
-        self._pool: tuple[str, QuestionPool] | None = None
-        self._making: SingleFlight[str, QuestionPool] = SingleFlight()
+        self._pool: tuple[ModelKey, QuestionPool] | None = None
+        self._making: SingleFlight[ModelKey, QuestionPool] = SingleFlight()
+        self._places = Places(MOST_AT_ONCE, "many questions are being chosen")
 
     async def questions(self, user: str, n: int, gone: IsGone | None = None) -> bytes:
-        """The body of the answer. With nothing left to ask about it is empty and says why."""
+        """The body of the answer. With nothing left to ask about it is empty and says why.
+
+        Raises Unavailable when many are under way.
+        """
+        with self._places.one():
+            return await self._questions(user, n, gone)
+
+    async def _questions(self, user: str, n: int, gone: IsGone | None) -> bytes:
         asked = await self._sources.ask(user, Filters(n), gone)
         model = await self._sources.model(None)
         catalogue, profile = asked.catalogue, asked.profile
@@ -66,7 +79,10 @@ class QuestionService:
                 pairs = _neighbours(popular[allowed[popular]], n, done)
         reason = None
         if not pairs:
-            reason = "seen_everything" if int(allowed.sum()) < 2 else "asked_everything"
+            reason = "asked_everything"
+            if int(allowed.sum()) < 2:
+                few = int(catalogue.visible.sum()) < 2
+                reason = "too_few_items" if few else "seen_everything"
         known = any(pair.information is not None for pair in pairs)
         return orjson.dumps(
             {
@@ -121,15 +137,16 @@ class QuestionService:
     async def _pool_of(self, model: ServingModel, rows: NDArray[np.int64]) -> QuestionPool:
         """The version's, made when it is first asked for."""
         kept = self._pool
-        if kept is not None and kept[0] == model.version:
+        if kept is not None and kept[0] == model.key:
             return kept[1]
 
         async def make() -> QuestionPool:
             pool = await asyncio.to_thread(model.question_pool, rows)
-            self._pool = model.version, pool
+            self._pool = model.key, pool
             return pool
 
-        return await self._making.run(model.version, make)
+        # Not by the version alone: new items' rows are others after the next were fitted.
+        return await self._making.run(model.key, make)
 
     async def _vector(self, asked: Asked, model: ServingModel) -> NDArray[np.float32] | None:
         request = request_of(asked, model)

@@ -41,7 +41,7 @@ class Questions(BaseModel):
     as_of_seq: int
     source: Literal["model", "popular"]
     items: list[Question]
-    reason: Literal["seen_everything", "asked_everything"] | None = Field(
+    reason: Literal["seen_everything", "asked_everything", "too_few_items"] | None = Field(
         description="Why there are no questions; null where there are."
     )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
-from app.core.cache import ByteCache
 from app.recommend.batcher import IsGone
 from app.recommend.entries import RankedList, answer_of, new_recommendation_id
 from app.recommend.filters import Filters
@@ -21,11 +20,6 @@ class RecommendService:
         self._sources = sources
         self._lists = lists
         self._trying = trying
-
-    @property
-    def lists(self) -> ByteCache[Hashable, RankedList]:
-        """Lists that are ready to be sent."""
-        return self._lists.cache
 
     async def recommend(
         self,

@@ -12,12 +12,14 @@ import orjson
 from app.catalog.view import Catalogue
 from app.core.cache import ByteCache, SingleFlight
 from app.core.errors import NotFound
+from app.core.overload import Places
 from app.recommend.popular import PopularList
 from app.recommend.serving import ServingModel
 from app.recommend.sources import Sources
 
 MOST_USERS = 200  # of an item, the newest, whose other items are looked at
 COUNTED_SECONDS = 60  # so long such a list is kept
+MOST_AT_ONCE = 64  # lists that are being made
 
 Found = list[tuple[int, float]]
 
@@ -33,9 +35,13 @@ class SimilarItems:
         self._popular = popular
         self._cache: ByteCache[Hashable, bytes] = ByteCache(cache_bytes)
         self._flights: SingleFlight[Hashable, bytes] = SingleFlight()
+        self._places = Places(MOST_AT_ONCE, "many items' likes are being looked for")
 
     async def similar(self, item: str, n: int) -> bytes:
-        """The body of the answer: visible items alone, most alike first. 404 for no such item."""
+        """The body of the answer: visible items alone, most alike first. 404 for no such item.
+
+        Raises Unavailable where it is not kept and many are being made.
+        """
         catalogue = await self._sources.catalog.catalogue()
         internal = catalogue.internal_ids.get(item)
         if internal is None or internal in catalogue.deleted:
@@ -58,7 +64,8 @@ class SimilarItems:
                 found = await _nearest(model, catalogue, row, n)
                 return _body(catalogue, internal, model.version, found)
 
-            kept = await self._flights.run(key, answer)
+            with self._places.one():
+                kept = await self._flights.run(key, answer)
             self._cache.put(key, kept, len(kept))
         return kept
 

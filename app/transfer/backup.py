@@ -70,7 +70,8 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[M
             for table in metadata.sorted_tables:
                 tables[table.name] = await _pack_table(conn, archive, table, report)
             kept = await _kept(conn)
-        # The database has been let go of: a published checkpoint never changes.
+        # The database has been let go of: a checkpoint never changes, and one that retention has
+        # removed by now is named as missing.
         missing: list[str] = []
         for done, version in enumerate(kept, 1):
             if not await pack_checkpoint(services, archive, version):

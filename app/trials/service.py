@@ -15,14 +15,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound, Unavailable, Unprocessable
+from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.logging import get_logger
 from app.core.metadata import now_us
 from app.core.settings import Settings
 from app.events.attribution import Attribution
 from app.models.schemas import Activation
 from app.models.service import ModelRegistry
-from app.models.store import StoreUnavailable
+from app.models.told import deleted, told_of
 from app.trials.click_through import ClickThrough
 from app.trials.observed import Observed
 from app.trials.reports import Reports
@@ -191,10 +191,7 @@ class TrialService:
                 code="same_version",
             )
         if row.status == "deleted":
-            raise Conflict(
-                f"the files of {row.version} were removed: only its figures are kept",
-                code="deleted_model",
-            )
+            raise deleted(row.version)
         await self._check(row.version)
         trial = TrialRow(
             trial_id=f"trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
@@ -221,10 +218,8 @@ class TrialService:
         # As before an activation: servers could only say in their logs that they cannot load it.
         try:
             await self._models.local_folder(version)
-        except StoreUnavailable as error:
-            raise Unavailable(str(error), code="store_unavailable", retry_after=10) from None
         except CheckpointError as error:
-            raise Conflict(str(error), code="checkpoint_damaged") from None
+            raise told_of(error) from None
 
     async def get(self, trial_id: str) -> TrialRow:
         """A trial, with its report so far if it runs; 404 if there is none."""

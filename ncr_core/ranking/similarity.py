@@ -22,8 +22,6 @@ class ItemSpace:
     weights of the prediction layer in it, and its two projections into the tower's first layer.
     What all items have in common, the mean, is left out, and so are biases, which are popularity.
     Where there are more than 64 dimensions, those with the most variance stay.
-
-    `python -m benchmarks.similar` has the measurements.
     """
 
     def __init__(self, tables: PairTables, n_items: int) -> None:

@@ -150,8 +150,9 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
     optimizer = Adam(model, config, config.fine_tune_rate, None)
     for _ in range(epochs):
         loss = _one_epoch(model, batches, batches.n_items, config, optimizer)
-        if not math.isfinite(loss):
-            raise TrainingError(f"the loss became {loss} while the held-out items were learned")
+        if not (math.isfinite(loss) and _finite(model)):
+            grown = "a parameter" if math.isfinite(loss) else "the loss"
+            raise TrainingError(f"{grown} became infinite while the held-out items were learned")
     remember(model, interactions)
     model.eval()
 

@@ -8,7 +8,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -19,6 +21,7 @@ from app.core.settings import Settings
 from app.jobs import child
 from app.jobs.schemas import TrainOrder
 from app.services import Services
+from ncr_core.errors import CheckpointReadError
 from tests.app.models import QUICK, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +104,33 @@ async def test_a_hiccup_of_the_database_does_not_end_a_training(
         summary = await asyncio.to_thread(child._train, order, answers)
     assert summary["metrics"]["gate"]["incumbent"] == incumbent
     assert hiccups == {"events": 0, "served": 0}
+
+
+async def test_a_disk_that_fails_once_is_no_model_that_cannot_be_read(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a model would be replaced by whatever was trained, without a comparison."""
+    await add_small_data(services)
+    incumbent = await publish_model(services)
+    file = services.models.folder(incumbent) / "model.safetensors"
+    aside = file.rename(settings.data_dir / "aside")
+    file.mkdir()  # whoever reads it gets an error of the system, and not that it is not there
+    url = settings.effective_database_url
+
+    def train(order: dict[str, Any]) -> Any:
+        with (settings.data_dir / "answers").open("w") as answers:
+            return child._train(order, answers)
+
+    with pytest.raises(CheckpointReadError, match=r"model\.safetensors cannot be read"):
+        await asyncio.to_thread(train, order_for(settings.data_dir, url))
+
+    def repaired(seconds: float) -> None:
+        file.rmdir()
+        aside.rename(file)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=repaired)
+    monkeypatch.setattr(child, "time", clock)
+    order = order_for(settings.data_dir, url, upload_patience_s=30.0)
+    gate = (await asyncio.to_thread(train, order))["metrics"]["gate"]
+    assert gate["incumbent"] == incumbent
+    assert gate["finding"] != "incumbent_unreadable"

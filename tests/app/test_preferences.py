@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
+from app.core.errors import Unavailable
 from app.core.settings import Settings
 from app.events.schemas import NewEvent, Profile
 from app.main import create_app
@@ -49,6 +50,21 @@ async def prefer(services: Services, *pairs: str, user: str = "u", at: int = 0) 
     rows = [{"user": user, "winner": p[0], "loser": p[1], "timestamp": at + 1} for p in pairs]
     result = await services.events.prefer(rows, 0)
     assert not result.rejected
+
+
+async def test_more_lists_at_a_time_than_are_written_are_refused(
+    services: Services,
+) -> None:
+    await services.events.add_rows([{"user": "u", "item": i} for i in ("a", "b")], 0)
+    service, rows = services.events, [{"user": "u", "winner": "a", "loser": "b"}]
+    service._stating.most = 3
+    found = await asyncio.gather(
+        *(service.prefer(rows, 0) for _ in range(8)), return_exceptions=True
+    )
+    refused = [error for error in found if isinstance(error, Unavailable)]
+    assert (len(refused), {error.code for error in refused}) == (5, {"backpressure"})
+    assert len((await service.profile("u")).preferences) == 3
+    await service.prefer(rows, 0)
 
 
 async def test_a_preference_takes_a_place_in_the_order(client: httpx2.AsyncClient) -> None:

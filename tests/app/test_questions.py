@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.recommend.new_items import NewItems
 from ncr_core.ranking.questions import QuestionPool
 from tests.app.models import SMALL, add_small_data, publish_model
 
@@ -149,7 +150,39 @@ async def test_without_a_model_popular_items_are_paired(
 
 async def test_of_an_empty_catalogue_there_is_nothing_to_ask(client: httpx2.AsyncClient) -> None:
     found = await ask(client, "anyone")
-    assert (found["items"], found["reason"], found["source"]) == ([], "seen_everything", "popular")
+    assert (found["items"], found["reason"], found["source"]) == ([], "too_few_items", "popular")
+
+
+async def test_more_questions_at_a_time_than_are_chosen_are_refused(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    places = app.state.recommend.questions._places
+    with places.one():
+        places.most = 1
+        answer = await client.get("/users/u/questions")
+    assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+    assert (await client.get("/users/u/questions")).status_code == 200
+
+
+async def test_new_items_are_asked_about_by_what_they_are(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    """Also when their rows in the model are others than they were."""
+    version = await with_model(app)
+    host, services = app.state.recommend.host, app.state.services
+    users = [f"user-{n}" for n in range(1, 41)]
+    pools = []
+    for item, n in (("late", 30), ("later", 40)):
+        rows = [{"user": user, "item": item} for user in users[:n]]
+        await client.post("/events", json=rows)
+        await host.grow(NewItems(services.events, services.catalog, 5))
+        await ask(client, "new", 5)
+        kept = app.state.recommend.questions._pool
+        assert kept[0] == host.current.key
+        pools.append({host.current.item_ids[row] for row in kept[1].items})
+    assert host.current.version == version
+    assert "late" in pools[0]
+    assert pools[1] >= {"late", "later"}
 
 
 async def test_after_a_new_version_it_is_asked_by_that(

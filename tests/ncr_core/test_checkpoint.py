@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
-from ncr_core.errors import CheckpointError
+from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig
 from tests.ncr_core.conftest import wild_model
@@ -75,7 +75,11 @@ def test_missing_files(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
     path = saved(tmp_path)
     (path / "ids.json").unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot be read") as gone:
+        load_checkpoint(path)
+    assert not isinstance(gone.value, CheckpointReadError)
+    (path / "ids.json").mkdir()  # there, and not to be read
+    with pytest.raises(CheckpointReadError, match="cannot be read"):
         load_checkpoint(path)
 
 

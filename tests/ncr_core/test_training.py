@@ -188,6 +188,22 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
 
 
+def test_held_out_items_that_are_learned_into_infinity(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by the very last step, which shows in no loss."""
+    model = train_model(ModelConfig(kind="nbpr", factors=2), replace(QUICK, epochs=1), split).model
+
+    def overflows(model: PairwiseRanker, *args: object) -> float:
+        with torch.no_grad():
+            next(iter(model.parameters())).view(-1)[0] = torch.inf
+        return 0.5
+
+    monkeypatch.setattr(loop_module, "_one_epoch", overflows)
+    with pytest.raises(TrainingError, match="a parameter became infinite"):
+        learn_held_out(model, split.all_seen, QUICK)
+
+
 def test_the_papers_stopping_rule(split: Split) -> None:
     config = TrainConfig(
         epochs=40, stopping="paper", schedule="constant", learning_rate=1e-9, device="cpu"

@@ -185,7 +185,7 @@ async def test_a_batch_waits_where_a_single_request_is_refused(
 async def test_too_many_batches_at_once_are_refused(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_BATCHES", 1)
+    monkeypatch.setattr(app.state.recommend.batch._batches, "most", 1)
     service, begun, go = app.state.recommend.service, asyncio.Event(), asyncio.Event()
     honest = service.recommend
 
