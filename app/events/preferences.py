@@ -14,6 +14,7 @@ from app.core.metadata import EVENT_SEQ, next_values
 from app.events.repository import EventRepository
 from app.events.schemas import (
     AppendResult,
+    Moment,
     NewPreference,
     RejectedRow,
     Rejection,
@@ -33,9 +34,7 @@ class PreferenceIn(BaseModel):
     user: Id
     winner: Id = Field(description="The item that the user would rather have.")
     loser: Id
-    timestamp: float | str | None = Field(
-        default=None, description="ISO-8601 or epoch seconds, 1970 to 2999. Default: now."
-    )
+    timestamp: Moment = None
 
 
 class PreferenceAnswer(BaseModel):

@@ -6,8 +6,8 @@ import time
 
 from app.core.cache import ByteCache, SingleFlight
 from app.core.database import Database
+from app.events.profile import Profile
 from app.events.repository import EventRepository
-from app.events.schemas import Profile
 
 FRESH_SECONDS = 0.05
 HINTED_SECONDS = 0.005  # between two looks, however many hints there are

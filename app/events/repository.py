@@ -15,7 +15,8 @@ from app.core.bulk import insert_many, one_of, update_many
 from app.core.database import Database
 from app.core.metadata import CATALOG_SEQ, EVENT_SEQ, current_value, now_us
 from app.events.feedback import Feedback
-from app.events.schemas import Profile, StoredEvent, StoredPreference
+from app.events.profile import Profile
+from app.events.schemas import StoredEvent, StoredPreference
 from app.events.tables import events, preferences, retractions, users, when
 from app.events.takers import Taking, met_statement, takers_statement
 

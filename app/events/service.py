@@ -17,6 +17,7 @@ from app.core.settings import Settings
 from app.events.append import append
 from app.events.feedback import Feedback
 from app.events.preferences import append_preferences, parse_preference
+from app.events.profile import Profile
 from app.events.profiles import Profiles
 from app.events.repository import EventRepository
 from app.events.schemas import (
@@ -24,7 +25,6 @@ from app.events.schemas import (
     ImportResult,
     NewEvent,
     NewPreference,
-    Profile,
     Rejection,
     StoredEvent,
     parse_event,

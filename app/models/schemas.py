@@ -110,14 +110,21 @@ class ActivationPage(BaseModel):
     next_cursor: str | None
 
 
+class ClickThrough(BaseModel):
+    """How many of a version's lists were clicked."""
+
+    lists: int = Field(description="That were given out.")
+    clicked: int = Field(description="Of which a positive event told the `recommendation_id`.")
+    rate: float | None = Field(description="0 to 1; null where no list was given out.")
+
+
 class ModelDetail(ModelOut):
     """A model version and what became of it."""
-
-    model_config = ConfigDict(extra="allow")
 
     activations: list[ActivationOut] = Field(
         description="When it began to be served and why, newest first, 100 at most."
     )
+    click_through: ClickThrough
 
 
 class ForceBody(BaseModel):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalog.view import Catalogue
-from app.events.schemas import Profile
+from app.events.profile import Profile
 from app.recommend.batcher import IsGone
 from app.recommend.candidates import RankRequest
 from app.recommend.catalogue_rows import filters_key

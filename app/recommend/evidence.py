@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from app.catalog.view import Catalogue
-from app.events.schemas import Profile
+from app.events.profile import Profile
 from app.recommend.catalogue_rows import CatalogueRows
 from ncr_core.fold_in import Evidence
 

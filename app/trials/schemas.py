@@ -90,11 +90,3 @@ class TrialPage(BaseModel):
 
     items: list[TrialOut]
     next_cursor: str | None
-
-
-class ClickThrough(BaseModel):
-    """How many of a version's lists were clicked."""
-
-    lists: int = Field(description="That were given out.")
-    clicked: int = Field(description="Of which a positive event told the `recommendation_id`.")
-    rate: float | None

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.models.schemas import ModelDetail
 from app.recommend.model_host import ModelHost
 from app.services import Services
 from tests.app.models import add_small_data, publish_model
@@ -57,6 +58,9 @@ async def test_models_are_listed_newest_first(
     one: dict[str, Any] = (await client.get(f"/admin/models/{versions[1]}")).json()
     assert one["active"] is True
     assert one["model"] == "neupr"
+    # All that is answered is described.
+    assert set(one) == set(ModelDetail.model_fields)
+    ModelDetail.model_validate(one, strict=True)
     for name in ("sampled", "full", "popularity_sampled", "popularity_full"):
         assert 0 <= one["metrics"][name]["ndcg@10"] <= one["metrics"][name]["hr@10"] <= 1
 

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from app.core.errors import Unavailable
 from app.core.settings import Settings
-from app.events.schemas import NewEvent, Profile
+from app.events.profile import Profile
+from app.events.schemas import NewEvent
 from app.main import create_app
 from app.services import Services, build_services
 from tests.app.conftest import client_of

@@ -9,8 +9,9 @@ import pytest
 
 from app.core.settings import Settings
 from app.events import profiles as module
+from app.events.profile import Profile
 from app.events.repository import EventRepository
-from app.events.schemas import NewEvent, Profile
+from app.events.schemas import NewEvent
 from app.services import Services, build_services
 
 pytestmark = pytest.mark.anyio

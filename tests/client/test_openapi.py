@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
 from ncr_client import AsyncClient, Client
 
@@ -18,6 +19,8 @@ from app.core.settings import Settings
 from app.main import create_app
 
 ROOT = Path(__file__).parents[2]
+# What their rows hold is the caller's business.
+ROWS = ("post_events", "post_items")
 NOT_OFFERED = {("get", "/health/live")}  # for whoever watches over processes
 
 
@@ -64,6 +67,7 @@ async def sent_by(name: str) -> list[httpx2.Request]:
 
     examples: dict[str, Any] = {
         "int": 3, "str": "x", "bool": True, "float": 0.5, "Sequence[str]": ["x", "y"],
+        "dict[str, Any]": {"x": 1}, "datetime | str | float": 0.5,
         "Iterable[Mapping[str, Any]]": [{"user": "u", "item": "i"}],
         "Sequence[Mapping[str, Any]]": [{"id": "i"}],
     }  # fmt: skip
@@ -71,9 +75,7 @@ async def sent_by(name: str) -> list[httpx2.Request]:
         method = getattr(client, name)
         given = {}
         for parameter in inspect.signature(method).parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                continue
-            kind = str(parameter.annotation).removesuffix(" | None")
+            kind = str(parameter.annotation).removesuffix(" | None").removesuffix(" | EllipsisType")
             values = re.match(r"Literal\['(.*?)'", kind.replace('"', "'"))
             given[parameter.name] = values[1] if values else examples[kind]
         result = method(**given)
@@ -104,24 +106,67 @@ def types_of(operation: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
     return (found - {""}) or {"None", "str", "bool"}
 
 
+def operation_of(document: dict[str, Any], request: httpx2.Request) -> tuple[str, dict[str, Any]]:
+    """The path and the description of the operation that a request is for."""
+    method, path = request.method.lower(), request.url.path
+    matching = [
+        template
+        for template, operations in document["paths"].items()
+        if method in operations and re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path)
+    ]
+    # Where a path has a name in the place of an id, the name is meant.
+    template = min(matching, key=lambda one: one.count("{"), default=None)
+    assert template is not None, f"nothing takes {method} {path}"
+    return template, document["paths"][template][method]
+
+
+def body_of(operation: dict[str, Any]) -> dict[str, Any]:
+    """The properties of an operation's JSON body, or of the rows of one that is a list."""
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    schema = schema.get("oneOf", [schema])[0]
+    found: dict[str, Any] = schema.get("items", schema).get("properties", {})
+    return found
+
+
+def names_in(content: bytes) -> set[str]:
+    """The names in a JSON body, or in the rows of one that is a list."""
+    body = orjson.loads(content) if content else {}
+    return set().union(*(body if isinstance(body, list) else [body]))
+
+
+def choices(schema: dict[str, Any]) -> set[str]:
+    """The strings that a value may be; none where any may."""
+    either = [schema, *schema.get("anyOf", ())]
+    return {value for one in either for value in one.get("enum", ())}
+
+
+def test_choices_are_those_of_the_service(document: dict[str, Any]) -> None:
+    for name in methods():
+        (request, *_) = asyncio.run(sent_by(name))
+        operation = operation_of(document, request)[1]
+        schemas = {p["name"]: p["schema"] for p in operation.get("parameters", ())}
+        schemas |= body_of(operation)
+        for parameter in inspect.signature(getattr(AsyncClient, name)).parameters.values():
+            offered = re.match(r"Literal\[(.*?)\]", str(parameter.annotation))
+            own = set(re.findall(r"[\w-]+", offered[1])) if offered else set()
+            assert own == choices(schemas.get(parameter.name, {})), f"{name}: {parameter.name}"
+
+
 def test_every_operation_is_offered_once_with_its_parameters(document: dict[str, Any]) -> None:
     offered: dict[tuple[str, str], str] = {}
     for name in methods():
         for request in asyncio.run(sent_by(name)):
-            method, path = request.method.lower(), request.url.path
-            matching = [
-                template
-                for template, operations in document["paths"].items()
-                if method in operations and re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path)
-            ]
-            # Where a path has a name in the place of an id, the name is meant.
-            template = min(matching, key=lambda one: one.count("{"), default=None)
-            assert template is not None, f"{name} sends {method} {path}"
-            operation = document["paths"][template][method]
+            method = request.method.lower()
+            template, operation = operation_of(document, request)
             known = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
             given = set(request.url.params)
             cursor = {"cursor"} & known
             assert given == known - cursor, f"{name}: {given ^ known}"
+            sent, taken = names_in(request.content), set(body_of(operation))
+            # What the path or the query says is not said once more.
+            left = taken - known - ({"id"} if template == "/items/{item}" else set())
+            assert sent <= taken if name in ROWS else sent == left, f"{name}: {sent ^ left}"
             assert answer_of(name) in types_of(operation, document["components"]["schemas"]), name
             if name not in ("post_event", "wait_for"):
                 assert (method, template) not in offered, f"{name} and {offered[method, template]}"

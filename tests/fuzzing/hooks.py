@@ -7,12 +7,20 @@ from typing import Any
 
 import schemathesis
 from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from app.core.http import encode_cursor
 
 schemathesis.openapi.format("cursor", st.integers(0, 10**18 - 1).map(encode_cursor))
 
 SHORTEST_LIMIT = 64
+BY_ROW = {"POST /items", "POST /preferences"}  # an event by itself is answered as a list of one
+BEYOND_THE_SCHEMA = {
+    "POST /compare": {"item_not_ranked"},
+    "POST /admin/train": {"cannot_start_warm"},
+    "POST /admin/trials": {"same_version"},
+    "POST /preferences": {"same_item", "unknown_item", "invalid_timestamp"},  # of a date: its year
+}
 
 
 @schemathesis.hook
@@ -37,6 +45,27 @@ def filter_body(context: schemathesis.HookContext, body: Any) -> bool:
     items = body if isinstance(body, list) else [body]
     attributes = [item.get("attributes") for item in items if isinstance(item, dict)]
     return _countable(body) and "\0" not in "".join(_strings(attributes))
+
+
+@schemathesis.check
+def a_bad_object_is_refused(
+    context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+) -> bool | None:
+    """Where a list is answered row by row, an object by itself is refused as anywhere else."""
+    if case.operation.label not in BY_ROW or isinstance(case.body, list):
+        return None
+    return negative_data_rejection(context, response, case)
+
+
+@schemathesis.check
+def refused_for_what_no_schema_tells(
+    context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+) -> None:
+    """What the schema allows may be refused for the reasons that are named here alone."""
+    reasons = BEYOND_THE_SCHEMA.get(case.operation.label)
+    allowed = case.meta is not None and case.meta.generation.mode.is_positive
+    if reasons is not None and allowed and response.status_code == 422:
+        assert response.json()["code"] in reasons, response.text
 
 
 def _countable(value: Any) -> bool:

@@ -57,6 +57,14 @@ class Because(TypedDict):
     effect: float
 
 
+class ClickThrough(TypedDict):
+    """How many of a version's lists were clicked."""
+
+    lists: int
+    clicked: int
+    rate: float | None
+
+
 class Comparison(TypedDict):
     """The answer of `POST /compare`."""
 
@@ -181,6 +189,7 @@ class ModelDetail(TypedDict):
     created_at: str
     activated_at: str | None
     activations: list[ActivationOut]
+    click_through: ClickThrough
 
 
 class ModelOut(TypedDict):
@@ -266,7 +275,7 @@ class Questions(TypedDict):
     as_of_seq: int
     source: Literal["model", "popular"]
     items: list[Question]
-    reason: Literal["seen_everything", "asked_everything"] | None
+    reason: Literal["seen_everything", "asked_everything", "too_few_items"] | None
 
 
 class Recommendation(TypedDict):

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from types import TracebackType
+from datetime import datetime
+from types import EllipsisType, TracebackType
 from typing import Any, Literal, Self, cast
 
 import httpx2
 
 from ncr_client import answers
-from ncr_client.calls import TRIES, TRY_AGAIN, Body, path, result, waits, with_ids, without_none
+from ncr_client.calls import (
+    NEVER_SENT,
+    REFUSED,
+    TRIES,
+    TRY_AGAIN,
+    Body,
+    moment,
+    path,
+    result,
+    waits,
+    with_ids,
+    without_none,
+    without_unset,
+)
 from ncr_client.errors import JobFailedError, NotReachedError
 
 
@@ -20,8 +34,10 @@ class AsyncClient:
 
     What can be sent twice without harm is tried again, a few times, while the service cannot be
     reached or says 429 or 503; events can, because each gets an ``event_id``, and what is to be
-    deleted may be gone by the second time. Raises ServiceError for what the service refuses and
-    NotReachedError when it cannot be reached.
+    deleted may be gone by the second time. What would be done twice (a training, a preference, a
+    trial, a rollback, the end of a job or a trial) is tried again only where it was surely not
+    done: after a 429, and where no connection came about. A 503 may come after it was done.
+    Raises ServiceError for what the service refuses and NotReachedError when it cannot be reached.
     """
 
     def __init__(
@@ -84,22 +100,58 @@ class AsyncClient:
         return cast(answers.Recommendation, found)
 
     async def recommend_batch(
-        self, users: Sequence[str], n: int = 10, **options: Any
+        self,
+        users: Sequence[str],
+        n: int = 10,
+        *,
+        exclude_seen: bool | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        explain: Literal["none", "pairwise"] | None = None,
+        min_seq: int | None = None,
+        model: str | None = None,
+        diversity: float | None = None,
     ) -> answers.BatchAnswer:
-        """Lists for many users; ``options`` are those of ``recommend``."""
-        body = {"users": list(users), "n": n, **without_none(options)}
+        """Lists of ``n`` items for many users."""
+        body = without_none(
+            {
+                "users": list(users),
+                "n": n,
+                "exclude_seen": exclude_seen,
+                "category": category,
+                "exclude": exclude,
+                "explain": explain,
+                "min_seq": min_seq,
+                "model": model,
+                "diversity": diversity,
+            }
+        )
         return cast(answers.BatchAnswer, await self._send("POST", "/recommend/batch", body=body))
 
     async def rerank(
-        self, user: str, items: Sequence[str], **options: Any
+        self,
+        user: str,
+        items: Sequence[str],
+        *,
+        min_seq: int | None = None,
+        model: str | None = None,
     ) -> answers.Recommendation:
         """These items in the order in which the user would like them."""
-        body = {"user": user, "items": list(items), **without_none(options)}
+        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(given)
         return cast(answers.Recommendation, await self._send("POST", "/rerank", body=body))
 
-    async def compare(self, user: str, items: Sequence[str]) -> answers.Comparison:
+    async def compare(
+        self,
+        user: str,
+        items: Sequence[str],
+        *,
+        min_seq: int | None = None,
+        model: str | None = None,
+    ) -> answers.Comparison:
         """How probable it is that the user prefers each of these items to each other."""
-        body = {"user": user, "items": list(items)}
+        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(given)
         return cast(answers.Comparison, await self._send("POST", "/compare", body=body))
 
     async def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
@@ -124,19 +176,46 @@ class AsyncClient:
         found = [await self._send("POST", "/events", body=rows) for rows in with_ids(events)]
         return cast(list[answers.EventsAnswer], found)
 
-    async def post_event(self, user: str, item: str, **fields: Any) -> answers.EventsAnswer:
-        """Records one event; ``fields`` as of ``post_events``."""
-        given = without_none({"user": user, "item": item, **fields})
-        return (await self.post_events([given]))[0]
+    async def post_event(
+        self,
+        user: str,
+        item: str,
+        *,
+        type: str | None = None,  # noqa: A002 - as an event has it
+        value: float | None = None,
+        timestamp: datetime | str | float | None = None,
+        recommendation_id: str | None = None,
+        event_id: str | None = None,
+    ) -> answers.EventsAnswer:
+        """Records one event; see ``post_events``."""
+        event = without_none(
+            {
+                "user": user,
+                "item": item,
+                "type": type,
+                "value": value,
+                "timestamp": timestamp,
+                "recommendation_id": recommendation_id,
+                "event_id": event_id,
+            }
+        )
+        return (await self.post_events([event]))[0]
 
     async def delete_event(self, event_id: str) -> None:
         """Deletes an event."""
         await self._send("DELETE", path("/events/{}", event_id))
 
-    async def prefer(self, user: str, winner: str, loser: str) -> answers.PreferenceAnswer:
-        """Records that the user said to prefer ``winner`` to ``loser``."""
-        body = {"user": user, "winner": winner, "loser": loser}
-        found = await self._send("POST", "/preferences", body=body, again=False)
+    async def prefer(
+        self,
+        user: str,
+        winner: str,
+        loser: str,
+        *,
+        timestamp: datetime | str | float | None = None,
+    ) -> answers.PreferenceAnswer:
+        """Records that the user said to prefer ``winner`` to ``loser``; without a time, now."""
+        said = {"user": user, "winner": winner, "loser": loser, "timestamp": moment(timestamp)}
+        found = await self._send("POST", "/preferences", body=without_none(said), again=False)
         return cast(answers.PreferenceAnswer, found)
 
     async def events_of(self, user: str, n: int = 100) -> AsyncIterator[answers.EventOut]:
@@ -154,17 +233,37 @@ class AsyncClient:
         """Describes items: ``id``, ``title``, ``categories``, ``hidden``, ``attributes``."""
         return cast(answers.ItemsAnswer, await self._send("POST", "/items", body=list(items)))
 
-    async def put_item(self, item: str, **description: Any) -> answers.ItemOut:
+    async def put_item(
+        self,
+        item: str,
+        *,
+        title: str | None = None,
+        categories: Sequence[str] | None = None,
+        hidden: bool | None = None,
+        attributes: dict[str, Any] | None = None,
+    ) -> answers.ItemOut:
         """Describes an item; what is not given is empty afterwards."""
-        return cast(
-            answers.ItemOut, await self._send("PUT", path("/items/{}", item), body=description)
+        body = without_none(
+            {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
         )
+        return cast(answers.ItemOut, await self._send("PUT", path("/items/{}", item), body=body))
 
-    async def patch_item(self, item: str, **changes: Any) -> answers.ItemOut:
-        """Changes a part of an item's description."""
-        return cast(
-            answers.ItemOut, await self._send("PATCH", path("/items/{}", item), body=changes)
+    async def patch_item(
+        self,
+        item: str,
+        *,
+        title: str | EllipsisType | None = ...,
+        categories: Sequence[str] | EllipsisType | None = ...,
+        hidden: bool | EllipsisType | None = ...,
+        attributes: dict[str, Any] | EllipsisType | None = ...,
+    ) -> answers.ItemOut:
+        """Changes what is given of an item's description; None empties it. ``attributes`` are added
+        to those there are; one that is None is removed.
+        """
+        body = without_unset(
+            {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
         )
+        return cast(answers.ItemOut, await self._send("PATCH", path("/items/{}", item), body=body))
 
     async def get_item(self, item: str) -> answers.ItemOut:
         """An item's description."""
@@ -183,9 +282,44 @@ class AsyncClient:
 
     # Models
 
-    async def train(self, **params: Any) -> answers.JobAccepted:
-        """Asks for a training; ``params`` as in `POST /admin/train`."""
-        found = await self._send("POST", "/admin/train", body=without_none(params), again=False)
+    async def train(
+        self,
+        *,
+        model: Literal["nbpr", "dncr", "neupr"] | None = None,
+        factors: int | None = None,
+        layers: int | None = None,
+        users: Literal["free", "history"] | None = None,
+        epochs: int | None = None,
+        negatives: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        pretrain: bool | None = None,
+        alpha: float | None = None,
+        min_interactions: int | None = None,
+        seed: int | None = None,
+        start: Literal["scratch", "warm"] | None = None,
+        force: bool | None = None,
+    ) -> answers.JobAccepted:
+        """Asks for a training; what is not given takes the service's default."""
+        body = without_none(
+            {
+                "model": model,
+                "factors": factors,
+                "layers": layers,
+                "users": users,
+                "epochs": epochs,
+                "negatives": negatives,
+                "learning_rate": learning_rate,
+                "batch_size": batch_size,
+                "pretrain": pretrain,
+                "alpha": alpha,
+                "min_interactions": min_interactions,
+                "seed": seed,
+                "start": start,
+                "force": force,
+            }
+        )
+        found = await self._send("POST", "/admin/train", body=body, again=False)
         return cast(answers.JobAccepted, found)
 
     async def job(self, job_id: str) -> answers.JobOut:
@@ -277,8 +411,11 @@ class AsyncClient:
     # How the service is
 
     async def ready(self) -> bool:
-        """Whether requests should be sent here."""
-        answer = await self._http.get("/health/ready")
+        """Whether requests should be sent here: asked once. Raises NotReachedError."""
+        try:
+            answer = await self._http.get("/health/ready")
+        except httpx2.TransportError as error:
+            raise NotReachedError(f"GET /health/ready: {error}") from error
         return answer.status_code == 200
 
     async def metrics(self) -> str:
@@ -304,9 +441,12 @@ class AsyncClient:
         *,
         again: bool = True,
     ) -> Any:
+        """The body of the answer. Unless it may be sent ``again``, it is only where it was surely
+        not carried out. Raises ServiceError and NotReachedError.
+        """
         answer: httpx2.Response | None = None
         error: httpx2.TransportError | None = None
-        lost = False  # whether an answer was: it may have been done
+        doubt = False  # whether a try may have been carried out that did not say so
         for tried in range(TRIES):
             if tried:
                 await asyncio.sleep(waits(answer, tried - 1))
@@ -315,14 +455,16 @@ class AsyncClient:
                 answer = await self._http.request(method, where, params=query, json=body)
             except httpx2.TransportError as failure:
                 error = failure
-                lost = lost or not isinstance(failure, httpx2.ConnectError)
-                if lost and not again:
+                doubt = doubt or not isinstance(failure, NEVER_SENT)
+            else:
+                if answer.status_code not in TRY_AGAIN:
                     break
-                continue
-            if answer.status_code not in TRY_AGAIN:
+                # A 503 may come after the commit, where the database is lost just then.
+                doubt = doubt or answer.status_code != REFUSED
+            if doubt and not again:
                 break
         if answer is None:
             raise NotReachedError(f"{method} {where}: {error or 'no answer'}") from error
-        if lost and method == "DELETE" and answer.status_code == 404:
+        if doubt and method == "DELETE" and answer.status_code == 404:
             return None  # an earlier try has deleted it
         return result(answer)

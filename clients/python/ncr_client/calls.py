@@ -16,14 +16,21 @@ LIST_OF_EVENTS = 1_000
 TRIES = 4
 FIRST_WAIT = 0.2
 LONGEST_WAIT = 10.0
-TRY_AGAIN = (429, 503)
+REFUSED = 429
+TRY_AGAIN = (REFUSED, 503)
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 Body = Mapping[str, Any] | Sequence[Any] | None
 
 
 def path(template: str, *ids: str) -> str:
     """The path with the ids in it, each as one percent-encoded segment."""
-    return template.format(*(quote(part, safe="") for part in ids))
+    return template.format(*(_segment(part) for part in ids))
+
+
+def _segment(part: str) -> str:
+    # The HTTP client would take these two for steps in the path, and leave them out.
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,14 +38,25 @@ def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, None too: where a part is changed, None is not the same as nothing."""
+    return {name: value for name, value in values.items() if value is not ...}
+
+
+def moment(when: datetime | str | float | None) -> str | float | None:
+    """A time as JSON has it."""
+    return when.isoformat() if isinstance(when, datetime) else when
+
+
 def with_ids(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Lists of events to post. Each event has an id, so that a list sent twice counts once."""
     rows: list[dict[str, Any]] = []
     for event in events:
         row = dict(event)
-        row.setdefault("event_id", uuid.uuid4().hex)
-        if isinstance(when := row.get("timestamp"), datetime):
-            row["timestamp"] = when.isoformat()
+        if row.get("event_id") is None:  # the service would give each try an id of its own
+            row["event_id"] = uuid.uuid4().hex
+        if "timestamp" in row:
+            row["timestamp"] = moment(row["timestamp"])
         rows.append(row)
         if len(rows) == LIST_OF_EVENTS:
             yield rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.events.feedback import Feedback
-from app.events.schemas import Profile
+from app.events.profile import Profile
 from app.recommend.catalogue_rows import CatalogueRows
 from app.recommend.evidence import evidence_of
 
