@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import random
 import secrets
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +41,7 @@ COUNT_EVERY = 10  # writes of impressions: what is only counted need not be ther
 CLOSE_SECONDS = 1.5  # twice: for a write under way, and for the last one
 KEPT_DAYS = 30
 LONGEST_DAYS, MOST_LISTS = 28, 1_000_000  # of a trial: more would tell nothing more
+COUNT_SECONDS = 300.0  # between two counts of so many rows
 DAY_US = 86_400_000_000
 FORGET_ROWS = 5_000
 _HASHES = 2**64
@@ -68,6 +71,7 @@ class TrialService:
         self._returning = Returning(models, self._repository, self.clicks, settings)
         self._poll_seconds = settings.model_poll_seconds
         self._others = settings.trial_models
+        self._counted_at = -math.inf
         self._random = random.Random()  # noqa: S311 - who takes part is no secret
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -264,7 +268,8 @@ class TrialService:
             return f"the files of {trial.version_b} were removed"
         if now_us() - trial.created_at > LONGEST_DAYS * DAY_US:
             return f"it went on for {LONGEST_DAYS} days"
-        if trial.kind == "interleaving":
+        if trial.kind == "interleaving" and time.monotonic() > self._counted_at + COUNT_SECONDS:
+            self._counted_at = time.monotonic()
             lists = await self._repository.count_impressions(trial.trial_id)
             if lists >= MOST_LISTS:
                 return f"{lists:,} lists were interleaved"

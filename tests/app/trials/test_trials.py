@@ -196,6 +196,7 @@ async def test_a_trial_that_nobody_ends_ends_by_itself(
 ) -> None:
     trial = await begin(client, versions[0])
     monkeypatch.setattr(trials_module, "MOST_LISTS", 0)
+    monkeypatch.setattr(trials_module, "COUNT_SECONDS", 0.0)
     await served.trials.end_outdated()
     ended = (await client.get(f"{URL}/{trial['trial_id']}")).json()
     assert (ended["status"], ended["report"]["ended"]) == ("ended", "0 lists were interleaved")
