@@ -45,7 +45,7 @@ from ncr_core.ranking.attribution import Attribution, Floats, IntArray
 
 SHOWN = 10
 CANDIDATES = 200
-USERS = 24
+USERS = 12
 LEFT_OUT = 12
 TIMED = 200
 REQUESTS = 300
