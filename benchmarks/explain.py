@@ -18,6 +18,10 @@ after the other, with no list kept.
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import asyncio
 import sys
 import time

@@ -37,8 +37,9 @@ def serve(
 
 def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
     """Serves until SIGTERM or SIGINT, then drains."""
-    # Before torch is loaded: its threads would spin against each other's.
+    # Before torch and numpy are loaded: their threads would spin against each other's.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import uvicorn
 
     from app.cli.draining import DrainingServer
