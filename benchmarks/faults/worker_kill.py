@@ -2,10 +2,10 @@
 
     python -m benchmarks.faults.worker_kill [ROUNDS]
 
-Two workers, one of which is killed each round while it trains, half of the time just when it is
-about to publish; the other one takes the job up. In the last rounds a worker is stopped for longer
-than its lease while it trains, and then goes on: it must publish nothing, and its training must
-have ended before the other worker's began.
+Two workers, one of which is killed each round, half of the time while it trains and half while it
+publishes; the other one takes the job up, if it had not ended. In the last rounds a worker is
+stopped for longer than its lease while it trains, and then goes on: it must publish nothing, and
+its training must have ended before the other worker's began.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import random
 import sys
 import time
 from contextlib import ExitStack, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx2
 
 from benchmarks.faults.databases import KINDS, place, upgrade
 from benchmarks.faults.training import (
     LEASE,
+    SECONDS,
     Watch,
     add_events,
     check_models,
@@ -31,48 +33,94 @@ from benchmarks.faults.training import (
 )
 from benchmarks.report import publish
 from deploy.processes import NcrWorker
+from deploy.topology import close_all
 
 STOPS = 5
+PUBLISHING = 0.08  # seconds from the first file of a model until it is served, or a little less
+COMMIT_SECONDS = 0.2
 COLUMNS = [
-    "database", "kills", "stops", "jobs", "succeeded", "taken up again", "given up",
-    "most trainings at once", "half published", "served and unknown", "published twice",
-    "failed answers",
+    "database", "kills", "stops", "jobs", "succeeded", "held when killed", "taken up again",
+    "given up", "most trainings at once", "half published", "served and unknown",
+    "published twice", "failed answers",
 ]  # fmt: skip
 
 
-def _owner(workers: list[NcrWorker]) -> NcrWorker | None:
+class Killed(NamedTuple):
+    """A round in which a worker was killed."""
+
+    job: dict[str, Any]
+    """As it ended."""
+    held: bool
+    """Whether the worker had it in its hands still, and had not written its end."""
+
+
+def _trainer(workers: list[NcrWorker]) -> NcrWorker | None:
     return next((w for w in workers if w.running and w.training_pids()), None)
 
 
-def kill_one(client: httpx2.Client, workers: list[NcrWorker], *, late: bool) -> dict[str, Any]:
-    """A round: the job as it ended."""
+def _holder(workers: list[NcrWorker], job_id: str) -> NcrWorker:
+    """Who has taken the job, by what it says."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        for worker in workers:
+            if worker.running and job_id in worker.log_text():
+                return worker
+        time.sleep(0.01)
+    raise AssertionError(f"nobody takes {job_id}")
+
+
+def _wait_for_files(models: Path, but: set[str]) -> None:
+    """Until there is something new in the folder of models: at once, or it is done by then."""
+    until = time.monotonic() + SECONDS
+    while _names(models) <= but:
+        if time.monotonic() > until:
+            raise AssertionError("nothing is written")
+        time.sleep(0.001)
+
+
+def _names(models: Path) -> set[str]:
+    return {path.name for path in models.iterdir()} if models.exists() else set()
+
+
+def _start_all(workers: list[NcrWorker]) -> None:
+    for worker in workers:
+        if not worker.running:
+            worker.start()
+
+
+def kill_one(
+    client: httpx2.Client, workers: list[NcrWorker], models: Path, *, within: float | None
+) -> Killed:
+    """A round: its worker is killed at most so many seconds after it began to write the model; with
+    None, while it trains.
+    """
+    _start_all(workers)
+    before = _names(models)
     job_id = submit(client, seed=random.randrange(1000))
-    wait_for(client, job_id, lambda job: job["status"] == "running")
-    if late:
-        phases = ("evaluate", "learn the held-out items", "write checkpoint")
-        wait_for(
-            client,
-            job_id,
-            lambda job: has_ended(job) or (job["progress"] or {}).get("phase") in phases,
-        )
-        time.sleep(random.uniform(0, 0.4))
-    else:
+    victim = _holder(workers, job_id)
+    if within is None:
         time.sleep(random.uniform(0, 3))
-    victim = _owner(workers) or random.choice(workers)
+    else:
+        _wait_for_files(models, before)
+        time.sleep(random.uniform(0, within))
     victim.kill()
-    job = wait_for(client, job_id, has_ended)
-    victim.start()
-    return job
+    time.sleep(COMMIT_SECONDS)  # PostgreSQL brings to an end what it was told before
+    held = wait_for(client, job_id, lambda _: True)["status"] == "running"
+    killed = Killed(wait_for(client, job_id, has_ended), held)
+    if held and killed.job["attempt"] < 2:
+        raise AssertionError(f"nobody has taken up {killed.job}")
+    return killed
 
 
 def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
     """A round with a worker that sleeps past its lease and wakes with a model in its hands."""
+    _start_all(workers)
     job_id = submit(client, seed=random.randrange(1000))
     # Its process needs longer than the lease to be done, wherever it is stopped on the way.
     victim = None
     until = time.monotonic() + 60
     while victim is None and time.monotonic() < until:
-        victim = _owner(workers)
+        victim = _trainer(workers)
     if victim is None:
         raise AssertionError("nobody trains")
     time.sleep(random.uniform(0, 1.5))
@@ -88,37 +136,56 @@ def stop_one(client: httpx2.Client, workers: list[NcrWorker]) -> dict[str, Any]:
 
 
 def run(
-    kind: str, kills: int, stops: int, lease: str = LEASE["NCR_JOB_LEASE_SECONDS"]
+    kind: str,
+    kills: int,
+    stops: int,
+    lease: str = LEASE["NCR_JOB_LEASE_SECONDS"],
+    tries: int = 1,
 ) -> list[Any]:
-    """All rounds on one kind of database; a row of the table."""
-    jobs: list[dict[str, Any]] = []
+    """All rounds on one kind of database; a row of the table.
+
+    A worker that is killed too late, when its job has ended, is one kill more: with ``tries`` there
+    is another one, up to so many in all and each time sooner.
+    """
+    killed: list[Killed] = []
+    stopped: list[dict[str, Any]] = []
     with ExitStack() as stack:
         where = stack.enter_context(place(kind))
         upgrade(where)
         env = where.env(**LEASE | {"NCR_JOB_LEASE_SECONDS": lease})
         server, workers = start_pair(env, where.folder)
+        models = where.folder / "var" / "models"
+        stack.callback(close_all, [server, *workers])
         for process in (server, *workers):
-            stack.enter_context(process)
+            process.start(wait=False)
+        for process in (server, *workers):
+            process.wait_ready()
         add_events(server.url)
         client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
         with Watch(server.url, lambda: workers) as watch:
             for turn in range(kills):
-                jobs.append(kill_one(client, workers, late=turn % 2 == 0))
-                last = jobs[-1]
-                print(kind, turn + 1, last["status"], last["attempt"], last["error"], flush=True)
+                for again in range(tries):
+                    within = PUBLISHING / 2**again if turn % 2 == 0 else None
+                    killed.append(kill_one(client, workers, models, within=within))
+                    job, held = killed[-1]
+                    ended = job["status"], job["attempt"], job["error"]
+                    print(kind, turn + 1, f"held: {held}", *ended, flush=True)
+                    if held:
+                        break
             for _ in range(stops):
-                jobs.append(stop_one(client, workers))
-                print(kind, "stopped", jobs[-1]["status"], jobs[-1]["attempt"], flush=True)
+                stopped.append(stop_one(client, workers))
+                print(kind, "stopped", stopped[-1]["status"], stopped[-1]["attempt"], flush=True)
         found = check_models(client, watch)
-        left = [p.name for p in (where.folder / "var" / "models").glob(".*")]
+        left = [name for name in _names(models) if name.startswith(".")]
+        jobs = [*(each.job for each in killed), *stopped]
         succeeded = sum(job["status"] == "succeeded" for job in jobs)
         again = sum(job["attempt"] > 1 for job in jobs)
         if any(not has_ended(job) for job in jobs):
             raise AssertionError("a job did not end")
         print(kind, "left over:", left, watch.failures[:1], flush=True)
     return [
-        kind, kills, stops, len(jobs), succeeded, again, len(jobs) - succeeded,
-        watch.most_at_once, *found.values(),
+        kind, len(killed), stops, len(jobs), succeeded, sum(each.held for each in killed), again,
+        len(jobs) - succeeded, watch.most_at_once, *found.values(),
     ]  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
+import io
 import json
 import shutil
 import tempfile
@@ -11,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from app.core.metadata import now_us
+from app.core.settings import Settings
 from app.events.schemas import NewEvent
-from app.jobs.schemas import TrainParams
+from app.jobs import child
+from app.jobs.outcomes import TrainingFailed
+from app.jobs.repository import Claim
+from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.training import interactions_of, train_and_evaluate
+from app.jobs.worker import OnProgress, Worker
 from app.models.schemas import ModelRow
 from app.services import Services
 from ncr_core.data import Interactions
 from ncr_core.data.synthetic import SyntheticData, synthetic_catalogue
+from ncr_core.errors import NcrError
 from ncr_core.models import ModelConfig
 
 SMALL: SyntheticData = synthetic_catalogue(60, 50, 12)
@@ -67,6 +75,49 @@ async def publish_model(services: Services, **params: Any) -> str:
     async with services.database.write() as conn:
         await services.models.publish(conn, row)
     return version
+
+
+class WorkerHere(Worker):
+    """Does a job's work in a thread of this process: one of its own takes seconds to start.
+
+    For tests of what comes of jobs. What belongs to the process has its tests in test_worker and
+    test_checkpoint_servers, on both databases.
+    """
+
+    async def _run(
+        self, claim: Claim, version: str, stop: asyncio.Event, on_progress: OnProgress | None
+    ) -> None:
+        training = claim.kind == "train"
+        work = child._train if training else child._candidates
+        # By way of JSON, as through the pipe.
+        order = json.loads(self._order(claim, version, await self._expected(claim)))
+        try:
+            done = await asyncio.to_thread(work, order, _Answers(on_progress))
+        except NcrError as error:
+            raise TrainingFailed(str(error)) from None
+        summary = json.loads(json.dumps(done))
+        end = self._results.model if training else self._results.candidates
+        await self._with_patience(lambda: end(claim, version, summary))
+
+
+class _Answers(io.StringIO):
+    """Gives progress on as it is written: in the thread that works, which goes on afterwards."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        super().__init__()
+        self._on_progress = on_progress
+
+    def write(self, line: str) -> int:
+        if self._on_progress is not None:
+            self._on_progress(json.loads(line)["progress"])
+        return len(line)
+
+
+async def run_job_here(services: Services, settings: Settings, **params: Any) -> JobRow:
+    """A quick training from its order to its end, by a `WorkerHere`."""
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | params))
+    assert await WorkerHere(services.database, services.models, settings).run_once()
+    return await services.jobs.get(job_id)
 
 
 _KEPT = tempfile.TemporaryDirectory(prefix="ncr-test-models-")

@@ -15,7 +15,7 @@ from app.jobs.schemas import TrainParams
 from app.jobs.worker import Worker
 from app.services import Services
 from ncr_core.training import Progress
-from tests.app.models import QUICK, add_small_data
+from tests.app.models import QUICK, WorkerHere, add_small_data
 
 pytestmark = pytest.mark.anyio
 
@@ -58,7 +58,8 @@ async def test_a_chore_that_hangs_keeps_no_job_waiting_and_no_worker_from_stoppi
             ended.set()
 
     stop = asyncio.Event()
-    worker = Worker(services.database, services.models, settings, [Chore("hangs", 1.0, hangs)])
+    chores = [Chore("hangs", 1.0, hangs)]
+    worker = WorkerHere(services.database, services.models, settings, chores)
     running = asyncio.create_task(worker.run(stop))
     async with asyncio.timeout(300):
         while (await services.jobs.get(job_id)).status != "succeeded":  # noqa: ASYNC110 - there

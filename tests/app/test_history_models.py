@@ -12,12 +12,12 @@ from app.core.settings import Settings
 from app.jobs.schemas import TrainParams
 from app.recommend.new_items import NewItems
 from app.services import Services
-from tests.app.models import add_small_data
+from tests.app.models import add_small_data, publish_model, run_job_here
 from tests.app.recommend.asking import USERS, ask, ids, post, seen_by, serving
 from tests.app.test_worker import run_job
 from tests.conftest import ON_SQLITE
 
-# Each starts processes: jobs on PostgreSQL have tests of their own.
+# Each trains: jobs on PostgreSQL have tests of their own.
 pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 SHORT: dict[str, Any] = {"users": "history", "factors": 4, "epochs": 4, "force": True}
@@ -38,7 +38,7 @@ async def sources(client: httpx2.AsyncClient, user: str, **params: Any) -> set[s
 async def test_lists_follow_what_users_do(
     app: FastAPI, client: httpx2.AsyncClient, filled: Services, settings: Settings, kind: str
 ) -> None:
-    job = await run_job(filled, settings, model=kind, **SHORT)
+    job = await run_job_here(filled, settings, model=kind, **SHORT)
     assert (job.status, job.error) == ("succeeded", None)
     assert (job.metrics or {})["calibration"]["ece"] < 0.5
     host = app.state.recommend.host
@@ -85,16 +85,16 @@ async def test_lists_follow_what_users_do(
 async def test_one_kind_of_vector_follows_the_other(services: Services, settings: Settings) -> None:
     """The gate compares them, and a warm start takes those of the same kind."""
     await add_small_data(services)
-    first = await run_job(services, settings, factors=4)
+    first = await publish_model(services)
     second = await run_job(services, settings, **SHORT)
     gate = (second.metrics or {})["gate"]
-    assert (gate["incumbent"], gate["served"]) == (first.model_version, True)
+    assert (gate["incumbent"], gate["served"]) == (first, True)
     assert gate["users"] > 20
-    third = await run_job(services, settings, **SHORT | {"start": "warm"})
+    third = await run_job_here(services, settings, **SHORT | {"start": "warm"})
     assert (third.metrics or {})["start"] == {"from": "warm", "version": second.model_version}
     row = await services.models.get(str(third.model_version))
     assert row.params["users"] == "history"
-    fourth = await run_job(services, settings, force=True, factors=4)
+    fourth = await run_job_here(services, settings, force=True, factors=4)
     assert (fourth.metrics or {})["gate"]["incumbent"] == third.model_version
 
 

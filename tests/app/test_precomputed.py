@@ -18,7 +18,7 @@ from app.jobs.worker import Worker
 from app.recommend.precomputed import FORMAT, Precomputed
 from app.recommend.serving import ServingModel
 from app.services import Services
-from tests.app.models import QUICK, add_small_data, publish_model
+from tests.app.models import QUICK, WorkerHere, add_small_data, publish_model
 from tests.app.test_recommend import ask, ids, refresh
 from tests.conftest import ON_SQLITE
 
@@ -29,7 +29,7 @@ async def train_and_precompute(services: Services, settings: Settings, users: in
     """By two jobs; the version."""
     settings = settings.model_copy(update={"precompute_users": users})
     await services.jobs.submit_training(TrainParams.model_validate(QUICK | {"model": "neupr"}))
-    worker = Worker(services.database, services.models, settings)
+    worker = WorkerHere(services.database, services.models, settings)
     seen: list[dict[str, Any]] = []
     assert await worker.run_once()
     assert await worker.run_once(on_progress=seen.append)
@@ -122,7 +122,7 @@ async def test_only_the_latest_active_are_computed_and_only_for_the_active_versi
     assert "user-7" in found._users
     await services.jobs._repository.insert("candidates", {"version": version})
     await publish_model(services)  # another takes its place before the job is done
-    assert await Worker(services.database, services.models, settings).run_once()
+    assert await WorkerHere(services.database, services.models, settings).run_once()
     job = (await services.jobs.page(0, 1))[0][0]
     assert (job.status, job.metrics) == ("succeeded", {"users": 0, "seconds": 0.0})
 

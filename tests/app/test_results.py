@@ -14,9 +14,9 @@ from app.jobs.outcomes import Cancelled, LostJob
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.results import Results
 from app.jobs.schemas import JobRow, TrainParams
-from app.jobs.worker import Worker
+from app.models.schemas import Activation
 from app.services import Services
-from tests.app.models import QUICK, add_small_data, publish_model
+from tests.app.models import QUICK, WorkerHere, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +133,7 @@ async def test_a_cancel_while_the_result_is_on_its_way(
         await model(self, claim, version, summary)
 
     monkeypatch.setattr(Results, "model", late)
-    assert await Worker(services.database, services.models, settings).run_once()
+    assert await WorkerHere(services.database, services.models, settings).run_once()
     job = await services.jobs.get(job_id)
     assert (job.status, job.model_version) == ("cancelled", None)
     assert await active(services) is None
@@ -145,16 +145,18 @@ async def test_a_rollback_while_models_are_compared(services: Services, settings
     await add_small_data(services)
     a, b = await publish_model(services), await publish_model(services, seed=1)
     job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
-    asked: set[asyncio.Task[Any]] = set()
+    loop = asyncio.get_running_loop()
+    gone_back: list[Activation] = []
 
     def on_progress(progress: dict[str, Any]) -> None:
-        if progress["phase"] == "compare with what is served" and not asked:
-            asked.add(asyncio.ensure_future(services.models.rollback()))
+        # In the thread that compares, which waits for it.
+        if progress["phase"] == "compare with what is served" and not gone_back:
+            rollback = asyncio.run_coroutine_threadsafe(services.models.rollback(), loop)
+            gone_back.append(rollback.result(60))
 
-    worker = Worker(services.database, services.models, settings)
+    worker = WorkerHere(services.database, services.models, settings)
     assert await worker.run_once(on_progress=on_progress)
-    await asyncio.gather(*asked)
-    assert asked
+    assert [activation.version for activation in gone_back] == [a]
     job = await services.jobs.get(job_id)
     gate = (job.metrics or {})["gate"]
     assert (job.status, gate["incumbent"], gate["served"]) == ("succeeded", b, False)

@@ -18,6 +18,7 @@ from app.jobs.trigger_rows import TriggerRows
 from app.jobs.triggers import Triggers
 from app.services import Services, worker_of
 from tests.app.models import add_small_data, publish_model
+from tests.app.patience import until
 
 pytestmark = pytest.mark.anyio
 
@@ -251,15 +252,25 @@ async def test_a_training_that_began_after_it_was_due_is_enough(database: Databa
     assert len(await world.at("2026-11-23 03:00").look()) == 1
 
 
-async def test_the_worker_looks(services: Services, settings: Settings) -> None:
+async def test_the_worker_looks(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the seqs of a real service, and a model that was trained there."""
     services.settings = settings.model_copy(update={"train_every": 3})
     await add_small_data(services)
     await publish_model(services)
+    fire, looks = Triggers.fire, list[str | None]()
+
+    async def looking(self: Triggers) -> str | None:
+        looks.append(await fire(self))
+        return looks[-1]
+
+    monkeypatch.setattr(Triggers, "fire", looking)
     stop = asyncio.Event()
     worker = asyncio.create_task(worker_of(services).run(stop))
     try:
-        await asyncio.sleep(1)
+        await until(lambda: bool(looks))
+        assert looks[0] is None
         assert (await services.jobs.page(0, 10))[0] == []
     finally:
         stop.set()

@@ -43,10 +43,11 @@ def test_a_worker_killed_while_it_publishes_or_stopped_past_its_lease(
     kind: str, kills: int, stops: int
 ) -> None:
     # A training ends a fifth of the lease before another may begin: with time for that on a
-    # machine that does much else.
-    found = named(worker_kill.COLUMNS, worker_kill.run(kind, kills, stops, lease="4"))
-    assert (found["jobs"], found["succeeded"]) == (1, 1)
-    assert found["taken up again"] >= stops
+    # machine that does much else. A kill that comes when the model is published proves little.
+    found = named(worker_kill.COLUMNS, worker_kill.run(kind, kills, stops, lease="4", tries=5))
+    assert found["succeeded"] == found["jobs"] == found["kills"] + stops
+    assert found["held when killed"] == kills
+    assert found["taken up again"] >= kills + stops
     assert found["most trainings at once"] == 1
     for nothing in ("half published", "served and unknown", "published twice", "failed answers"):
         assert found[nothing] == 0, nothing

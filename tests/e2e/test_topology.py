@@ -102,6 +102,7 @@ def test_redis_and_postgresql_go_and_come_back(trained: Topology) -> None:
         row = dict(zip(outages.COLUMNS, values, strict=True))
         assert row["wrong answers"] == row["other errors"] == row["of them lost"] == 0, row
         assert row["answers"] > 50
+        assert row["good answers from then on"] >= outages.AGAIN
         assert row["acknowledged events"] > 0
         # PostgreSQL was away; Redis may be.
         assert (row["503s"] > 0) == row["what"].startswith("postgres"), row

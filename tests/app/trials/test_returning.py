@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +16,21 @@ from app.core.settings import Settings
 from app.schema import metadata
 from app.services import Services, build_services, worker_of
 from tests.app.models import add_small_data, publish_model
+from tests.app.patience import until
 from tests.app.trials.support import execute, list_id
 
 pytestmark = pytest.mark.anyio
 
 HOUR_US = 3_600_000_000
 PER_HOUR = 50
+
+
+@pytest.fixture(autouse=True)
+def the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same hour from a test's beginning to its end."""
+    now = time.time_ns()
+    clock = SimpleNamespace(time_ns=lambda: now)
+    monkeypatch.setattr("app.core.attribution.time", clock)
 
 
 @pytest.fixture
@@ -254,10 +266,6 @@ async def test_it_can_be_switched_off(
 
 
 async def test_a_worker_sees_to_it(services: Services, versions: tuple[str, str]) -> None:
-    import asyncio
-
-    from tests.app.patience import until
-
     await given_out(services, versions[0], WEEK, 12)
     await given_out(services, versions[1], DAY, 3)
     stop = asyncio.Event()
