@@ -3,12 +3,14 @@
     python -m benchmarks.catalogue CHECKPOINT
 
 numpy: a product of matrices, argpartition, and a sort of what it leaves. implicit: ``recommend`` of
-its matrix factorisation with the same vectors. One thread; the fastest of several runs, in turns.
+its matrix factorisation with the same vectors. One thread; the fastest of several runs, in turns
+whose order is drawn.
 """
 
 from __future__ import annotations
 
 import os
+import random
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,6 +46,7 @@ def main(folder: Path) -> None:
         sys.exit("this model is no product of vectors")
     items = table.items.numpy()
     rows: list[list[Any]] = []
+    generator = random.Random(0)
     for batch in BATCHES:
         users = model.user_vectors(torch.arange(batch))
         own = users[:, table.columns].numpy()
@@ -59,10 +62,12 @@ def main(folder: Path) -> None:
         if table.bias is None and not all(np.array_equal(lists[0], other) for other in lists):
             raise AssertionError("the lists differ")
         times = dict.fromkeys(calls, float("inf"))
+        turns = list(calls)
         for _ in range(REPEATS):
-            for name, call in calls.items():
+            generator.shuffle(turns)  # each finds what another left in the processor's caches
+            for name in turns:
                 started = time.perf_counter()
-                call()
+                calls[name]()
                 times[name] = min(times[name], time.perf_counter() - started)
         milliseconds = [seconds * 1e3 for seconds in times.values()]
         rows.append(
