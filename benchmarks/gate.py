@@ -1,6 +1,6 @@
 """The gate: does it refuse models trained on corrupted data, and let equal ones pass?
 
-    python -m benchmarks.gate /work/shared/data/ml-100k [--tries 20]
+    python -m benchmarks.gate DATA/ml-100k [--tries 20]
 
 Models are trained on MovieLens 100K as the service does it: the latest items of the users who are
 held out from are left out. By each seed two challengers are trained and judged beside the model of

@@ -1,6 +1,6 @@
 """Warm start beside training from scratch: the time it takes, and what it gives.
 
-    python -m benchmarks.warm /work/shared/data/ml-1m [--newest 0.1]
+    python -m benchmarks.warm DATA/ml-1m [--newest 0.1]
 
 On MovieLens 1M the newest tenth of the interactions comes in after a first training. Then a model
 is trained on everything, from scratch and from the first one's parameters, with one split for both:
