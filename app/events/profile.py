@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.events.feedback import Feedback
-from app.events.verdicts import standing, verdicts
-
-IntArray = NDArray[np.int64]
+from app.events.verdicts import IntArray, standing, verdicts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

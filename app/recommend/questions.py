@@ -30,7 +30,7 @@ OWN_ITEMS = 32
 """Of a user who has seen most of those: the next popular ones, for this answer alone."""
 
 MOST_AT_ONCE = 16
-"""Each takes a thread for some milliseconds, and up to 0.1 s for fifty questions."""
+"""Each takes a thread: with a model of MovieLens 1M 6 ms for five questions, 21 for fifty."""
 
 Pairs = set[tuple[int, int]]
 ModelKey = tuple[str, str]

@@ -58,14 +58,14 @@ class SimilarItems:
         if kept is None:
 
             async def answer() -> bytes:
-                if model is None or row < 0:
-                    found = await self._taken_with(catalogue, internal, n)
-                    return _body(catalogue, internal, None, found)
-                found = await _nearest(model, catalogue, row, n)
-                return _body(catalogue, internal, model.version, found)
+                with self._places.one():  # of all who ask for it together
+                    if model is None or row < 0:
+                        found = await self._taken_with(catalogue, internal, n)
+                        return _body(catalogue, internal, None, found)
+                    found = await _nearest(model, catalogue, row, n)
+                    return _body(catalogue, internal, model.version, found)
 
-            with self._places.one():
-                kept = await self._flights.run(key, answer)
+            kept = await self._flights.run(key, answer)
             self._cache.put(key, kept, len(kept))
         return kept
 

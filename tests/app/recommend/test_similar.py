@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -102,6 +103,21 @@ async def test_items_that_the_model_does_not_know(
 @pytest.mark.parametrize("query", ["n=0", "n=1001", "n=x"])
 async def test_bad_input(client: httpx2.AsyncClient, filled: Services, query: str) -> None:
     assert (await client.get(f"/items/{ITEMS[0]}/similar?{query}")).status_code == 422
+
+
+async def test_more_lists_at_a_time_than_can_be_made_are_refused(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    """Those who ask for the same one take one place, and what is kept takes none."""
+    places = app.state.recommend.similar._places
+    places.most = 1
+    asked = [client.get(f"/items/{ITEMS[0]}/similar") for _ in range(8)]
+    assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+    with places.one():
+        refused = await client.get(f"/items/{ITEMS[1]}/similar")
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        assert (await client.get(f"/items/{ITEMS[0]}/similar")).status_code == 200
+    assert (await client.get(f"/items/{ITEMS[1]}/similar")).status_code == 200
 
 
 async def test_a_new_item_is_found_once_it_is_fitted(

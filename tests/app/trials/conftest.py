@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from fastapi import FastAPI
 
@@ -23,3 +26,11 @@ def served(app: FastAPI) -> Services:
     """The running application's services."""
     services: Services = app.state.services
     return services
+
+
+@pytest.fixture
+def one_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same hour from a test's beginning to its end."""
+    now = time.time_ns()
+    clock = SimpleNamespace(time_ns=lambda: now)
+    monkeypatch.setattr("app.core.attribution.time", clock)

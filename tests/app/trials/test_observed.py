@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -22,17 +20,9 @@ from tests.app.patience import until
 from tests.app.trials.support import click, execute, list_id, rows, running
 from tests.app.trials.test_trials import begin
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_hour")]
 
 HOUR_US = 3_600_000_000
-
-
-@pytest.fixture(autouse=True)
-def the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the same hour from a test's beginning to its end."""
-    now = time.time_ns()
-    clock = SimpleNamespace(time_ns=lambda: now)
-    monkeypatch.setattr("app.core.attribution.time", clock)
 
 
 async def test_servers_add_up_what_they_gave_out(settings: Settings, services: Services) -> None:

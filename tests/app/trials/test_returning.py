@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,18 +17,10 @@ from tests.app.models import add_small_data, publish_model
 from tests.app.patience import until
 from tests.app.trials.support import execute, list_id
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_hour")]
 
 HOUR_US = 3_600_000_000
 PER_HOUR = 50
-
-
-@pytest.fixture(autouse=True)
-def the_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the same hour from a test's beginning to its end."""
-    now = time.time_ns()
-    clock = SimpleNamespace(time_ns=lambda: now)
-    monkeypatch.setattr("app.core.attribution.time", clock)
 
 
 @pytest.fixture
