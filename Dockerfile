@@ -11,7 +11,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY ncr_core ncr_core
 COPY app app
 COPY migrations migrations
-RUN /venv/bin/pip install --no-cache-dir -c requirements.lock .
+RUN /venv/bin/pip install --no-cache-dir -c requirements.lock ".[service]"
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --home-dir /data --create-home ncr

@@ -1,25 +1,31 @@
 # make demo [DATA=path] [PORT=8000]   the whole service on embedded defaults
-# make test | lint | bench            what they say
+# make test | test-fast | lint | bench   what they say; test-fast leaves out what takes long
 # make faults                         the long runs that kill, pause and cut off: an hour or more
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CLIENT := clients/python/ncr_client
 PORT   ?= 8000
 DATA   ?=
 
-.PHONY: demo test lint format bench faults setup setup-dev clean
+.PHONY: demo test test-fast lint format bench faults setup setup-dev clean
 
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
 
-# Tests that start processes come last and one by one: they stop, kill and time them.
+# The fast ones first. Tests that start processes come last and one by one: they stop, kill and
+# time them.
 test: setup-dev
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not e2e"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not e2e"
 	$(BIN)/python -m pytest -m e2e
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-fast: setup-dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
 
 lint: setup-dev
 	$(BIN)/ruff check .
@@ -38,15 +44,20 @@ faults: setup-dev
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 setup: $(VENV)/.installed
-setup-dev: $(VENV)/.installed-dev
+setup-dev: $(VENV)/.installed-dev $(CLIENT)/client.py
 
 $(VENV)/.installed: pyproject.toml requirements.lock scripts/setup.sh
-	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)" .
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)" ".[service]"
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml requirements.lock scripts/setup.sh
 	@PYTHON="$(PYTHON)" sh scripts/setup.sh "$(VENV)" ".[dev]"
 	@touch $@ $(VENV)/.installed
+
+# The client for threads is made from the one for asyncio.
+$(CLIENT)/client.py: $(CLIENT)/async_client.py clients/python/hatch_build.py
+	@$(PYTHON) clients/python/hatch_build.py
+	@touch $@
 
 clean:
 	rm -rf $(VENV)

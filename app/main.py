@@ -1,4 +1,4 @@
-"""The web application. A factory: nothing is built on import."""
+"""The factory of the web application. Nothing is built on import."""
 
 from __future__ import annotations
 
@@ -12,55 +12,53 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from app import __version__
+from app.ab_tests.endpoints import router as trials_router
+from app.ab_tests.metrics import ABTestMetrics
 from app.catalog.endpoints import router as catalog_router
 from app.core import health, metrics
+from app.core.access import AccessTable, ResolveRoute
+from app.core.concurrency import ConcurrencyMiddleware
 from app.core.errors import install_error_handlers
-from app.core.limits import Limiter
 from app.core.metrics import HttpMetrics, OnScrape, new_registry
-from app.core.middleware import AnswerRefusals, BodyLimit, RawPath, RequestContext
+from app.core.middleware import AnswerRefusals, BodyLimit, RequestContext
 from app.core.migrations import schema_is_current
 from app.core.openapi import describe
-from app.core.overload import Concurrency
-from app.core.security import Security
+from app.core.rate_limit import RateLimiter
+from app.core.security import NoKeys, Security
 from app.core.settings import Settings
 from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router
-from app.events.metrics import EventMetrics
-from app.events.preferences_endpoints import router as preferences_router
+from app.events.metrics import EventMetrics, GroupCommitMetrics
+from app.inference.loaded_model import LoadedModel
+from app.inference.metrics import CacheMetrics, InferenceMetrics
 from app.jobs.endpoints import router as jobs_router
 from app.jobs.metrics import JobMetrics
-from app.models.endpoints import router as models_router
+from app.recommend.endpoints import list_router
 from app.recommend.endpoints import router as recommend_router
-from app.recommend.feature import Recommending
-from app.recommend.metrics import CacheMetrics, RankerMetrics
-from app.recommend.model_metrics import ModelMetrics
-from app.recommend.more_endpoints import router as more_router
-from app.recommend.questions_endpoints import router as questions_router
-from app.recommend.serving import ServingModel
-from app.services import Services, build_services, worker_of
-from app.trials.endpoints import router as trials_router
-from app.trials.metrics import TrialMetrics
+from app.recommend.metrics import ModelMetrics
+from app.recommend.wiring import RecommendFeature
+from app.registry.endpoints import router as models_router
+from app.wiring import Services, build_services
+from app.worker.wiring import build_worker
 
-DESCRIPTION = "Post what users did; ask what they would like next."
+DESCRIPTION = "Record what users do, and recommend what they may like next."
 
 TAGS = [
-    {"name": "recommend", "description": "What users would like next."},
-    {"name": "events", "description": "What users did."},
-    {"name": "catalog", "description": "What can be recommended."},
-    {"name": "jobs", "description": "Training."},
-    {"name": "models", "description": "What was trained and what is served."},
-    {"name": "trials", "description": "Two versions beside each other."},
-    {"name": "health", "description": "For whoever watches over the service."},
+    {"name": "recommend", "description": "Recommendations for users."},
+    {"name": "events", "description": "Events, preferences and histories of users."},
+    {"name": "catalog", "description": "Items that can be recommended."},
+    {"name": "jobs", "description": "Training jobs."},
+    {"name": "models", "description": "Trained model versions, and which of them is served."},
+    {"name": "trials", "description": "A/B tests of a second model version."},
+    {"name": "health", "description": "Liveness, readiness and metrics endpoints for monitoring."},
 ]
 
-STOP_SECONDS = 3.0  # for a worker to give its job back
+WORKER_STOP_SECONDS = 3.0  # for a worker to return its job to the queue
 
 ROUTERS = (
-    recommend_router,  # first: nothing is asked for as often
-    more_router,
-    questions_router,
+    list_router,  # first: no other route has as many requests
+    recommend_router,
     events_router,
-    preferences_router,
     catalog_router,
     jobs_router,
     models_router,
@@ -73,27 +71,34 @@ ROUTERS = (
 def create_app(
     settings: Settings, *, with_worker: bool = False, own_process: bool = False
 ) -> FastAPI:
-    """The application for these settings. Everything that holds a resource is in its lifespan.
+    """Build the application. Everything that holds a resource is in its lifespan.
 
-    ``with_worker`` also works on jobs, in this process's loop; training is a child process anyway.
-    With ``own_process`` there is nothing else in it, and what starting made is for good.
+    Args:
+        settings: the settings of the service.
+        with_worker: also run a worker in this process's loop; it trains in child processes.
+        own_process: nothing else runs in this process, so that objects made at the start may be
+            exempted from garbage collection.
     """
     readiness = health.Readiness()
     provider = None if settings.otlp_endpoint is None else tracer_provider(settings.otlp_endpoint)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        services = await build_services(settings)
+        services = await build_services(settings, observe_commit=commits.observe)
         app.state.services = services
-        app.state.limiter = Limiter(settings.rate_limit, settings.rate_burst, services.shared)
+        app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst, services.redis)
+        app.state.keys = services.keys
         await services.keys.any()  # known from here on, even while the database is away
-        _add_checks(readiness, services)
-        _add_figures(app, services)
+        _add_readiness_checks(readiness, services)
+        _add_metrics(app, services)
         try:
-            async with _recommending(app, services, readiness), _working(services, with_worker):
+            async with (
+                _run_recommendations(app, services, readiness),
+                _run_worker(services, with_worker),
+            ):
                 if own_process:
-                    # Libraries and the model are millions of objects: to look through them for
-                    # garbage stops every request for a quarter of a second, again and again.
+                    # Libraries and the model are millions of objects: each garbage collection
+                    # over them would stop all requests for a quarter of a second.
                     gc.collect()
                     gc.freeze()
                 yield
@@ -116,31 +121,34 @@ def create_app(
     app.state.settings = settings
     app.state.readiness = readiness
     app.state.metrics = registry = new_registry()
-    app.state.ranker_metrics = ranking = RankerMetrics(registry)
+    commits = GroupCommitMetrics(registry)
+    app.state.inference_metrics = inference = InferenceMetrics(registry)
     install_error_handlers(app)
     # Before the pages of the documentation, and not as routers within the router: each of those
     # would look at every request by itself.
     app.router.routes[:0] = [route for router in ROUTERS for route in router.routes]
 
-    describe(app, keyed=settings.admin_key is not None)
+    table = app.state.access = AccessTable(app.router.routes)
+    describe(app, table, keyed=settings.admin_key is not None)
 
     # The last one added is the outermost.
     http = HttpMetrics(registry)
     app.state.on_scrape = OnScrape(registry)
-    app.state.limiter = Limiter(settings.rate_limit, settings.rate_burst)
+    # Until the database is there: see the lifespan.
+    app.state.keys = NoKeys()
+    app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         Security,
         settings=settings,
-        keys=lambda: app.state.services.keys if hasattr(app.state, "services") else None,
+        keys=lambda: app.state.keys,
         limiter=lambda: app.state.limiter,
         on_refused=lambda code: http.refused.labels(code).inc(),
     )
     app.add_middleware(
-        Concurrency,
-        prefix="/recommend",
-        limit=settings.max_concurrency,
-        on_refused=ranking.refused.inc,
+        ConcurrencyMiddleware,
+        limits={"recommend": settings.max_concurrency},
+        on_refused=inference.refused.inc,
     )
     app.add_middleware(AnswerRefusals)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
@@ -157,64 +165,64 @@ def create_app(
     app.add_middleware(
         RequestContext, log_requests=settings.log_level == "debug", observe=http.observe
     )
-    app.add_middleware(RawPath)
+    app.add_middleware(ResolveRoute, table=table)
     return app
 
 
 @asynccontextmanager
-async def _recommending(
+async def _run_recommendations(
     app: FastAPI, services: Services, readiness: health.Readiness
 ) -> AsyncIterator[None]:
     settings = services.settings
-    ranking: RankerMetrics = app.state.ranker_metrics
-    caches = CacheMetrics(app.state.metrics, services.shared)
+    inference: InferenceMetrics = app.state.inference_metrics
+    caches = CacheMetrics(app.state.metrics, services.redis)
 
-    def on_model(model: ServingModel) -> None:
-        caches.add("candidates", model.candidates.cache)
+    def on_model(model: LoadedModel) -> None:
+        caches.add("candidates", model.candidate_cache)
 
-    recommending = app.state.recommend = Recommending(
+    feature = app.state.recommend = RecommendFeature(
         services.events,
         services.catalog,
         services.models,
         settings,
-        trials=services.trials,
-        shared=services.shared if settings.redis_lists else None,
-        metrics=ranking,
+        ab_tests=services.trials,
+        redis=services.redis if settings.redis_lists else None,
+        metrics=inference,
         on_model=on_model,
     )
-    models = ModelMetrics(recommending.host, services.events)
+    models = ModelMetrics(feature.models, services.events)
     app.state.on_scrape.add(models.collect, models.refresh)
-    trials = TrialMetrics(services.trials, services.models)
+    trials = ABTestMetrics(services.trials, services.models)
     app.state.on_scrape.add(trials.collect, trials.refresh)
-    if services.shared is not None:
-        services.shared.on_hint("model", recommending.host.wake)
-    caches.add("lists", recommending.lists)
+    if services.redis is not None:
+        services.redis.on_hint("model", feature.models.wake)
+    caches.add("lists", feature.lists.cache)
     caches.add("profiles", services.events.profiles.cache)
-    readiness.add("model", recommending.host.ready)
+    readiness.add("model", feature.models.ready)
     try:
         await services.trials.start()
-        await recommending.start()
+        await feature.start()
         yield
     finally:
-        await recommending.stop()
+        await feature.stop()
 
 
 @asynccontextmanager
-async def _working(services: Services, with_worker: bool) -> AsyncIterator[None]:
+async def _run_worker(services: Services, with_worker: bool) -> AsyncIterator[None]:
     if not with_worker:
         yield
         return
     stop = asyncio.Event()
-    task = asyncio.create_task(worker_of(services).run(stop))
+    task = asyncio.create_task(build_worker(services).run(stop))
     try:
         yield
     finally:
         stop.set()
-        await asyncio.wait({task}, timeout=STOP_SECONDS)
+        await asyncio.wait({task}, timeout=WORKER_STOP_SECONDS)
         task.cancel()
 
 
-def _add_checks(readiness: health.Readiness, services: Services) -> None:
+def _add_readiness_checks(readiness: health.Readiness, services: Services) -> None:
     async def database() -> str | None:
         if await schema_is_current(services.database):
             return None
@@ -223,7 +231,7 @@ def _add_checks(readiness: health.Readiness, services: Services) -> None:
     readiness.add("database", database)
 
 
-def _add_figures(app: FastAPI, services: Services) -> None:
-    events, jobs = EventMetrics(app.state.metrics, services.events), JobMetrics(services.jobs)
+def _add_metrics(app: FastAPI, services: Services) -> None:
+    events, jobs = EventMetrics(services.events), JobMetrics(services.jobs)
     app.state.on_scrape.add(events.collect)
     app.state.on_scrape.add(jobs.collect, jobs.refresh)

@@ -14,7 +14,6 @@ is); ``rivals by popularity`` are no even draw: they answer another question, se
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,23 +23,22 @@ import numpy as np
 import torch
 
 from app.jobs.schemas import TrainParams
-from app.jobs.training import train_and_evaluate
-from benchmarks.report import publish
+from app.training.pipeline import train_and_evaluate
+from benchmarks.harness import publish, run_command
 from ncr_core.checkpoint import Checkpoint, load_checkpoint
 from ncr_core.data import Interactions
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.calibration import (
-    Pairs,
+    DecidedPairs,
     calibration_error,
     decided_pairs,
     fit_temperature,
     reliability,
 )
 from ncr_core.evaluation.protocols import NEGATIVES, CandidateSet, sampled_candidates
-from ncr_core.experiments.datasets import load_data_set
-from ncr_core.models import ModelConfig
 from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
+from ncr_core.reproduction.datasets import load_dataset
 
 FACTORS = 8
 POPULAR = (1000, 200)
@@ -49,9 +47,9 @@ USERS_AT_ONCE = 256
 REDRAWS = 32
 
 
-def main(root: Path, kinds: list[str]) -> None:
+def main(root: Path, kinds: tuple[str, ...] = ("nbpr", "neupr")) -> None:
     torch.set_num_threads(1)
-    every = load_data_set("ml-1m", root).split.all_seen
+    every = load_dataset("ml-1m", root).split.all_seen
     before = np.ones(every.nnz, dtype=np.bool_)
     before[every.indptr[1:] - 1] = False
     later = Split(
@@ -64,12 +62,20 @@ def main(root: Path, kinds: list[str]) -> None:
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint, seconds = _trained(kind, later.train, Path(folder) / "checkpoint")
-        own = checkpoint.manifest["calibration"]
+        published = checkpoint.manifest["calibration"]
         name, temperature = f"{kind}-{FACTORS}", checkpoint.temperature
         rows.append(
-            [name, "manifest", None, own["pairs"], own["ece_before"], own["ece"], temperature]
+            [
+                name,
+                "manifest",
+                None,
+                published["pairs"],
+                published["ece_before"],
+                published["ece"],
+                temperature,
+            ]
         )
-        bins[name] = {"manifest": own["bins"]}
+        bins[name] = {"manifest": published["bins"]}
         print(f"{name}: T = {temperature:.4f}, trained in {seconds:,.0f} s", flush=True)
         for what, candidates in _questions(checkpoint, later).items():
             pairs = decided_pairs(checkpoint.model, candidates)
@@ -93,30 +99,29 @@ def main(root: Path, kinds: list[str]) -> None:
 def _trained(kind: str, interactions: Interactions, folder: Path) -> tuple[Checkpoint, float]:
     started = time.perf_counter()
     params = TrainParams.model_validate({"model": kind, "factors": FACTORS})
-    config = ModelConfig.from_dict({"kind": kind, "factors": FACTORS})
-    train_and_evaluate(interactions, params, config, "cpu", folder, lambda progress: None)
+    train_and_evaluate(interactions, params, "cpu", folder, lambda progress: None)
     return load_checkpoint(folder), time.perf_counter() - started
 
 
-def _errors(pairs: Pairs, temperature: float) -> list[Any]:
+def _errors(pairs: DecidedPairs, temperature: float) -> list[Any]:
     margins = pairs.margins
     errors = [calibration_error(reliability(margins, t)) for t in (1.0, temperature)]
     return [len(margins), *errors, fit_temperature(margins)]
 
 
 def _questions(checkpoint: Checkpoint, later: Split) -> dict[str, CandidateSet]:
-    found = {"as P1": sampled_candidates(later, later.test, seed=1)}
+    sets = {"as P1": sampled_candidates(later, later.test, seed=1)}
     ranked = np.argsort(-later.train.item_counts(), kind="stable")
     for n in POPULAR:
         of_these = np.zeros(later.train.n_items, dtype=np.bool_)
         of_these[ranked[:n]] = True
         users = np.flatnonzero(of_these[later.test])
-        found[f"both popular: {n}"] = _drawn(later, users, ranked[:n])
+        sets[f"both popular: {n}"] = _drawn(later, users, ranked[:n])
     for n in BEST:
-        found[f"both best: {n}"] = _best(checkpoint, later, n)
+        sets[f"both best: {n}"] = _best(checkpoint, later, n)
     everyone = np.arange(later.train.n_users)
-    found["rivals by popularity"] = _drawn(later, everyone, later.train.items)
-    return found
+    sets["rivals by popularity"] = _drawn(later, everyone, later.train.items)
+    return sets
 
 
 def _drawn(later: Split, users: IntArray, among: IntArray) -> CandidateSet:
@@ -157,4 +162,4 @@ def _best(checkpoint: Checkpoint, later: Split, n: int) -> CandidateSet:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or ["nbpr", "neupr"])
+    run_command(main)

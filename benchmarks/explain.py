@@ -5,8 +5,9 @@
 DATA_DIR is the data folder of a service that has trained on MovieLens 1M, as `make demo` leaves it
 in var/demo/NAME; ROOT holds ml-1m. One thread. Users are drawn from those with 20 to 200 items.
 
-Agreement: what `Attribution` tells in one step beside the loss that it is of, minimised: over all
-items that the user does not have, once with everything and once without each of twelve own items.
+Agreement: what `InfluenceExplainer` tells in one step beside the loss that it is of, minimised:
+over all items that the user does not have, once with everything and once without each of twelve of
+the user's.
 ``from the minimum`` starts where the first of these ended, ``as served`` from the vector that lists
 come from, which was fitted to a few drawn items; ``another fold-in`` is what leaving the item out
 of the evidence gives: it compares the rest with other items, which moves margins more than the
@@ -35,17 +36,17 @@ import numpy as np
 import torch
 
 from app.core.settings import load_settings
-from app.services import build_services
-from benchmarks.report import publish
-from benchmarks.serving import server
+from app.wiring import build_services
+from benchmarks.harness import publish, run_command
+from benchmarks.load import server
 from ncr_core.checkpoint import Checkpoint, load_checkpoint
 from ncr_core.data import Interactions
-from ncr_core.experiments.datasets import load_data_set
+from ncr_core.explain.influence import Floats, InfluenceExplainer, IntArray
 from ncr_core.fold_in import Evidence, FoldIn
-from ncr_core.fold_in.pairs import PairMaker, Pairs
+from ncr_core.fold_in.evidence import PairSampler, WeightedPairs
 from ncr_core.fold_in.users import UserMargins
 from ncr_core.ranking import CandidateGenerator, ExactRanker, anchors_of
-from ncr_core.ranking.attribution import Attribution, Floats, IntArray
+from ncr_core.reproduction.datasets import load_dataset
 
 SHOWN = 10
 CANDIDATES = 200
@@ -53,7 +54,7 @@ USERS = 12
 LEFT_OUT = 12
 TIMED = 200
 REQUESTS = 300
-MOST_STEPS, PROMISE, SHORTEST = 200, 1e-5, 1e-3
+MAX_STEPS, PROMISE, SHORTEST = 200, 1e-5, 1e-3
 
 
 class Users:
@@ -65,7 +66,7 @@ class Users:
         self.fold_in = FoldIn(self.model, tables=self.ranker.margins.single)
         anchors = anchors_of(checkpoint.reference_items)
         self._generator = CandidateGenerator(self.ranker, anchors, 0)
-        self.attribution = Attribution(self.fold_in, self.ranker, self._generator.anchors)
+        self.attribution = InfluenceExplainer(self.fold_in, self.ranker, self._generator.anchors)
 
     def drawn(self, least: int, most: int, n: int) -> IntArray:
         lengths = np.diff(self.interactions.indptr)
@@ -93,40 +94,42 @@ def effects_of(users: Users, user: int) -> dict[str, tuple[Floats, Floats]]:
     """Of one user: by name, effects (n, m) and what they are to agree with."""
     items = users.interactions.items_of(user)
     evidence = Evidence(items)
-    counted, weights = PairMaker(users.model.n_items, users.fold_in.config).counted(evidence)
+    counted, weights = PairSampler(users.model.n_items, users.fold_in.config).weighted_items(
+        evidence
+    )
     pairs = _all_pairs(users, items, counted, weights)
     chosen = np.sort(np.random.default_rng(user).permutation(len(counted))[:LEFT_OUT])
-    served = users.fold_in([evidence])[0].double().numpy()
-    least = _minimum(users, pairs, served)
-    without = [_minimum(users, _but(pairs, counted[at]), least) for at in chosen]
-    shown = users.shown(served, items)
-    margins = users.margins([least, *without], shown)
+    fitted = users.fold_in([evidence])[0].double().numpy()
+    minimum = _minimum(users, pairs, fitted)
+    without = [_minimum(users, _but(pairs, counted[position]), minimum) for position in chosen]
+    shown = users.shown(fitted, items)
+    margins = users.margins([minimum, *without], shown)
     exact = (margins[:1] - margins[1:]).T
-    anew = users.fold_in([Evidence(items[items != counted[at]]) for at in chosen])
-    of_anew = users.margins([served, *anew.double().numpy()], shown)
+    refitted = users.fold_in([Evidence(items[items != counted[position]]) for position in chosen])
+    refitted_margins = users.margins([fitted, *refitted.double().numpy()], shown)
 
-    def told(vector: Floats) -> Floats:
+    def effects_from(vector: Floats) -> Floats:
         user = torch.from_numpy(vector)
         of_items, effects = users.attribution.effects(user, evidence, shown, trained=False)
         return effects[:, np.searchsorted(of_items, counted[chosen])]
 
     return {
-        "from the minimum": (told(least), exact),
-        "as served": (told(served), exact),
-        "another fold-in": ((of_anew[:1] - of_anew[1:]).T, exact),
+        "from the minimum": (effects_from(minimum), exact),
+        "as served": (effects_from(fitted), exact),
+        "another fold-in": ((refitted_margins[:1] - refitted_margins[1:]).T, exact),
     }
 
 
-def _all_pairs(users: Users, items: IntArray, counted: IntArray, weights: Floats) -> Pairs:
+def _all_pairs(users: Users, items: IntArray, counted: IntArray, weights: Floats) -> WeightedPairs:
     """Each item that counts over all that the user does not have."""
     others = np.setdiff1d(np.arange(users.model.n_items), items)
     each = weights * users.fold_in.config.strength / len(others)
-    return Pairs(
+    return WeightedPairs(
         counted.repeat(len(others)), np.tile(others, len(counted)), each.repeat(len(others))
     )
 
 
-def _minimum(users: Users, pairs: Pairs, start: Floats) -> Floats:
+def _minimum(users: Users, pairs: WeightedPairs, start: Floats) -> Floats:
     """What minimises the loss of these pairs, next to where it starts: by many small looks."""
     prior, margins = users.fold_in.prior, UserMargins(users.model, pairs)
     v: Floats = np.linalg.pinv(prior.basis) @ (start - prior.mean)
@@ -136,7 +139,7 @@ def _minimum(users: Users, pairs: Pairs, start: Floats) -> Floats:
         return float(pairs.weights @ np.logaddexp(0.0, -half) + v @ v / 2), half, slopes
 
     loss, half, slopes = loss_at(v)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         slopes = slopes @ prior.basis
         wrong = 1.0 / (1.0 + np.exp(np.minimum(half, 700.0)))
         slope = v - slopes.T @ (pairs.weights * wrong)
@@ -154,31 +157,31 @@ def _minimum(users: Users, pairs: Pairs, start: Floats) -> Floats:
     return vector
 
 
-def _but(pairs: Pairs, item: int) -> Pairs:
-    kept = pairs.winners != item
-    return Pairs(pairs.winners[kept], pairs.losers[kept], pairs.weights[kept])
+def _but(pairs: WeightedPairs, item: int) -> WeightedPairs:
+    others = pairs.winners != item
+    return WeightedPairs(pairs.winners[others], pairs.losers[others], pairs.weights[others])
 
 
-def agreement(found: Floats, exact: Floats) -> list[float]:
+def agreement(effects: Floats, exact: Floats) -> list[float]:
     """Means over the shown items: rank correlation, the same item first, how many of the first
     three; and what all effects are off by, as a share of their size."""
-    by_rank = [np.argsort(np.argsort(x, axis=1), axis=1) for x in (found, exact)]
+    by_rank = [np.argsort(np.argsort(x, axis=1), axis=1) for x in (effects, exact)]
     ranks = [np.corrcoef(a, b)[0, 1] for a, b in zip(*by_rank, strict=True)]
-    first = (found.argmax(axis=1) == exact.argmax(axis=1)).mean()
-    best = [np.argsort(-x, axis=1)[:, :3] for x in (found, exact)]
+    first = (effects.argmax(axis=1) == exact.argmax(axis=1)).mean()
+    best = [np.argsort(-x, axis=1)[:, :3] for x in (effects, exact)]
     of_three = [len(np.intersect1d(a, b)) / 3 for a, b in zip(*best, strict=True)]
-    off = np.abs(found - exact).sum() / np.abs(exact).sum()
+    off = np.abs(effects - exact).sum() / np.abs(exact).sum()
     return [float(np.mean(ranks)), float(first), float(np.mean(of_three)), float(off)]
 
 
 def agreements(users: Users) -> list[list[Any]]:
     """A row for each way of telling the effects."""
-    found: dict[str, list[list[float]]] = {}
-    for at, user in enumerate(users.drawn(20, 200, USERS), 1):
-        for name, (told, exact) in effects_of(users, int(user)).items():
-            found.setdefault(name, []).append(agreement(told, exact))
-        print(f"{at} of {USERS} users", flush=True)
-    return [[name, *np.mean(every, axis=0).tolist()] for name, every in found.items()]
+    values: dict[str, list[list[float]]] = {}
+    for number, user in enumerate(users.drawn(20, 200, USERS), 1):
+        for name, (effects, exact) in effects_of(users, int(user)).items():
+            values.setdefault(name, []).append(agreement(effects, exact))
+        print(f"{number} of {USERS} users", flush=True)
+    return [[name, *np.mean(rows, axis=0).tolist()] for name, rows in values.items()]
 
 
 def cost(users: Users) -> list[list[Any]]:
@@ -189,13 +192,13 @@ def cost(users: Users) -> list[list[Any]]:
     fitted = users.fold_in(evidence).double().numpy()
     rows: list[list[Any]] = []
     for name, vectors, trained in (("folded in", fitted, False), ("trained", known, True)):
-        asked = [
+        arguments = [
             (torch.from_numpy(vector), one, users.shown(vector, one.items))
             for vector, one in zip(vectors, evidence, strict=True)
         ]
-        tell = partial(users.attribution.effects, trained=trained)
-        tell(*asked[0])
-        rows.append([f"effects, {name}", *_timed([partial(tell, *one) for one in asked])])
+        explain = partial(users.attribution.effects, trained=trained)
+        explain(*arguments[0])
+        rows.append([f"effects, {name}", *_timed([partial(explain, *one) for one in arguments])])
     return rows
 
 
@@ -204,14 +207,14 @@ def requests(data_dir: Path, names: list[str]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     with (
         server(data_dir, list_cache_bytes=0) as running,
-        httpx2.Client(base_url=running.base, timeout=60) as client,
+        httpx2.Client(base_url=running.url, timeout=60) as client,
     ):
         for explain in ("none", "pairwise"):
-            asked = [f"/recommend/{name}?n={SHOWN}&explain={explain}" for name in names]
-            answers = [client.get(path).raise_for_status().json() for path in asked]
+            paths = [f"/recommend/{name}?n={SHOWN}&explain={explain}" for name in names]
+            answers = [client.get(path).raise_for_status().json() for path in paths]
             if explain == "pairwise" and not all(x["items"][0]["because"] for x in answers):
                 sys.exit("a list is not explained")
-            runs = [partial(client.get, path) for path in asked]
+            runs = [partial(client.get, path) for path in paths]
             rows.append([f"request, explain={explain}", *_timed(runs)])
     return rows
 
@@ -240,7 +243,7 @@ async def _checkpoint(data_dir: Path) -> Checkpoint:
 def main(data_dir: Path, root: Path) -> None:
     torch.set_num_threads(1)
     checkpoint = asyncio.run(_checkpoint(data_dir))
-    data = load_data_set("ml-1m", root).split.all_seen
+    data = load_dataset("ml-1m", root).split.all_seen
     users = Users(checkpoint, data.reindex(checkpoint.user_ids, checkpoint.item_ids))
     name = f"{users.model.config.kind}-{users.model.config.factors}"
     about = {"model": users.model.config.as_dict(), "data": "ml-1m", "threads": 1}
@@ -265,4 +268,4 @@ def main(data_dir: Path, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    run_command(main)

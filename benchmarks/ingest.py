@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import secrets
 import sqlite3
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ import psycopg
 from psycopg import sql
 
 from app.core.migrations import upgrade
-from benchmarks.load import closed_loop
-from benchmarks.report import publish
-from benchmarks.serving import server
+from benchmarks.harness import publish, run_command
+from benchmarks.load import closed_loop, server
 
 SECONDS = 5.0
 ROUNDS = 3
@@ -86,7 +84,7 @@ def durability(url: str) -> dict[str, str]:
         return dict(connection.execute(query, (list(DURABLE),)).fetchall())
 
 
-def main(data_dir: Path, server_url: str | None = None) -> None:
+def main(data_dir: Path, server_url: str = "") -> None:
     durable = {
         "sqlite": {
             "journal_mode": "wal", "synchronous": "full", "server_version": sqlite3.sqlite_version
@@ -94,12 +92,12 @@ def main(data_dir: Path, server_url: str | None = None) -> None:
     }  # fmt: skip
     # Said outright, so that the environment's own database stays out of it.
     with server(data_dir, database_url="") as running:
-        rows = asyncio.run(run(running.base, "sqlite"))
-    if server_url is not None:
+        rows = asyncio.run(run(running.url, "sqlite"))
+    if server_url:
         with own_database(server_url) as url:
             durable["postgresql"] = durability(url)
             with server(data_dir, database_url=url) as running:
-                rows += asyncio.run(run(running.base, "postgresql"))
+                rows += asyncio.run(run(running.url, "postgresql"))
     publish(
         "ingest",
         [
@@ -116,4 +114,4 @@ def main(data_dir: Path, server_url: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:3])
+    run_command(main)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.interleaving [RUNS]
 
-Simulated users (`simulated_clicks`) click lists that the service's own code drafts from two
+Simulated users (`World`) click lists that the service's own code drafts from two
 versions of which one is better by a known difference; the service's own report judges. Found: the
 report calls the better one better. Needed: the fewest requests, of a ladder by √2, with which it is
 found in 95 of 100 runs or more, and again in 100 other runs. Each run is looked at once,
@@ -16,15 +16,73 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.report import publish
-from benchmarks.simulated_clicks import SHOWN, USERS, IntArray, World
-from ncr_core.evaluation.interleaving import Preference, credit, preference, team_draft
+from benchmarks.harness import publish, run_command
+from ncr_core.online.interleaving import InterleavingResult, credit, interleaving_result, team_draft
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+USERS, ITEMS, FACTORS, SHOWN = 2_000, 400, 8, 10
+
+
+class World:
+    """2,000 users and 400 items; a user's utility of an item is a product of 8 factors, of variance
+    1, and what the item is to everyone.
+
+    A user looks from the top, clicks an item in view with a probability that grows with its
+    utility, and goes on with 0.85 after an item left alone and with 0.5 after a click: the
+    dependent click model (Guo, Liu & Wang, WSDM 2009), so that low places are seldom seen.
+    """
+
+    ON, AFTER_CLICK = 0.85, 0.5
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        users = rng.normal(size=(USERS, FACTORS))
+        items = rng.normal(size=(ITEMS, FACTORS))
+        taste = users @ items.T / np.sqrt(FACTORS)
+        self.utility: FloatArray = taste + 0.5 * rng.normal(size=ITEMS)
+        # The best items are clicked by one in twelve who look at them: about a fifth of the lists.
+        self.attraction: FloatArray = 0.0875 / (1 + np.exp(-2 * (self.utility - 2.0)))
+        # A tenth of the users make about half of the requests.
+        activity = rng.lognormal(0, 1.3, USERS)
+        self.activity: FloatArray = activity / activity.sum()
+
+    def version(self, error: float, seed: int) -> IntArray:
+        """(USERS, SHOWN) lists of a model that knows utilities up to errors of this deviation."""
+        rng = np.random.default_rng(seed)
+        scores = self.utility + error * rng.normal(size=self.utility.shape)
+        order: IntArray = np.argsort(-scores, axis=1)[:, :SHOWN]
+        return order
+
+    def ndcg(self, lists: IntArray) -> float:
+        """NDCG of the lists, with the attractions as gains."""
+        discount = 1 / np.log2(np.arange(SHOWN) + 2)
+        gains = np.take_along_axis(self.attraction, lists, axis=1) @ discount
+        best = -np.sort(-self.attraction, axis=1)[:, :SHOWN] @ discount
+        return float((gains / best).mean())
+
+    def requests(self, n: int, rng: np.random.Generator) -> IntArray:
+        """The users of n requests."""
+        return rng.choice(USERS, size=n, p=self.activity)
+
+    def clicks(
+        self, users: IntArray, lists: IntArray, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """(n, SHOWN) what users (n,) click of lists (n, SHOWN)."""
+        likes = rng.random(lists.shape) < self.attraction[users[:, None], lists]
+        goes_on = rng.random(lists.shape) < np.where(likes, self.AFTER_CLICK, self.ON)
+        seen = np.ones(lists.shape, dtype=np.bool_)
+        seen[:, 1:] = np.logical_and.accumulate(goes_on[:, :-1], axis=1)
+        clicks: NDArray[np.bool_] = likes & seen
+        return clicks
+
 
 BETTER = 0.5  # the error of version B's utilities, as a standard deviation; below: that of A's
 WORSE = {"large": 1.0, "clear": 0.8, "modest": 0.65}
@@ -40,7 +98,7 @@ Judge = Callable[[World, IntArray, IntArray, Sequence[int], int], dict[int, str 
 
 def interleave(
     world: World, a: IntArray, b: IntArray, looks: Sequence[int], seed: int
-) -> dict[int, Preference]:
+) -> dict[int, InterleavingResult]:
     """One run of requests, each a draft, clicks and credit, looked at after some of them."""
     rng = np.random.default_rng(seed)
     coin = random.Random(seed)
@@ -49,13 +107,17 @@ def interleave(
     shown = np.array([draft.merged for draft in drafts])
     clicked = world.clicks(users, shown, rng)
     tallies = np.zeros((USERS, 3), dtype=np.int64)
-    seen: dict[int, Preference] = {}
+    seen: dict[int, InterleavingResult] = {}
     start = 0
     for end in looks:
-        for at in start + np.flatnonzero(clicked[start:end].any(axis=1)):
-            of_a, of_b = credit(set(shown[at][clicked[at]].tolist()), drafts[at].teams)
-            tallies[users[at], 0 if of_a > of_b else 1 if of_b > of_a else 2] += 1
-        seen[end] = preference(tallies)
+        for position in start + np.flatnonzero(clicked[start:end].any(axis=1)):
+            credit_a, credit_b = credit(
+                set(shown[position][clicked[position]].tolist()), drafts[position].teams
+            )
+            tallies[
+                users[position], 0 if credit_a > credit_b else 1 if credit_b > credit_a else 2
+            ] += 1
+        seen[end] = interleaving_result(tallies)
         start = end
     return seen
 
@@ -102,9 +164,9 @@ def needed(
             if sum(run[n] == "b" for run in judged) < ENOUGH * runs:
                 continue
             others = [judge(world, a, b, [n], 50_000 + run)[n] for run in range(OTHER_RUNS)]
-            found = sum(one == "b" for one in others)
-            if found >= ENOUGH * OTHER_RUNS:  # else the rung was the first by luck
-                return n, found
+            times_found = sum(one == "b" for one in others)
+            if times_found >= ENOUGH * OTHER_RUNS:  # else the rung was the first by luck
+                return n, times_found
     return None, None
 
 
@@ -137,7 +199,7 @@ def coverage(world: World, a: IntArray, b: IntArray, runs: int) -> dict[str, Any
     }
 
 
-def main(runs: int) -> None:
+def main(runs: int = 100) -> None:
     world = World()
     b = world.version(BETTER, 100)
     rows: list[list[Any]] = []
@@ -164,4 +226,4 @@ def main(runs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    run_command(main)

@@ -18,9 +18,8 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.load import Report, closed_loop, open_loop, requests_for
-from benchmarks.report import publish
-from benchmarks.serving import server
+from benchmarks.harness import publish, run_command
+from benchmarks.load import Report, closed_loop, open_loop, requests_for, server
 
 SECONDS = 5.0
 ROUNDS = 3
@@ -30,19 +29,19 @@ USERS = 1_000
 
 async def users_with_lists(base: str) -> list[str]:
     """Known users: those who get a list from the model. Their candidates are cached by then."""
-    found: list[str] = []
+    users: list[str] = []
     async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
         for prefix in ("", "user-"):
             for n in range(1, 10_000):
                 answer = (await client.get(f"/recommend/{prefix}{n}")).json()
                 if not answer["items"] or answer["items"][0]["source"] != "model":
                     break
-                found.append(f"{prefix}{n}")
-                if len(found) == USERS:
-                    return found
-    if not found:
+                users.append(f"{prefix}{n}")
+                if len(users) == USERS:
+                    return users
+    if not users:
         sys.exit("no known users named 1, 2, 3 … or user-1, user-2 …")
-    return found
+    return users
 
 
 async def answer_bytes(base: str, users: list[str]) -> int:
@@ -74,19 +73,19 @@ async def cached(base: str) -> list[list[Any]]:
     """The same 1,000 lists over and over, in turns with routes that do nothing."""
     users = await users_with_lists(base)
     size = await answer_bytes(base, users)
-    asked = {
+    paths_by_name = {
         f"nothing, {size:,} bytes": ["/noop?bytes=" + str(size)],
         "nothing, a route of FastAPI": ["/noop-fastapi"],
         "/recommend, cached": [f"/recommend/{user}" for user in users],
         "/recommend, unknown users": [f"/recommend/nobody-{n}" for n in range(USERS)],
     }
-    reports: dict[str, list[Report]] = {name: [] for name in asked}
+    reports: dict[str, list[Report]] = {name: [] for name in paths_by_name}
     for _ in range(ROUNDS):
-        for name, paths in asked.items():
+        for name, paths in paths_by_name.items():
             requests = cycle(requests_for(base, paths))
             reports[name].append(await closed_loop(base, requests, CONNECTIONS, SECONDS))
-    beside = median(report.rate() for report in reports[next(iter(asked))])
-    return [row(name, own, beside) for name, own in reports.items()]
+    beside = median(report.rate() for report in reports[next(iter(paths_by_name))])
+    return [row(name, its_reports, beside) for name, its_reports in reports.items()]
 
 
 async def anew(base: str) -> list[list[Any]]:
@@ -104,20 +103,12 @@ async def anew(base: str) -> list[list[Any]]:
 
 def main(data_dir: Path) -> None:
     with server(data_dir) as running:
-        rows = asyncio.run(cached(running.base))
+        rows = asyncio.run(cached(running.url))
     with server(data_dir, list_cache_bytes=0) as running:
-        rows += asyncio.run(anew(running.base))
+        rows += asyncio.run(anew(running.url))
     publish(
         "recommend",
-        [
-            "what",
-            "200s/s",
-            "of doing nothing",
-            "p50 ms",
-            "p99 ms",
-            "503s/s",
-            "errors",
-        ],
+        ["what", "200s/s", "of doing nothing", "p50 ms", "p99 ms", "503s/s", "errors"],
         rows,
         data=data_dir.name,
         connections=CONNECTIONS,
@@ -127,4 +118,4 @@ def main(data_dir: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_command(main)

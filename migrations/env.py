@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from app.schema import metadata
+from app.all_tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -1,17 +1,14 @@
-"""Checkpoints: an immutable folder of safetensors, ids and a manifest with SHA-256 sums.
+"""Checkpoints: immutable folders of safetensors, ids and a manifest with SHA-256 sums.
 
 The manifest is written last and the folder appears under its name at once, so a folder with a
-manifest is whole. Nothing here unpickles: a checkpoint can hold no code.
+manifest is whole. Nothing is unpickled: a checkpoint can hold no code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,36 +21,39 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from ncr_core.atomic_files import atomic_folder
 from ncr_core.data.interactions import IntArray
-from ncr_core.errors import CheckpointError, CheckpointReadError, ConfigError
-from ncr_core.manifest import FORMAT, MANIFEST, read_manifest
+from ncr_core.errors import CheckpointError, ConfigError
+from ncr_core.manifest import FORMAT, MANIFEST, read_manifest, read_verified
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 
 WEIGHTS, IDS = "model.safetensors", "ids.json"
-EVALUATED = "evaluated.safetensors"  # see ncr_core.evaluated; not in every checkpoint
-COUNTS = "item_counts"  # a tensor beside the model's own
-HOTTEST = 1e30  # no temperature is
+EVALUATED = "evaluated.safetensors"
+"""The file of an `EvaluationSnapshot` (`ncr_core.comparison`); not every checkpoint has one."""
+INTERACTIONS = "interactions.safetensors"
+"""The file of the interactions that a `Recommender` was fitted to; the service writes none."""
+ITEM_COUNTS = "item_counts"
+"""The name of a tensor that is stored beside the model's own."""
+MAX_TEMPERATURE = 1e30
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained model with the ids of its rows.
-
-    ``item_counts`` is (n_items,) interactions in training; ``reference_items`` are the item rows
-    that scores are measured against, spread over popularity.
-    """
+    """A trained model with the ids of its rows."""
 
     model: PairwiseRanker
     user_ids: Sequence[str]
     item_ids: Sequence[str]
     item_counts: IntArray
+    """Interactions of each item in training, (n_items,)."""
     reference_items: Sequence[int]
+    """Rows of the items that scores are measured against, spread over popularity."""
     manifest: dict[str, Any]
 
     @property
     def temperature(self) -> float:
-        """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 where it was never fitted."""
+        """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 if it was never fitted."""
         return _temperature(self.manifest)
 
 
@@ -69,25 +69,37 @@ def save_checkpoint(
     data: dict[str, Any] | None = None,
     evaluated: bytes | None = None,
     calibration: dict[str, Any] | None = None,
+    interactions: bytes | None = None,
 ) -> dict[str, Any]:
-    """Writes a checkpoint and returns its manifest; makes the folder's parents.
+    """Writes a checkpoint and returns its manifest.
 
-    ``metrics``, ``training``, ``data`` and ``calibration`` (of ``Calibration.as_dict``) go into the
-    manifest as they are; ``evaluated`` is what ``pack_evaluated`` gave. Raises CheckpointError when
-    ``folder`` exists already: a version never changes.
+    Args:
+        folder: a folder that does not exist yet; its parents are made.
+        model: the model to save.
+        user_ids: ids of the model's users, in the order of its rows.
+        item_ids: ids of the model's items, in the order of its rows.
+        item_counts: interactions of each item in training, (n_items,).
+        metrics: metrics of the model, for the manifest.
+        training: configuration and history of the training, for the manifest.
+        data: description of the data, for the manifest.
+        evaluated: content of the file that `pack_evaluation_snapshot` made, if there is one.
+        calibration: the result of `Calibration.as_dict`, for the manifest.
+        interactions: content of the file of interactions, if there is to be one.
+
+    Raises:
+        CheckpointError: the folder exists already; a version never changes.
     """
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists already; a checkpoint is never overwritten")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    tensors[COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
-    contents = {
+    tensors[ITEM_COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
+    files = {
         WEIGHTS: save(tensors),
         IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
     }
     if evaluated is not None:
-        contents[EVALUATED] = evaluated
-    references = spread_over_popularity(tensors[COUNTS], REFERENCES)
+        files[EVALUATED] = evaluated
+    if interactions is not None:
+        files[INTERACTIONS] = interactions
+    references = spread_over_popularity(tensors[ITEM_COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,28 +114,29 @@ def save_checkpoint(
         "software": software_versions(),
         "files": {
             name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-            for name, content in contents.items()
+            for name, content in files.items()
         },
     }
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        for name, content in contents.items():
-            _write_durably(staging / name, content)
-        _write_durably(staging / MANIFEST, json.dumps(manifest, indent=1).encode())
-        staging.chmod(0o755)
-        staging.rename(folder)
-        _sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+        with atomic_folder(folder) as staging:
+            for name, content in files.items():
+                (staging / name).write_bytes(content)
+            (staging / MANIFEST).write_bytes(json.dumps(manifest, indent=1).encode())
+    except FileExistsError:
+        raise CheckpointError(
+            f"{folder} exists already; a checkpoint is never overwritten"
+        ) from None
     return manifest
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Reads a checkpoint and verifies every sum, shape and value.
 
-    The model is frozen and in evaluation mode. Raises CheckpointError when anything is missing,
-    damaged, of other sizes than the manifest says, or not finite.
+    The model is frozen and in evaluation mode.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, of another size than the manifest says, or
+            holds values that are not finite.
     """
     manifest = read_manifest(folder)
     try:
@@ -134,16 +147,16 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         _temperature(manifest)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None
-    ids = _ids(folder / IDS, sums[IDS])
+    ids = _read_ids(folder / IDS, sums[IDS])
     try:
         tensors = load(read_verified(folder / WEIGHTS, sums[WEIGHTS]))
     except SafetensorError as error:
         raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}") from None
     if len(ids["users"]) != n_users or len(ids["items"]) != n_items:
-        raise CheckpointError(f"{folder} has other numbers of ids than its manifest says")
+        raise CheckpointError(f"{folder} has another number of ids than its manifest says")
     if references and not 0 <= min(references) <= max(references) < n_items:
         raise CheckpointError(f"{folder} names reference items that it does not have")
-    counts = tensors.pop(COUNTS, None)
+    counts = tensors.pop(ITEM_COUNTS, None)
     if counts is None or counts.shape != (n_items,):
         raise CheckpointError(f"{folder} has no item counts for its {n_items} items")
     for name, tensor in tensors.items():
@@ -161,15 +174,14 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
 
 
 def _temperature(manifest: dict[str, Any]) -> float:
-    """Raises CheckpointError for what is no temperature."""
     calibration = manifest.get("calibration") or {}
-    found = calibration.get("temperature", 1.0) if isinstance(calibration, dict) else None
-    if not isinstance(found, int | float) or not 0 < found < HOTTEST:
-        raise CheckpointError(f"{found!r:.50} is not the temperature of a calibration")
-    return float(found)
+    value = calibration.get("temperature", 1.0) if isinstance(calibration, dict) else None
+    if not isinstance(value, int | float) or not 0 < value < MAX_TEMPERATURE:
+        raise CheckpointError(f"{value!r:.50} is not the temperature of a calibration")
+    return float(value)
 
 
-def _ids(path: Path, sha256: str) -> dict[str, list[str]]:
+def _read_ids(path: Path, sha256: str) -> dict[str, list[str]]:
     ids = json.loads(read_verified(path, sha256))
     kinds = {"users", "items"}
     if (
@@ -182,44 +194,14 @@ def _ids(path: Path, sha256: str) -> dict[str, list[str]]:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions that a result depends on."""
+    """Versions of the software that a result depends on."""
     try:
-        own = version("neural-collaborative-ranking")
+        ncr = version("neural-collaborative-ranking")
     except PackageNotFoundError:  # used from a source tree by its path alone
-        own = "source"
+        ncr = "source"
     return {
-        "ncr": own,
+        "ncr": ncr,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-
-
-def read_verified(path: Path, sha256: str) -> bytes:
-    """The file's content. Raises CheckpointError unless it has this SHA-256."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} cannot be read: it is not there") from None
-    except OSError as error:
-        raise CheckpointReadError(f"{path} cannot be read: {error.strerror}") from None
-    # The bytes that were summed are the bytes that are parsed.
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's")
-    return content
-
-
-def _write_durably(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# setup.sh VENV WHAT: makes the virtual environment VENV and installs WHAT (. or .[dev]) into it,
+# setup.sh VENV WHAT: makes the virtual environment VENV and installs WHAT (.[service] or .[dev]) into it,
 # at the versions of requirements.lock.
 set -eu
 venv=$1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -19,7 +20,18 @@ from app.core.migrations import migrate
 from app.core.settings import normalise_database_url
 from tests.postgres import POSTGRES_URL, Pool, admin, create, drop, url_of
 
+# The client for threads is made, and not in the repository.
+runpy.run_path(str(Path(__file__).parents[1] / "clients/python/hatch_build.py"))["write_client"]()
+
 REDIS_URL = os.environ.get("NCR_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts real processes is slow: `-m "not slow"` leaves it out too."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

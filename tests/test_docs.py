@@ -15,6 +15,7 @@ from app.cli.main import app
 from app.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 
 
 def test_the_settings_page_is_up_to_date() -> None:
@@ -23,9 +24,35 @@ def test_the_settings_page_is_up_to_date() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_modules_that_documents_run_exist() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for module in re.findall(r"python\s+-m\s+((?:benchmarks|tests)[\w.]*)", text):
+            path = ROOT / module.rstrip(".").replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").exists(), f"{document.name}: {module}"
+
+
+def test_architecture_names_files_and_definitions_that_there_are() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    for path in re.findall(r"`((?:app|ncr_core|migrations|scripts)/[\w/.]*)`", text):
+        assert (ROOT / path).exists(), f"there is no {path}"
+    named = re.findall(r"`([\w/]+\.py)`\s+(?:\|\s+)?`([\w.]+)`", text)
+    assert len(named) > 60
+    for path, name in named:
+        definition = rf"^\s*(?:(?:async )?def|class) {name.rpartition('.')[2]}\b"
+        assert re.search(definition, (ROOT / path).read_text(), re.M), f"{path} has no {name}"
+
+
+def test_every_decision_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    for record in folder.glob("[0-9]*.md"):
+        assert f"({record.name})" in index
 
 
 def compose() -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The catalogue: items that can be recommended."""

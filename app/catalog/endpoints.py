@@ -1,22 +1,22 @@
-"""`/items`."""
+"""HTTP routes of the catalogue: items."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, status
 from starlette.responses import Response
 
-from app.catalog.schemas import ItemIn, ItemOut, ItemPage, ItemsAnswer
+from app.catalog.schemas import Item, ItemIn, ItemOut, ItemPage, ItemsAnswer, RejectedItem
 from app.catalog.service import CatalogService
+from app.core.access import Role, access
 from app.core.errors import PayloadTooLarge, Unprocessable, problem_responses
-from app.core.http import (
+from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
     decode_cursor,
-    json_response,
-    page_response,
+    encode_cursor,
     read_json,
 )
 
@@ -38,91 +38,88 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 _ITEM_SCHEMA = ItemIn.model_json_schema()
 
 
-@router.get(
-    "/items",
-    summary="List items, newest first",
-    response_model=None,
-    responses={200: {"model": ItemPage}, **problem_responses(422)},
-)
+def _item_out(item: Item) -> ItemOut:
+    return ItemOut(**item.as_json())
+
+
+@router.get("/items", summary="List items, newest first", responses=problem_responses(422))
+@access(Role.READ)
 async def list_items(
     service: Service,
     n: PageSize = 100,
     cursor: PageCursor = None,
     category: Annotated[
-        list[str] | None, Query(description="May repeat: items in any of them.", max_length=64)
+        list[str] | None,
+        Query(description="May repeat: items in any of the categories.", max_length=64),
     ] = None,
-) -> Response:
-    """Hidden items are listed, deleted ones are not."""
-    items, following = await service.page(decode_cursor(cursor), n, category or [])
-    return page_response([item.as_json() for item in items], following)
+) -> ItemPage:
+    """Lists hidden items, too, but no deleted ones."""
+    items, next_below = await service.page(decode_cursor(cursor), n, category or [])
+    return ItemPage(
+        items=[_item_out(item) for item in items],
+        next_cursor=None if next_below is None else encode_cursor(next_below),
+    )
 
 
 @router.post(
     "/items",
     summary="Create or replace many items",
-    response_model=None,
-    responses={200: {"model": ItemsAnswer}, **problem_responses(400, 413, 415, 422)},
+    responses=problem_responses(400, 413, 415, 422),
     openapi_extra=_body({"type": "array", "items": _ITEM_SCHEMA, "maxItems": 10_000}),
 )
-async def post_items(request: Request, service: Service) -> Response:
-    """An item that is rejected harms no other. Of several with one id the last counts."""
+@access(Role.INGEST)
+async def post_items(request: Request, service: Service) -> ItemsAnswer:
+    """Rejected items do not affect others. Of several items with the same id, the last one wins."""
     rows = await read_json(request)
     if not isinstance(rows, list):
         raise Unprocessable("the body must be a list of items")
     limit = request.app.state.services.settings.max_events
     if len(rows) > limit:
         raise PayloadTooLarge(
-            f"a list has at most {limit} items, this one {len(rows)}", code="too_many_items"
+            f"a list has at most {limit} items, this one has {len(rows)}", code="too_many_items"
         )
     accepted, rejected = await service.upsert_rows(rows)
-    return json_response(
-        {
-            "accepted": accepted,
-            "rejected": [
-                {"index": index, "code": code, "detail": detail} for index, code, detail in rejected
-            ],
-        }
+    return ItemsAnswer(
+        accepted=accepted,
+        rejected=[
+            RejectedItem(index=index, code=problem.code, detail=problem.detail)
+            for index, problem in rejected
+        ],
     )
 
 
-@router.get(
-    "/items/{item}",
-    summary="An item",
-    response_model=None,
-    responses={200: {"model": ItemOut}, **problem_responses(404, 422)},
-)
-async def get_item(item: PathId, service: Service) -> Response:
-    """Items that only events have named have no title."""
-    return json_response((await service.get(item)).as_json())
+@router.get("/items/{item}", summary="An item", responses=problem_responses(404, 422))
+@access(Role.READ)
+async def get_item(item: PathId, service: Service) -> ItemOut:
+    """Items that were created by events have no title."""
+    return _item_out(await service.get(item))
 
 
 @router.put(
     "/items/{item}",
     summary="Create or replace an item",
-    response_model=None,
-    responses={
-        200: {"model": ItemOut},
-        201: {"model": ItemOut},
-        **problem_responses(400, 409, 413, 415, 422),
-    },
+    responses={201: {"model": ItemOut}, **problem_responses(400, 409, 413, 415, 422)},
     openapi_extra=_body(_ITEM_SCHEMA),
 )
-async def put_item(item: PathId, request: Request, service: Service) -> Response:
-    """What is not named gets its default. A deleted item comes back."""
+@access(Role.INGEST)
+async def put_item(item: PathId, request: Request, response: Response, service: Service) -> ItemOut:
+    """Missing fields get their defaults. A deleted item is created again."""
     written, created = await service.put(item, await read_json(request))
-    return json_response(written.as_json(), 201 if created else 200)
+    if created:
+        response.status_code = status.HTTP_201_CREATED
+    return _item_out(written)
 
 
 @router.patch(
     "/items/{item}",
     summary="Change an item",
-    response_model=None,
-    responses={200: {"model": ItemOut}, **problem_responses(400, 404, 409, 413, 415, 422)},
+    responses=problem_responses(400, 404, 409, 413, 415, 422),
     openapi_extra=_body(_ITEM_SCHEMA),
 )
-async def patch_item(item: PathId, request: Request, service: Service) -> Response:
-    """What is not named stays; an attribute set to null goes."""
-    return json_response((await service.patch(item, await read_json(request))).as_json())
+@access(Role.INGEST)
+async def patch_item(item: PathId, request: Request, service: Service) -> ItemOut:
+    """Missing fields keep their values. An attribute set to null is removed."""
+    return _item_out(await service.patch(item, await read_json(request)))
 
 
 @router.delete(
@@ -132,7 +129,8 @@ async def patch_item(item: PathId, request: Request, service: Service) -> Respon
     response_class=Response,
     responses=problem_responses(404, 422),
 )
+@access(Role.INGEST)
 async def delete_item(item: PathId, service: Service) -> Response:
-    """It is never recommended again. Its events stay."""
+    """A deleted item is never recommended again. Its events stay."""
     await service.delete(item)
     return Response(status_code=204)

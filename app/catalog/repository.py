@@ -1,22 +1,23 @@
-"""The queries on items."""
+"""Queries on items."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.schemas import Item
+from app.catalog.snapshot import CatalogueRow
 from app.catalog.tables import items
-from app.catalog.view import CatalogueRow
 from app.core.bulk import insert_many, one_of
 from app.core.database import Database
-from app.core.metadata import now_us
+from app.core.tables import now_us
 
 _ITEM = (items.c.external_id, items.c.title, items.c.categories, items.c.hidden, items.c.attributes)
-_VIEW = (
+_CATALOGUE_ROW = (
     items.c.id,
     items.c.external_id,
     items.c.title,
@@ -25,6 +26,7 @@ _VIEW = (
     items.c.deleted,
     items.c.seq,
 )
+_WITH_ID = sa.select(items.c.id, *_ITEM).where(~items.c.deleted)
 _UPSERT = """ON CONFLICT (external_id) DO UPDATE SET title = excluded.title,
  categories = excluded.categories, hidden = excluded.hidden, attributes = excluded.attributes,
  described = excluded.described, deleted = excluded.deleted, seq = excluded.seq,
@@ -32,23 +34,23 @@ _UPSERT = """ON CONFLICT (external_id) DO UPDATE SET title = excluded.title,
 
 
 class CatalogRepository:
-    """SQL for items, the same on both databases."""
+    """Reads and writes items, on both databases."""
 
     def __init__(self, database: Database) -> None:
-        self.database = database
-        self.dialect = database.dialect
+        self._database = database
+        self._dialect = database.dialect
 
     async def get(self, external_id: str, conn: AsyncConnection | None = None) -> Item | None:
-        """An item that is not deleted."""
+        """Return an item; None for a deleted or unknown one."""
         query = sa.select(*_ITEM).where(items.c.external_id == external_id, ~items.c.deleted)
         if conn is None:
-            rows = await self.database.fetch(query)
+            rows = await self._database.fetch(query)
         else:
             rows = list(await conn.execute(query))
         return Item(*rows[0]) if rows else None
 
     async def upsert(self, conn: AsyncConnection, rows: Collection[Item], seq: int) -> None:
-        """Create or replace items, deleted ones too. Their ids are distinct."""
+        """Create, replace or restore items with distinct ids."""
         now = now_us()
         await insert_many(
             conn,
@@ -86,7 +88,7 @@ class CatalogRepository:
     async def create_bare(
         self, conn: AsyncConnection, external_ids: Collection[str], seq: int
     ) -> None:
-        """Create items of which nothing is known but that an event names them."""
+        """Create items that only events have named."""
         now = now_us()
         await insert_many(
             conn,
@@ -96,7 +98,7 @@ class CatalogRepository:
         )
 
     async def delete(self, conn: AsyncConnection, external_id: str, seq: int) -> None:
-        """Mark an item as deleted and forget its description."""
+        """Mark an item as deleted and clear its description."""
         await conn.execute(
             items.update()
             .where(items.c.external_id == external_id)
@@ -112,12 +114,14 @@ class CatalogRepository:
             )
         )
 
-    async def settled(self, conn: AsyncConnection, external_ids: Collection[str]) -> set[str]:
-        """Those of the items that are described or deleted."""
+    async def described_or_deleted(
+        self, conn: AsyncConnection, external_ids: Collection[str]
+    ) -> set[str]:
+        """Return those of the items that are described or deleted."""
         rows = await conn.execute(
             sa.select(items.c.external_id).where(
                 items.c.described | items.c.deleted,
-                one_of(items.c.external_id, external_ids, self.dialect),
+                one_of(items.c.external_id, external_ids, self._dialect),
             )
         )
         return {row[0] for row in rows}
@@ -125,51 +129,42 @@ class CatalogRepository:
     async def ids_of(
         self, external_ids: Collection[str], conn: AsyncConnection | None = None
     ) -> dict[str, int]:
-        """The internal ids of those that exist, deleted ones included."""
+        """Return the internal ids of those items that exist, deleted ones included."""
         query = sa.select(items.c.external_id, items.c.id).where(
-            one_of(items.c.external_id, external_ids, self.dialect)
+            one_of(items.c.external_id, external_ids, self._dialect)
         )
         if conn is None:
-            rows = await self.database.fetch(query)
+            rows = await self._database.fetch(query)
         else:
             rows = list(await conn.execute(query))
         return {row[0]: row[1] for row in rows}
 
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
-        """The clients' ids of items, deleted ones included."""
-        rows = await self.database.fetch(
-            sa.select(items.c.id, items.c.external_id).where(one_of(items.c.id, ids, self.dialect))
+        """Return the clients' ids by internal id, deleted items included."""
+        rows = await self._database.fetch(
+            sa.select(items.c.id, items.c.external_id).where(one_of(items.c.id, ids, self._dialect))
         )
         return {row[0]: row[1] for row in rows}
 
     async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:
-        """Items that are not deleted, below an internal id, newest first."""
-        query = sa.select(items.c.id, *_ITEM).where(~items.c.deleted)
-        if below is not None:
-            query = query.where(items.c.id < below)
-        rows = await self.database.fetch(query.order_by(items.c.id.desc()).limit(n))
-        return [(row[0], Item(*row[1:])) for row in rows]
+        """Return at most ``n`` items below an internal id, newest first, without deleted ones."""
+        query = _WITH_ID if below is None else _WITH_ID.where(items.c.id < below)
+        return await self._with_ids(query.order_by(items.c.id.desc()).limit(n))
 
     async def in_order(self, after: int, n: int) -> list[tuple[int, Item]]:
-        """At most `n` items that are not deleted, above an internal id, oldest first."""
-        rows = await self.database.fetch(
-            sa.select(items.c.id, *_ITEM)
-            .where(~items.c.deleted, items.c.id > after)
-            .order_by(items.c.id)
-            .limit(n)
-        )
-        return [(row[0], Item(*row[1:])) for row in rows]
+        """Return at most ``n`` items above an internal id, oldest first, without deleted ones."""
+        query = _WITH_ID.where(items.c.id > after).order_by(items.c.id).limit(n)
+        return await self._with_ids(query)
 
     async def by_ids(self, ids: Sequence[int]) -> list[tuple[int, Item]]:
-        """These items that are not deleted, newest first."""
-        rows = await self.database.fetch(
-            sa.select(items.c.id, *_ITEM)
-            .where(~items.c.deleted, one_of(items.c.id, ids, self.dialect))
-            .order_by(items.c.id.desc())
-        )
-        return [(row[0], Item(*row[1:])) for row in rows]
+        """Return these items, newest first, without deleted ones."""
+        query = _WITH_ID.where(one_of(items.c.id, ids, self._dialect))
+        return await self._with_ids(query.order_by(items.c.id.desc()))
+
+    async def _with_ids(self, query: sa.Select[Any]) -> list[tuple[int, Item]]:
+        return [(row[0], Item(*row[1:])) for row in await self._database.fetch(query)]
 
     async def changed_since(self, seq: int) -> list[CatalogueRow]:
-        """What changed after a number of the catalogue."""
-        rows = await self.database.fetch(sa.select(*_VIEW).where(items.c.seq > seq))
+        """Return the items that changed after a number of the catalogue, deleted ones included."""
+        rows = await self._database.fetch(sa.select(*_CATALOGUE_ROW).where(items.c.seq > seq))
         return [CatalogueRow(*row) for row in rows]

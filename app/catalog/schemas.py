@@ -1,4 +1,4 @@
-"""What an item looks like, and the checks on it."""
+"""Items as clients send them, as they are stored, and as answers show them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 from pydantic import BaseModel, Field
 
-from app.core.http import NO_NUL, Id, text_problem, text_schema
+from app.core.requests import NO_NUL, Id, text_problem, text_schema
 
 MAX_TITLE = 1024
 MAX_CATEGORIES = 64
@@ -21,7 +21,7 @@ Category = Annotated[str, Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item as the catalogue holds it."""
+    """A stored item."""
 
     id: str
     title: str | None
@@ -30,7 +30,7 @@ class Item:
     attributes: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """The item as clients see it."""
+        """Return the item as clients see it."""
         return {
             "id": self.id,
             "title": self.title,
@@ -41,14 +41,14 @@ class Item:
 
 
 class ItemProblem(NamedTuple):
-    """Why an item was not taken."""
+    """Why an item is invalid."""
 
     code: str
     detail: str
 
 
 class ItemIn(BaseModel):
-    """An item's description. Documentation only: see `parse_item`."""
+    """The description of an item."""  # For the OpenAPI document only: `parse_item` validates.
 
     model_config = {"extra": "forbid"}
 
@@ -59,7 +59,7 @@ class ItemIn(BaseModel):
     categories: list[Category] | None = Field(default=None, max_length=MAX_CATEGORIES)
     hidden: bool | None = Field(default=None, description="Hidden items are never recommended.")
     attributes: dict[str, Any] | None = Field(
-        default=None, description="Anything of your own, at most 16 KiB of JSON, without NUL."
+        default=None, description="Your own fields: at most 16 KiB of JSON, without NUL."
     )
 
 
@@ -81,7 +81,7 @@ class ItemPage(BaseModel):
 
 
 class RejectedItem(BaseModel):
-    """An item that was not taken, by its place in the list."""
+    """A rejected item, by its index in the list."""
 
     index: int
     code: str
@@ -89,7 +89,7 @@ class RejectedItem(BaseModel):
 
 
 class ItemsAnswer(BaseModel):
-    """The verdict on the rows of `POST /items`."""
+    """The outcome of the rows of `POST /items`."""
 
     accepted: int
     rejected: list[RejectedItem]
@@ -98,33 +98,35 @@ class ItemsAnswer(BaseModel):
 def parse_item(
     row: Any, *, item_id: str | None = None, base: Item | None = None
 ) -> Item | ItemProblem:
-    """Check an item as a client sent it.
+    """Validate an item of a client.
 
-    `item_id` is the id in the path, which one in the body must equal. With `base` it is a merge
-    patch: fields that are not named stay, and a null in `attributes` removes that attribute.
+    Args:
+        row: the parsed JSON.
+        item_id: the id in the path, which an id in the body must equal.
+        base: the stored item, for a merge patch: missing fields keep their values, and a null in
+            ``attributes`` removes that attribute.
     """
     if not isinstance(row, dict):
         return ItemProblem("invalid_item", "an item must be a JSON object")
     for key in row:
         if key not in ItemIn.model_fields:
             return ItemProblem("unknown_field", f"there is no field {str(key)[:64]!r}")
-    given_id = row.get("id")
-    if given_id is None:
-        given_id = item_id
-    if given_id is None:
+    body_id = row.get("id")
+    new_id = item_id if body_id is None else body_id
+    if new_id is None:
         return ItemProblem("missing_id", "id is missing")
-    if (bad := text_problem(given_id)) is not None:
-        return ItemProblem("invalid_id", f"id {bad}")
-    if item_id is not None and given_id != item_id:
+    if (problem := text_problem(new_id)) is not None:
+        return ItemProblem("invalid_id", f"id {problem}")
+    if item_id is not None and new_id != item_id:
         return ItemProblem("id_mismatch", "id differs from the one in the path")
 
     title = row.get("title", base.title if base else None)
-    if title is not None and (bad := _title_problem(title)) is not None:
-        return ItemProblem("invalid_title", f"title {bad}")
+    if title is not None and (problem := _title_problem(title)) is not None:
+        return ItemProblem("invalid_title", f"title {problem}")
     categories = row.get("categories", base.categories if base else None)
     categories = [] if categories is None else categories
-    if (bad := _categories_problem(categories)) is not None:
-        return ItemProblem("invalid_categories", bad)
+    if (problem := _categories_problem(categories)) is not None:
+        return ItemProblem("invalid_categories", problem)
     hidden = row.get("hidden", base.hidden if base else None)
     if not (hidden is None or isinstance(hidden, bool)):
         return ItemProblem("invalid_hidden", "hidden must be true or false")
@@ -133,9 +135,9 @@ def parse_item(
     if isinstance(attributes, dict) and base is not None and "attributes" in row:
         merged = {**base.attributes, **attributes} if row["attributes"] is not None else {}
         attributes = {key: value for key, value in merged.items() if value is not None}
-    if (bad := _attributes_problem(attributes)) is not None:
-        return ItemProblem("invalid_attributes", f"attributes {bad}")
-    return Item(given_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes)
+    if (problem := _attributes_problem(attributes)) is not None:
+        return ItemProblem("invalid_attributes", f"attributes {problem}")
+    return Item(new_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes)
 
 
 def _title_problem(title: Any) -> str | None:
@@ -150,8 +152,8 @@ def _categories_problem(categories: Any) -> str | None:
     if len(categories) > MAX_CATEGORIES:
         return f"there are more than {MAX_CATEGORIES} categories"
     for category in categories:
-        if (bad := text_problem(category, MAX_CATEGORY_BYTES)) is not None:
-            return f"a category {bad}"
+        if (problem := text_problem(category, MAX_CATEGORY_BYTES)) is not None:
+            return f"a category {problem}"
     return None
 
 
@@ -161,7 +163,7 @@ def _attributes_problem(attributes: Any) -> str | None:
     try:
         packed = orjson.dumps(attributes)
     except TypeError:
-        return "cannot be kept as JSON: nested too deeply or a number too large"
+        return "cannot be stored as JSON: nested too deeply, or a number is too large"
     if len(packed) > MAX_ATTRIBUTES_BYTES:
         return f"are larger than {MAX_ATTRIBUTES_BYTES} bytes of JSON"
     if b"\\u0000" in packed and _has_nul(attributes):

@@ -1,4 +1,4 @@
-"""What the rest of the service asks of the catalogue."""
+"""Public interface of the catalogue: items, and an immutable catalogue in memory."""
 
 from __future__ import annotations
 
@@ -12,136 +12,151 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.repository import CatalogRepository
 from app.catalog.schemas import Item, ItemProblem, parse_item
-from app.catalog.view import Catalogue
+from app.catalog.snapshot import Catalogue
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
-from app.core.metadata import CATALOG_SEQ, current_value, next_values
+from app.core.tables import CATALOG_SEQ, current_value, next_values
+
+MAX_INLINE_ROWS = 1_000  # a larger change of the catalogue is taken in by a thread
 
 
 class CatalogService:
-    """Items, and a view of them all in memory that follows every change."""
+    """Stores items, and holds a catalogue in memory that follows every change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._repository = CatalogRepository(database)
-        self._view = Catalogue()
-        self._refreshing = asyncio.Lock()
+        self._catalogue = Catalogue()
+        self._refresh_lock = asyncio.Lock()
 
     # For other features
 
-    async def catalogue(self, at_least: int | None = None) -> Catalogue:
-        """The catalogue in memory, brought up to date.
+    async def catalogue(self, min_seq: int | None = None) -> Catalogue:
+        """Return the catalogue in memory, brought up to date.
 
-        `at_least` is a number of the catalogue that the caller has read anyway, as in a
-        `Profile`; without it the number is read here.
+        Args:
+            min_seq: the catalogue's number, if the caller has read it, as in a `Profile`; without
+                it the number is read here.
         """
-        if at_least is None:
-            at_least = await self.catalog_seq()
-        if self._view.seq < at_least:
-            async with self._refreshing:
-                # Who waited finds it done.
-                if self._view.seq < at_least:
-                    rows = await self._repository.changed_since(self._view.seq)
-                    if len(rows) > 1000:
-                        view = await asyncio.to_thread(self._view.updated, rows)
-                    else:
-                        view = self._view.updated(rows)
-                    # A number may have been taken for a change that turned out to be none.
-                    self._view = replace(view, seq=max(view.seq, at_least))
-        return self._view
+        if min_seq is None:
+            min_seq = await self.catalog_seq()
+        if self._catalogue.seq < min_seq:
+            async with self._refresh_lock:
+                # Another request may have refreshed it while this one waited.
+                if self._catalogue.seq < min_seq:
+                    await self._refresh(min_seq)
+        return self._catalogue
+
+    async def _refresh(self, min_seq: int) -> None:
+        rows = await self._repository.changed_since(self._catalogue.seq)
+        if len(rows) > MAX_INLINE_ROWS:
+            changed = await asyncio.to_thread(self._catalogue.updated, rows)
+        else:
+            changed = self._catalogue.updated(rows)
+        # At least `min_seq`: a number may have been taken for a change that changed nothing.
+        self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
 
     async def catalog_seq(self) -> int:
-        """The catalogue's number: it grows with every change."""
+        """Return the catalogue's number, which grows with every change."""
         rows = await self._database.fetch(sa.select(current_value(CATALOG_SEQ)))
         return int(rows[0][0])
 
     async def ensure_items(
         self, conn: AsyncConnection, external_ids: Collection[str]
     ) -> dict[str, int]:
-        """The internal ids of all of these, created where needed, in the caller's transaction."""
-        found = await self._repository.ids_of(external_ids, conn)
-        missing = [item for item in external_ids if item not in found]
+        """Return the items' internal ids, creating missing items in the caller's transaction."""
+        item_ids = await self._repository.ids_of(external_ids, conn)
+        missing = [item for item in external_ids if item not in item_ids]
         if missing:
-            # The lock before the look: another transaction may just be creating the same ones.
+            # Locked before the second look: another transaction may be creating the same items.
             seq = await next_values(conn, CATALOG_SEQ)
-            found.update(await self._repository.ids_of(missing, conn))
-            missing = [item for item in missing if item not in found]
+            item_ids.update(await self._repository.ids_of(missing, conn))
+            missing = [item for item in missing if item not in item_ids]
             await self._repository.create_bare(conn, missing, seq)
-            found.update(await self._repository.ids_of(missing, conn))
-        return found
+            item_ids.update(await self._repository.ids_of(missing, conn))
+        return item_ids
 
     async def ids_of(
         self, external_ids: Collection[str], conn: AsyncConnection | None = None
     ) -> dict[str, int]:
-        """The internal ids of those that exist, deleted ones included."""
+        """Return the internal ids of those items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
 
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
-        """The clients' ids of items, deleted ones included."""
+        """Return the clients' ids by internal id, deleted items included."""
         return await self._repository.external_ids_of(ids)
 
-    async def every(self, chunk: int = 5_000) -> AsyncIterator[list[Item]]:
-        """All items that are not deleted, oldest first, a chunk at a time."""
+    async def iter_items(self, chunk_size: int = 5_000) -> AsyncIterator[list[Item]]:
+        """Yield all items in chunks, oldest first, without deleted ones."""
         after = 0
-        while found := await self._repository.in_order(after, chunk):
-            yield [item for _, item in found]
-            after = found[-1][0]
+        while rows := await self._repository.in_order(after, chunk_size):
+            yield [item for _, item in rows]
+            after = rows[-1][0]
 
     # For the endpoints
 
     async def get(self, external_id: str) -> Item:
-        """An item; 404 if there is none."""
-        item = await self._repository.get(external_id)
-        if item is None:
-            raise _unknown()
-        return item
+        """Return an item.
+
+        Raises:
+            NotFound: the item is unknown or deleted.
+        """
+        return _existing(await self._repository.get(external_id))
 
     async def put(self, external_id: str, row: object) -> tuple[Item, bool]:
-        """Create or replace an item; whether it is new."""
+        """Create or replace an item; return it, and whether it is new.
+
+        Raises:
+            AppError: the item is invalid.
+        """
         item = _valid(parse_item(row, item_id=external_id))
         async with self._database.write() as conn:
             seq = await next_values(conn, CATALOG_SEQ)
-            created = await self._repository.get(external_id, conn) is None
+            is_new = await self._repository.get(external_id, conn) is None
             await self._repository.upsert(conn, [item], seq)
-        return item, created
+        return item, is_new
 
     async def patch(self, external_id: str, row: object) -> Item:
-        """Change what is named of an item."""
+        """Change the fields of an item that ``row`` has; see `parse_item`.
+
+        Raises:
+            AppError: the change is invalid, or the item is unknown or deleted.
+        """
         async with self._database.write() as conn:
             seq = await next_values(conn, CATALOG_SEQ)
-            base = await self._repository.get(external_id, conn)
-            if base is None:
-                raise _unknown()
+            base = _existing(await self._repository.get(external_id, conn))
             item = _valid(parse_item(row, item_id=external_id, base=base))
             await self._repository.upsert(conn, [item], seq)
         return item
 
     async def delete(self, external_id: str) -> None:
-        """Delete an item: it is not found any more and never recommended again.
+        """Delete an item. Its row stays without a description: events and models refer to it.
 
-        Its row stays, because events and models refer to it; what described it goes.
+        Raises:
+            NotFound: the item is unknown or deleted.
         """
         async with self._database.write() as conn:
             seq = await next_values(conn, CATALOG_SEQ)
-            if await self._repository.get(external_id, conn) is None:
-                raise _unknown()
+            _existing(await self._repository.get(external_id, conn))
             await self._repository.delete(conn, external_id, seq)
 
-    async def upsert_rows(self, rows: Sequence[object]) -> tuple[int, list[tuple[int, str, str]]]:
-        """Create or replace many items: how many were taken, and `(index, code, detail)`."""
+    async def upsert_rows(
+        self, rows: Sequence[object]
+    ) -> tuple[int, list[tuple[int, ItemProblem]]]:
+        """Create or replace the valid items; return their number, and the others' problems."""
         valid: list[Item] = []
-        rejected: list[tuple[int, str, str]] = []
+        rejected: list[tuple[int, ItemProblem]] = []
         for index, row in enumerate(rows):
             item = parse_item(row)
             if isinstance(item, Item):
                 valid.append(item)
             else:
-                rejected.append((index, *item))
+                rejected.append((index, item))
         await self.upsert_items(valid)
         return len(valid), rejected
 
     async def upsert_items(self, items: Iterable[Item]) -> None:
-        """Create or replace items that are valid; of several with one id the last counts."""
+        """Create or replace valid items; of several with the same id, the last one wins."""
         distinct = {item.id: item for item in items}
         if distinct:
             async with self._database.write() as conn:
@@ -149,16 +164,16 @@ class CatalogService:
                 await self._repository.upsert(conn, distinct.values(), seq)
 
     async def describe_items(self, items: Iterable[Item]) -> int:
-        """Describe those items that nobody has described or deleted; how many that were.
+        """Store those items that are neither described nor deleted yet; return their number.
 
-        For imports: what an operator has set since is not undone by importing a file again.
+        For imports: importing a file again does not undo later changes.
         """
         distinct = {item.id: item for item in items}
         if not distinct:
             return 0
         async with self._database.write() as conn:
-            settled = await self._repository.settled(conn, distinct)
-            new = [item for item in distinct.values() if item.id not in settled]
+            unchanged = await self._repository.described_or_deleted(conn, distinct)
+            new = [item for item in distinct.values() if item.id not in unchanged]
             if new:
                 seq = await next_values(conn, CATALOG_SEQ)
                 await self._repository.upsert(conn, new, seq)
@@ -167,20 +182,31 @@ class CatalogService:
     async def page(
         self, below: int | None, n: int, categories: Sequence[str]
     ) -> tuple[list[Item], int | None]:
-        """A page of items, newest first, of any of the categories, and where it goes on."""
+        """Return a page of items, newest first, without deleted ones.
+
+        Args:
+            below: only items below this internal id.
+            n: the size of the page.
+            categories: only items in any of these; all items without them.
+
+        Returns:
+            The items, and ``below`` of the next page; None after the last page.
+        """
         if categories:
-            view = await self.catalogue()
-            ids = np.flatnonzero(view.mask(categories))
+            catalogue = await self.catalogue()
+            ids = np.flatnonzero(catalogue.mask(categories))
             ids = (ids if below is None else ids[ids < below])[::-1][: n + 1]
-            found = await self._repository.by_ids(ids.tolist())
+            rows = await self._repository.by_ids(ids.tolist())
         else:
-            found = await self._repository.page(below, n + 1)
-        following = found[n - 1][0] if len(found) > n else None
-        return [item for _, item in found[:n]], following
+            rows = await self._repository.page(below, n + 1)
+        next_below = rows[n - 1][0] if len(rows) > n else None
+        return [item for _, item in rows[:n]], next_below
 
 
-def _unknown() -> NotFound:
-    return NotFound("there is no such item", code="unknown_item")
+def _existing(item: Item | None) -> Item:
+    if item is None:
+        raise NotFound("there is no such item", code="unknown_item")
+    return item
 
 
 def _valid(item: Item | ItemProblem) -> Item:

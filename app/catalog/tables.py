@@ -1,10 +1,10 @@
-"""What can be recommended."""
+"""The items table."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.metadata import Json, RowId, metadata
+from app.core.tables import Json, RowId, metadata
 
 items = sa.Table(
     "items",
@@ -15,11 +15,11 @@ items = sa.Table(
     sa.Column("categories", Json, nullable=False, server_default="[]"),
     sa.Column("hidden", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("attributes", Json, nullable=False, server_default="{}"),
-    # False while the item is known from events only.
+    # False while only events have named the item.
     sa.Column("described", sa.Boolean, nullable=False, server_default=sa.false()),
-    # Deleted items keep their row: events and models refer to it, and readers see the change.
+    # Deleted items keep their row: events and models refer to it, and readers see the deletion.
     sa.Column("deleted", sa.Boolean, nullable=False, server_default=sa.false()),
-    # The catalogue's number at the item's last change: what is newer than a number is the change.
+    # The catalogue's number at the item's last change: readers ask for items above a number.
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),

@@ -10,18 +10,18 @@ from rich.table import Table
 from app.cli.common import console, print_table, quiet_settings, with_services
 
 if TYPE_CHECKING:
-    from app.services import Services
+    from app.wiring import Services
 
-db = typer.Typer(help="The database's schema.", no_args_is_help=True, rich_markup_mode=None)
-jobs = typer.Typer(help="Training jobs.", no_args_is_help=True, rich_markup_mode=None)
-models = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode=None)
+db = typer.Typer(help="Manage the database's schema.", no_args_is_help=True, rich_markup_mode=None)
+jobs = typer.Typer(help="Show training jobs.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(help="Manage trained models.", no_args_is_help=True, rich_markup_mode=None)
 
-Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="How many at most.")]
+Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")]
 
 
 @db.command()
 def upgrade() -> None:
-    """Bring the database's schema up to this version's."""
+    """Migrate the database's schema to this version."""
     from app.core.migrations import head_revision
     from app.core.migrations import upgrade as migrate
 
@@ -32,9 +32,11 @@ def upgrade() -> None:
 @jobs.command("list")
 def list_jobs(n: Count = 20) -> None:
     """Show jobs, newest first."""
+    from app.jobs.schemas import JobOut
 
     async def work(services: Services) -> list[dict[str, Any]]:
-        return [row.as_json() for row in (await services.jobs.page(0, n))[0]]
+        jobs, _ = await services.jobs.page(0, n)
+        return [JobOut.model_validate(job).model_dump() for job in jobs]
 
     table = Table("job", "status", "model", "progress", "created", "version or error")
     for job in with_services(work):
@@ -53,7 +55,7 @@ def list_jobs(n: Count = 20) -> None:
     print_table(table)
 
 
-def _standing(model: dict[str, Any]) -> str:
+def _status(model: dict[str, Any]) -> str:
     if model["active"]:
         return "active, pinned" if model["pinned"] else "active"
     return "" if model["status"] == "published" else str(model["status"])
@@ -64,16 +66,18 @@ def list_models(n: Count = 20) -> None:
     """Show models, newest first."""
 
     async def work(services: Services) -> list[dict[str, Any]]:
+        from app.registry.schemas import ModelOut
+
         activation = await services.models.activation()
         rows, _ = await services.models.page(0, n)
-        return [row.as_json(activation) for row in rows]
+        return [ModelOut.from_row(row, activation).model_dump() for row in rows]
 
     table = Table("version", "", "model", "users", "items", "interactions", "NDCG@10", "created")
     for model in with_services(work):
         ndcg = model["metrics"].get("sampled", {}).get("ndcg@10")
         table.add_row(
             model["version"],
-            _standing(model),
+            _status(model),
             f"{model['model']} {model['factors']}",
             f"{model['users']:,}",
             f"{model['items']:,}",
@@ -85,43 +89,48 @@ def list_models(n: Count = 20) -> None:
 
 
 Version = Annotated[str, typer.Argument(help="The version to serve.")]
-Force = Annotated[bool, typer.Option("--force", help="Also one that the gate has rejected.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also serve a version that the gate rejected.")
+]
 
 
 @models.command()
 def activate(version: Version, force: Force = False) -> None:
-    """Serve this version; running servers swap within seconds."""
+    """Serve a version. Running servers switch within seconds."""
     with_services(lambda services: services.models.activate(version, force=force))
     console.print(f"active: {version}")
 
 
 @models.command()
 def pin(version: Version, force: Force = False) -> None:
-    """Serve this version, and keep it whatever is trained, until it is unpinned."""
+    """Serve a version until it is unpinned, whatever is trained."""
     with_services(lambda services: services.models.activate(version, force=force, pin=True))
     console.print(f"active and pinned: {version}")
 
 
 @models.command()
 def unpin() -> None:
-    """Serve newly trained models again, from the next one on."""
+    """Serve newly trained models again, beginning with the next one."""
     activation = with_services(lambda services: services.models.unpin())
     console.print(f"active: {activation.version}, not pinned")
 
 
 @models.command()
 def rollback() -> None:
-    """Serve the version that was served before; again, and it is the one before that."""
+    """Serve the version that was served before. Repeat it to go further back."""
     activation = with_services(lambda services: services.models.rollback())
     console.print(f"active: {activation.version}")
 
 
 @models.command("history")
 def list_history(n: Count = 20) -> None:
-    """Show what was served when, and why, newest first."""
+    """Show which versions were served when and why, newest first."""
 
     async def work(services: Services) -> list[dict[str, Any]]:
-        return [change.as_json() for change in (await services.models.history(n=n))[0]]
+        from app.registry.schemas import ActivationOut
+
+        changes, _ = await services.models.history(n=n)
+        return [ActivationOut.from_change(change).model_dump() for change in changes]
 
     table = Table("at", "version", "reason", "before", "detail")
     for change in with_services(work):

@@ -1,4 +1,4 @@
-"""What several commands need: services, progress, questions of style."""
+"""Helpers of several commands: services, progress and tables."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
-    from app.services import Services
+    from app.wiring import Services
 
 T = TypeVar("T")
 
-# Progress and remarks go to standard error; standard output is for answers.
+# Progress and messages go to standard error; standard output is for results.
 console = Console(stderr=True, highlight=False)
 
 
 def bar(*, counted: bool = False) -> Progress:
-    """A progress bar; ``counted`` shows how many of how many."""
+    """A progress bar; ``counted`` shows the completed and the total number."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -42,20 +42,20 @@ def bar(*, counted: bool = False) -> Progress:
 
 
 def quiet_settings(**overrides: Any) -> Settings:
-    """Settings for a command that talks to a person: only warnings are logged."""
+    """The settings of an interactive command, which logs warnings only."""
     from app.core.logging import configure_logging
     from app.core.settings import load_settings
 
     settings = load_settings(**overrides)
     level = "warning" if settings.log_level == "info" else settings.log_level
-    configure_logging(settings.model_copy(update={"log_level": level}))
+    configure_logging(level, settings.log_format)
     return settings
 
 
 @asynccontextmanager
 async def services_of(settings: Settings) -> AsyncIterator[Services]:
-    """Services for the time of a command."""
-    from app.services import build_services
+    """The services, closed at the end of a command."""
+    from app.wiring import build_services
 
     services = await build_services(settings)
     try:
@@ -65,7 +65,7 @@ async def services_of(settings: Settings) -> AsyncIterator[Services]:
 
 
 def with_services(work: Callable[[Services], Awaitable[T]], **overrides: Any) -> T:
-    """Runs ``work`` on the services of the environment's settings."""
+    """Run ``work`` with the services that the settings describe."""
 
     async def run() -> T:
         async with services_of(quiet_settings(**overrides)) as services:
@@ -75,15 +75,15 @@ def with_services(work: Callable[[Services], Awaitable[T]], **overrides: Any) ->
 
 
 def print_table(table: Table) -> None:
-    """An answer in columns, on standard output."""
+    """Print a table on standard output."""
     out = Console(highlight=False)
     if not out.is_terminal:
-        out.width = 200  # a file or a pipe has no width to keep to
+        out.width = 200  # a file or a pipe has no width of its own
     out.print(table)
 
 
 class EpochLines:
-    """Training progress for a person: a bar on a terminal, else a line an epoch."""
+    """Training progress: a bar on a terminal, elsewhere a line for each epoch."""
 
     def __init__(self) -> None:
         self._bar = bar(counted=True)
@@ -99,7 +99,7 @@ class EpochLines:
         self._bar.stop()
 
     def users(self, done: int, total: int) -> None:
-        """How many of the users have been ranked for, on a terminal."""
+        """Show the number of ranked users, on a terminal."""
         if not console.is_terminal:
             return
         if self._phase != "full ranking":
@@ -108,7 +108,7 @@ class EpochLines:
         self._bar.update(self._task, completed=done)
 
     def show(self, progress: dict[str, Any]) -> None:
-        """Takes the progress as a job keeps it."""
+        """Show progress in the form that a job stores."""
         phase, epoch = progress["phase"], progress["epoch"]
         figures = ""
         if progress["loss"] is not None:

@@ -18,10 +18,11 @@ from app.cli.common import EpochLines, console, quiet_settings, services_of
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
-    from app.services import Services
+    from app.wiring import Services
 
 
 def register(app: typer.Typer) -> None:
+    """Adds the command."""
     app.command()(demo)
 
 
@@ -66,7 +67,7 @@ async def _prepare(settings: Settings, data: Path | None, port: int) -> None:
 
 
 async def _import(services: Services, data: Path) -> None:
-    from app.cli.data import run_import
+    from app.cli.import_ import run_import
     from ncr_core.data.readers import Columns
     from ncr_core.errors import DataError
 
@@ -100,12 +101,15 @@ async def _import_synthetic(services: Services) -> None:
 async def _train(services: Services, settings: Settings) -> None:
     """Through the queue and the worker, as in production."""
     from app.jobs.schemas import ENDED, TrainParams
-    from app.jobs.worker import Worker
+    from app.worker.worker import Worker
     from ncr_core.errors import TrainingError
 
-    # One that an earlier demo left when it was stopped, if there is one.
-    left = [row for row in (await services.jobs.page(0, 10))[0] if row.status not in ENDED]
-    job_id = left[-1].job_id if left else await services.jobs.submit_training(TrainParams())
+    # An earlier demo that was stopped may have left a training.
+    unfinished = [row for row in (await services.jobs.page(0, 10))[0] if row.status not in ENDED]
+    if unfinished:
+        job_id = unfinished[-1].job_id
+    else:
+        job_id = await services.jobs.submit_training(TrainParams())
     worker = Worker(services.database, services.models, settings)
     with EpochLines() as lines:
         while (await services.jobs.get(job_id)).status in ("queued", "running"):
@@ -119,29 +123,29 @@ async def _train(services: Services, settings: Settings) -> None:
 async def _report(services: Services) -> None:
     activation = await services.models.activation()
     row = await services.models.get(str(activation.version))
-    own, popular = row.metrics["sampled"], row.metrics["popularity_sampled"]
+    sampled, popular = row.metrics["sampled"], row.metrics["popularity_sampled"]
     console.print(
         f"model {row.version}: {row.kind} with {row.factors} factors on {row.users:,} users, "
         f"{row.items:,} items, {row.interactions:,} interactions\n"
-        f"on its hold-out ({own['users']:,} users, {own['items']} items each): "
-        f"HR@10 {own['hr@10']:.4f}, NDCG@10 {own['ndcg@10']:.4f}; "
+        f"on its hold-out ({sampled['users']:,} users, {sampled['items']} items each): "
+        f"HR@10 {sampled['hr@10']:.4f}, NDCG@10 {sampled['ndcg@10']:.4f}; "
         f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}"
     )
 
 
 async def _what_to_try(services: Services, settings: Settings, port: int) -> None:
     """Shows one user's history beside their list, and commands to go on with."""
-    from app.recommend.feature import Recommending
-    from app.recommend.filters import Filters
+    from app.recommend.schemas import RecommendationQuery
+    from app.recommend.wiring import RecommendFeature
 
     user = str(await services.events.example_user())
-    recommending = Recommending(services.events, services.catalog, services.models, settings)
+    recommending = RecommendFeature(services.events, services.catalog, services.models, settings)
     try:
-        await recommending.host.refresh()
-        answer = orjson.loads(await recommending.service.recommend(user, Filters(n=5)))
+        await recommending.models.refresh()
+        answer = orjson.loads(await recommending.service.recommend(user, RecommendationQuery(n=5)))
     finally:
         await recommending.stop()
-    profile = await services.events.profile(user)
+    profile = await services.events.profiles.get(user)
     catalogue = await services.catalog.catalogue(profile.catalog_seq)
     genres = Counter(
         name
@@ -156,8 +160,8 @@ async def _what_to_try(services: Services, settings: Settings, port: int) -> Non
     console.print(f".\nThe latest: {'; '.join(latest)}.\nWould like next:", markup=False)
     for item in answer["items"]:
         number = catalogue.internal_ids[item["id"]]
-        own = [name for name, ids in catalogue.categories.items() if number in ids]
-        console.print(_line(item, own), markup=False)
+        categories = [name for name, ids in catalogue.categories.items() if number in ids]
+        console.print(_line(item, categories), markup=False)
     url, path = f"http://127.0.0.1:{port}", quote(user, safe="")
     first = answer["items"][0]["id"]
     console.print(

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.common import bar
-from app.cli.data import FormatOption, ItemColumn, RatingColumn, TimeColumn, UserColumn, columns_of
-from app.cli.reading import DataOption, counts, described, published, read_interactions
+from app.cli.datasets import (
+    DataOption,
+    Protocol,
+    counts,
+    described,
+    read_interactions,
+    read_published_split,
+)
+from app.cli.import_ import (
+    Format,
+    FormatOption,
+    ItemColumn,
+    RatingColumn,
+    TimeColumn,
+    UserColumn,
+    columns_of,
+)
+from ncr_core.errors import DataError
 
 if TYPE_CHECKING:
+    from ncr_core.checkpoint import Checkpoint
     from ncr_core.data import Interactions, Split
+    from ncr_core.data.readers import Columns
+    from ncr_core.evaluation.protocols import CandidateSet
 
 
 def register(app: typer.Typer) -> None:
+    """Adds the command."""
     app.command()(evaluate)
 
 
@@ -24,7 +44,7 @@ def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
     data: DataOption,
     protocol: Annotated[
-        Literal["p1", "p2"] | None,
+        Protocol | None,
         typer.Option(
             help="p1: latest item out, 100 sampled items, and all; p2: the published NCF split, "
             "its 99 items, and all. What the checkpoint was trained for, unless given."
@@ -41,57 +61,18 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint of `ncr train` on the test items that it was not shown."""
     from ncr_core.checkpoint import load_checkpoint
-    from ncr_core.data import leave_latest_out
-    from ncr_core.errors import DataError
-    from ncr_core.evaluation.protocols import (
-        ModelRanks,
-        evaluate_full,
-        evaluate_sampled,
-        given_candidates,
-        sampled_candidates,
-    )
+    from ncr_core.evaluation.protocols import ModelRanks, evaluate_full, evaluate_sampled
     from ncr_core.training import resolve_device
 
     loaded = load_checkpoint(checkpoint, resolve_device(device))
-    made_of = loaded.manifest["data"]
-    if "min_interactions" not in made_of:
+    trained_protocol = _trained_protocol(checkpoint, loaded)
+    if protocol not in (None, trained_protocol):
         raise DataError(
-            f"{checkpoint} was not made by `ncr train`, so what it was trained on is not known: "
-            "its own figures are in its manifest"
-        )
-    own = "p2" if made_of.get("protocol") == "p2" else "p1"
-    if protocol not in (None, own):
-        raise DataError(
-            f"{checkpoint} was trained for protocol {own}: some of what {protocol} tests on may be "
-            f"what it learned; train one with --protocol {protocol}"
+            f"{checkpoint} was trained for protocol {trained_protocol}: some of what {protocol} "
+            f"tests on may be what it learned; train one with --protocol {protocol}"
         )
     columns = columns_of(user_column, item_column, rating_column, timestamp_column)
-
-    def check(interactions: Interactions) -> None:
-        found = counts(interactions)
-        if found != {key: made_of.get(key) for key in found}:
-            raise DataError(
-                f"{data} is not what {checkpoint} was trained on: it has "
-                f"{described(interactions)}, the checkpoint was trained on "
-                f"{made_of['interactions']:,} interactions"
-            )
-
-    split: Split
-    if own == "p2":
-        split = given = published(data)
-        check(split.all_seen)
-        ids = (split.train.user_ids, split.train.item_ids)
-        if ids != (loaded.user_ids, loaded.item_ids):
-            raise DataError(
-                f"{data} has other users or items, or in another order, than {checkpoint} was "
-                "trained on"
-            )
-        candidates = given_candidates(given, seed)
-    else:
-        interactions = read_interactions(data, format_, columns, int(made_of["min_interactions"]))
-        check(interactions)
-        split = leave_latest_out(interactions.reindex(loaded.user_ids, loaded.item_ids))
-        candidates = sampled_candidates(split, split.test, seed)
+    split, candidates = _read_test_items(checkpoint, loaded, data, format_, columns, seed)
     model = ModelRanks(loaded.model)
     sampled = evaluate_sampled(model, candidates)
     if not as_json:
@@ -102,16 +83,68 @@ def evaluate(
             model, split, split.test, seed, on_users=lambda n: progress.advance(task, n)
         )
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "protocol": own,
-                    "seed": seed,
-                    "model": loaded.model.config.as_dict(),
-                    "sampled": sampled.as_dict(),
-                    "full": full.as_dict(),
-                }
-            )
-        )
+        report = {
+            "protocol": trained_protocol,
+            "seed": seed,
+            "model": loaded.model.config.as_dict(),
+            "sampled": sampled.as_dict(),
+            "full": full.as_dict(),
+        }
+        typer.echo(json.dumps(report))
     else:
         typer.echo(full.line("full"))
+
+
+def _trained_protocol(checkpoint: Path, loaded: Checkpoint) -> Protocol:
+    """The protocol that a checkpoint was trained for. Raises DataError where that is not known."""
+    data = loaded.manifest["data"]
+    if "min_interactions" not in data:
+        raise DataError(
+            f"{checkpoint} was not made by `ncr train`, so what it was trained on is not known: "
+            "its own figures are in its manifest"
+        )
+    return "p2" if data.get("protocol") == "p2" else "p1"
+
+
+def _read_test_items(
+    checkpoint: Path,
+    loaded: Checkpoint,
+    data: Path,
+    format_: Format,
+    columns: Columns,
+    seed: int,
+) -> tuple[Split, CandidateSet]:
+    """The split that a checkpoint was trained on, and the candidates of its test items.
+
+    Raises:
+        DataError: The data set is not the one that the checkpoint was trained on.
+    """
+    from ncr_core.data import leave_latest_out
+    from ncr_core.evaluation.protocols import given_candidates, sampled_candidates
+
+    ids = (loaded.user_ids, loaded.item_ids)
+    if _trained_protocol(checkpoint, loaded) == "p2":
+        published = read_published_split(data)
+        _check_counts(checkpoint, loaded, data, published.all_seen)
+        if (published.train.user_ids, published.train.item_ids) != ids:
+            raise DataError(
+                f"{data} has other users or items, or in another order, than {checkpoint} was "
+                "trained on"
+            )
+        return published, given_candidates(published, seed)
+    at_least = int(loaded.manifest["data"]["min_interactions"])
+    interactions = read_interactions(data, format_, columns, at_least)
+    _check_counts(checkpoint, loaded, data, interactions)
+    split = leave_latest_out(interactions.reindex(*ids))
+    return split, sampled_candidates(split, split.test, seed)
+
+
+def _check_counts(
+    checkpoint: Path, loaded: Checkpoint, data: Path, interactions: Interactions
+) -> None:
+    trained_on = loaded.manifest["data"]
+    if any(trained_on.get(name) != count for name, count in counts(interactions).items()):
+        raise DataError(
+            f"{data} is not what {checkpoint} was trained on: it has {described(interactions)}, "
+            f"the checkpoint was trained on {trained_on['interactions']:,} interactions"
+        )

@@ -1,4 +1,4 @@
-"""`ncr` and how its errors look: one line on standard error, and a non-zero exit."""
+"""The command `ncr`. An error is one line on standard error and a non-zero exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from app import __version__
-from app.cli import admin, data, demo, evaluate, keys, reproduce, serve, train, transfer, trials
+from app.cli import (
+    ab_tests,
+    admin,
+    demo,
+    evaluate,
+    import_,
+    keys,
+    reproduce,
+    serve,
+    train,
+    transfer,
+)
 
 app = typer.Typer(
     name="ncr",
@@ -18,12 +29,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (demo, serve, data, transfer, train, evaluate, reproduce):
+for module in (demo, serve, import_, transfer, train, evaluate, reproduce):
     module.register(app)
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")
 app.add_typer(admin.models, name="models")
-app.add_typer(trials.trials, name="trials")
+app.add_typer(ab_tests.trials, name="trials")
 app.add_typer(keys.keys, name="keys")
 
 
@@ -38,8 +49,8 @@ def options(
 
 
 def main() -> None:
-    """Runs a command; what a user can mend becomes one line."""
-    # --version works without a command.
+    """Run a command. An error that a user can fix becomes one line."""
+    # `--version` needs no command.
     if sys.argv[1:] == ["--version"]:
         typer.echo(__version__)
         return

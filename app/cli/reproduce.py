@@ -10,8 +10,7 @@ import typer
 from app.cli.common import EpochLines, console
 
 if TYPE_CHECKING:
-    from ncr_core.experiments.cell import Cell
-    from ncr_core.training import Progress
+    from ncr_core.reproduction.suites import RunSpec
 
 Target = Literal[
     "table1", "table2", "table3", "figure3", "figure4", "figure5", "figure6", "loss",
@@ -21,6 +20,7 @@ SetName = Literal["ml-1m", "ncf-ml-1m", "amusic-deepcf"]
 
 
 def register(app: typer.Typer) -> None:
+    """Adds the command."""
     app.command()(reproduce)
 
 
@@ -58,39 +58,35 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of the paper, with strong baselines and statistics beside it.
 
-    Each result is a JSON file; what was run already with the same settings on the same data is not
-    run again, so a run that was stopped goes on where it was.
+    Each result is a line of a JSON Lines file; what was run already with the same settings on the
+    same data is not run again, so a run that was stopped goes on where it was.
     """
     from ncr_core.errors import ConfigError
-    from ncr_core.experiments.page import write_page
-    from ncr_core.experiments.report import table_of
-    from ncr_core.experiments.run import Runner, Watch
-    from ncr_core.experiments.targets import TARGETS, Choice
+    from ncr_core.reproduction.report import terminal_table, write_page
+    from ncr_core.reproduction.runner import Runner, RunnerCallbacks
+    from ncr_core.reproduction.suites import TARGETS, Selection
 
     if target != "page":
         if data is None:
             raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
-        choice = Choice(data_set, tuple(factors or ()), tuple(method or ()), full, seed)
-        cells = TARGETS[target](choice)
-        if not cells:
-            raise ConfigError(f"{target} has no cell of these methods")
+        selection = Selection(data_set, tuple(factors or ()), tuple(method or ()), full, seed)
+        runs = TARGETS[target](selection)
+        if not runs:
+            raise ConfigError(f"{target} has no run of these methods")
         with EpochLines() as lines:
 
-            def on_cell(cell: Cell, number: int, count: int) -> None:
-                place = f"[{number}/{count}] " if number else "first "
-                console.print(f"{place}{cell.name}")
+            def on_start(run: RunSpec, number: int, count: int) -> None:
+                position = f"[{number}/{count}] " if number else "first "
+                console.print(f"{position}{run.name}")
 
-            def on_progress(progress: Progress) -> None:
-                lines.show(vars(progress))
-
-            watch = Watch(
-                cell=on_cell,
-                progress=on_progress,
-                users=lambda done, total: lines.users(done, total),
-                skipped=lambda cell: console.print(f"have {cell.name}"),
+            callbacks = RunnerCallbacks(
+                started=on_start,
+                progress=lambda progress: lines.show(vars(progress)),
+                ranked=lines.users,
+                skipped=lambda run: console.print(f"have {run.name}"),
             )
-            found = Runner(data, results, work, watch).run(cells)
-        typer.echo(table_of(found))
+            finished = Runner(data, results, work, callbacks).run(runs)
+        typer.echo(terminal_table(finished))
     if page is not None:
         write_page(results, page)
         typer.echo(f"wrote {page}")

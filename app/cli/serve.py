@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
     app.command()(serve)
     app.command()(worker)
 
@@ -23,31 +24,31 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
     with_worker: Annotated[
-        bool, typer.Option("--with-worker", help="Also work on jobs, in the same command.")
+        bool, typer.Option("--with-worker", help="Also run a worker, which processes jobs.")
     ] = False,
 ) -> None:
-    """Answer requests. Without NCR_ADMIN_KEY only a loopback address is bound."""
+    """Run the server. Without an API key it binds a loopback address only."""
     from app.core.logging import configure_logging
     from app.core.settings import load_settings
 
     settings = load_settings()
-    configure_logging(settings)
+    configure_logging(settings.log_level, settings.log_format)
     run_server(settings, host, port, with_worker=with_worker)
 
 
 def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
-    """Serves until SIGTERM or SIGINT, then drains."""
-    # Before torch and numpy are loaded: their threads would spin against each other's.
+    """Serve until SIGTERM or SIGINT, then drain."""
+    # Before torch and numpy are loaded, whose threads would compete by busy waiting.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import uvicorn
 
-    from app.cli.draining import DrainingServer
+    from app.cli.graceful_shutdown import DrainingServer
     from app.core.security import ensure_bindable
     from app.main import create_app
 
     ensure_free(host, port)
-    ensure_bindable(host, settings, has_keys=asyncio.run(_check(settings)))
+    ensure_bindable(host, settings, has_keys=asyncio.run(_check_start(settings)))
     app = create_app(settings, with_worker=with_worker, own_process=True)
     notice = settings.drain_notice_seconds
     config = uvicorn.Config(
@@ -59,12 +60,12 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
         server_header=False,
         http=http_protocol(),
         ws="none",
-        # Two thirds for requests under way, a third for the events they left to be written.
+        # Two thirds for requests in progress, a third for the events still to be written.
         timeout_graceful_shutdown=max(1, int(settings.drain_seconds * 2 / 3 - notice)),
     )
     server = DrainingServer(config, app.state.readiness, notice)
-    # When it has drained, uvicorn raises the signal that stopped it once more, which would end
-    # this process as killed. It was asked to end, and did: exit 0.
+    # After draining, uvicorn raises the signal again, which would end this process as killed.
+    # The shutdown was regular: exit 0.
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: None)
     server.run()
@@ -73,16 +74,20 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
 
 
 def http_protocol() -> Any:
-    """With bounds; where httptools is not at hand, uvicorn's other one, which has some itself."""
+    """The protocol with limits; without httptools uvicorn's `h11`, which has limits itself."""
     try:
-        from app.core.protocol import BoundedProtocol
+        from app.core.http_protocol import BoundedProtocol
     except ImportError:
         return "auto"
     return BoundedProtocol
 
 
 def ensure_free(host: str, port: int) -> None:
-    """Refuses a taken port before anything is loaded or trained."""
+    """Refuse an occupied port before anything is loaded or trained.
+
+    Raises:
+        SettingsError: the port cannot be bound.
+    """
     from app.core.errors import SettingsError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -95,27 +100,28 @@ def ensure_free(host: str, port: int) -> None:
 
 
 def _check_device(settings: Settings) -> None:
-    """`auto` and `cpu` are always there: a worker, whose children train, then loads no torch."""
+    """Check the device. `auto` and `cpu` always exist, so that a worker loads no torch for them."""
     if settings.device not in ("auto", "cpu"):
         from ncr_core.training import resolve_device
 
         resolve_device(settings.device)
 
 
-async def _check(settings: Settings) -> bool:
-    """What would keep the service from starting is one line here, and a traceback later.
+async def _check_start(settings: Settings) -> bool:
+    """Check whether the service can start, with an error of one line instead of a traceback.
 
-    Tells whether there are keys in the database.
+    Returns:
+        Whether there are keys in the database.
     """
     from app.core.database import Database
     from app.core.migrations import ensure_schema
-    from app.events.feedback import Feedback
+    from app.events.event_weights import EventWeights
     from app.keys.service import KeyService
-    from app.models.store import store_of
+    from app.registry.wiring import open_checkpoint_store
 
     _check_device(settings)
-    Feedback.of(settings)
-    store_of(settings).close()
+    EventWeights.from_settings(settings)
+    open_checkpoint_store(settings).close()
     database = Database(settings.effective_database_url)
     try:
         await ensure_schema(database)
@@ -125,18 +131,18 @@ async def _check(settings: Settings) -> bool:
 
 
 def worker() -> None:
-    """Work on jobs: train models when asked to. Any number of workers may run."""
+    """Process jobs: train models on request. Any number of workers may run."""
     from app.core.logging import configure_logging
     from app.core.settings import load_settings
 
     settings = load_settings()
-    configure_logging(settings)
+    configure_logging(settings.log_level, settings.log_format)
     asyncio.run(_work(settings))
 
 
 async def _work(settings: Settings) -> None:
     from app.cli.common import services_of
-    from app.services import worker_of
+    from app.worker.wiring import build_worker
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -144,4 +150,4 @@ async def _work(settings: Settings) -> None:
         loop.add_signal_handler(name, stop.set)
     _check_device(settings)
     async with services_of(settings) as services:
-        await worker_of(services).run(stop)
+        await build_worker(services).run(stop)

@@ -11,22 +11,23 @@ from rich.progress import TaskID
 from app.cli.common import bar, console, with_services
 
 if TYPE_CHECKING:
-    from app.services import Services
     from app.transfer.backup import BackupReport
     from app.transfer.export import ExportReport
     from app.transfer.restore import RestoreReport
+    from app.wiring import Services
 
-SHOWN = 10
+MAX_SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
+    """Adds the commands."""
     app.command()(backup)
     app.command()(restore)
     app.command()(export)
 
 
 class _Steps:
-    """A bar for each thing that is worked through, from the first that is."""
+    """A progress bar for each step; nothing is shown before the first."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -40,12 +41,12 @@ class _Steps:
         if self._tasks:
             self._progress.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, step: str, done: int, total: int) -> None:
         if not self._tasks:
             self._progress.start()
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(f"{self._verb} {what}", total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
+        if step not in self._tasks:
+            self._tasks[step] = self._progress.add_task(f"{self._verb} {step}", total=total)
+        self._progress.update(self._tasks[step], completed=done, total=total)
 
 
 def backup(
@@ -113,10 +114,10 @@ def export(
 
     report = with_services(work)
     items = "" if user is not None else f" and {report.items:,} items"
-    stated = f", {report.preferences:,} preferences" if report.preferences else ""
-    typer.echo(f"{directory}: {report.events:,} events{items}{stated}")
+    preferences = f", {report.preferences:,} preferences" if report.preferences else ""
+    typer.echo(f"{directory}: {report.events:,} events{items}{preferences}")
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more

@@ -1,0 +1,1 @@
+"""The platform: settings, database, middleware and caches that all features use."""

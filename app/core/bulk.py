@@ -1,7 +1,7 @@
-"""Many rows or values in one statement with one parameter, on SQLite and on PostgreSQL.
+"""Bulk statements: many rows or values in one parameter, on SQLite and on PostgreSQL.
 
-On PostgreSQL they travel as JSON: the driver builds arrays value by value in Python, which for
-events took several times as long as all else. From some thousands on, rows travel by COPY.
+On PostgreSQL they are sent as JSON: the driver builds arrays value by value in Python, which for
+events took several times as long as everything else. From some thousands on, COPY sends rows.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-COPY_ROWS = 2_000
-"""From so many rows on COPY is the faster way, by about a fifth; below there is no difference."""
+MIN_COPY_ROWS = 2_000
+"""From this number of rows on COPY is faster by about a fifth; below there is no difference."""
 
 
 def one_of(
     column: sa.ColumnElement[Any], values: Iterable[Any], dialect: str
 ) -> sa.ColumnElement[bool]:
-    """`column IN values` with one parameter, however many values there are.
+    """The condition `column IN values` with one parameter, for any number of values.
 
-    Neither database takes tens of thousands of parameters, and each count of them would be
+    Neither database accepts tens of thousands of parameters, and each number of them would be
     another statement to compile.
     """
-    packed = sa.literal(orjson.dumps(list(values)).decode(), sa.Text)
+    json_values = sa.literal(orjson.dumps(list(values)).decode(), sa.Text)
     if dialect == "sqlite":
-        each = sa.func.json_each(packed).table_valued("value")
+        each = sa.func.json_each(json_values).table_valued("value")
         return column.in_(sa.select(each.c.value))
-    kind = sa.BigInteger() if isinstance(column.type, sa.Integer) else sa.Text()
-    texts = sa.func.jsonb_array_elements_text(sa.cast(packed, JSONB_TEXT)).column_valued()
-    # An array, not a subquery: the planner then goes through the index.
-    array = sa.func.array(sa.select(sa.cast(texts, kind)).scalar_subquery(), type_=ARRAY(kind))
+    sql_type = sa.BigInteger() if isinstance(column.type, sa.Integer) else sa.Text()
+    texts = sa.func.jsonb_array_elements_text(sa.cast(json_values, JSONB_TEXT)).column_valued()
+    # An array, not a subquery: the planner then uses the index.
+    array = sa.func.array(
+        sa.select(sa.cast(texts, sql_type)).scalar_subquery(), type_=ARRAY(sql_type)
+    )
     return column == sa.any_(array)
 
 
 class _JsonbText(sa.types.UserDefinedType[str]):
-    """jsonb that is given as text already."""
+    """jsonb that is already serialised."""
 
     cache_ok = True
 
@@ -70,14 +72,21 @@ async def insert_many(
     *,
     on_conflict: str = "",
 ) -> None:
-    """Insert rows of plain values (JSON already as text); `on_conflict` is the SQL that follows.
+    """Insert rows of plain values.
 
-    Past SQLAlchemy's own insert, which for these sizes spends more time on parameters than the
-    database on rows.
+    It bypasses SQLAlchemy's insert, which for these sizes spends more time on parameters than the
+    database spends on rows.
+
+    Args:
+        conn: a connection in a transaction.
+        table: the table to insert into.
+        columns: the names of the columns.
+        rows: a value for each column; JSON as text.
+        on_conflict: SQL that follows the values.
     """
     if not rows:
         return
-    if conn.dialect.name == "postgresql" and len(rows) >= COPY_ROWS and not on_conflict:
+    if conn.dialect.name == "postgresql" and len(rows) >= MIN_COPY_ROWS and not on_conflict:
         await _copy(conn, table, columns, rows)
         return
     names = ", ".join(columns)
@@ -88,14 +97,14 @@ async def insert_many(
             list(rows),
         )
         return
-    typed = ", ".join(f"{name} {_sql_type(table.c[name])}" for name in columns)
-    picked = ", ".join(
+    record_type = ", ".join(f"{name} {_sql_type(table.c[name])}" for name in columns)
+    selected = ", ".join(
         f"v.{name}::jsonb" if isinstance(table.c[name].type, sa.JSON) else f"v.{name}"
         for name in columns
     )
     await conn.exec_driver_sql(
         f"INSERT INTO {table.name} ({names}) "  # noqa: S608
-        f"SELECT {picked} FROM json_to_recordset(%s::json) AS v({typed}) {on_conflict}",
+        f"SELECT {selected} FROM json_to_recordset(%s::json) AS v({record_type}) {on_conflict}",
         (_records(columns, rows),),
     )
 
@@ -103,7 +112,7 @@ async def insert_many(
 async def _copy(
     conn: AsyncConnection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> None:
-    """The same by COPY, in the caller's transaction: as text, which the driver escapes."""
+    """Insert rows by COPY, in the caller's transaction; as text, which the driver escapes."""
     driver = (await conn.get_raw_connection()).driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 - there is only this driver
     statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
@@ -114,7 +123,7 @@ async def _copy(
             for row in rows:
                 await copy.write_row(row)
     except psycopg.Error as error:
-        # As SQLAlchemy reports errors of its own statements, so that all are treated alike.
+        # As SQLAlchemy reports errors of its own statements, for the same error handling.
         if driver.closed:
             await conn.invalidate(error)
         raise DBAPIError.instance(

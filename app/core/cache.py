@@ -1,4 +1,4 @@
-"""Caches within the process: bounded in bytes, and one computation a key at a time."""
+"""In-process caches: an LRU bounded in bytes, and single-flight computations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cachetools import LRUCache
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-ENTRY_BYTES = 400  # of keys, links and headers: Python objects are not small
+ENTRY_BYTES = 400  # overhead of an entry: key, links and object headers
 
 
 class ByteCache(Generic[K, V]):
-    """Keeps what was used last, up to a number of bytes. 0 keeps nothing. Not for several threads.
+    """An LRU cache bounded in bytes; 0 bytes disables it. Not safe for several threads.
 
-    Nothing is ever stale in it: its users put into the key all that the value depends on.
+    No entry becomes stale: keys contain everything that their values depend on.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -25,6 +25,7 @@ class ByteCache(Generic[K, V]):
         self._entries: LRUCache[K, tuple[V, int]] = LRUCache(max_bytes, _size)
 
     def get(self, key: K) -> V | None:
+        """The value of a key; None if it is absent. Counts a hit or a miss."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -33,26 +34,29 @@ class ByteCache(Generic[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
-        """Keeps a value of ``size`` bytes, unless it alone is larger than the cache."""
+        """Store a value of ``size`` bytes, unless it alone is larger than the cache."""
         if size + ENTRY_BYTES <= self._entries.maxsize:
             self._entries[key] = value, size + ENTRY_BYTES
 
     def has(self, key: K) -> bool:
-        """Without counting or using it; other threads may ask that much."""
+        """Whether a key is present, without counting it as a use; safe from other threads."""
         return key in self._entries
 
     def pop(self, key: K) -> None:
+        """Remove a key, if it is present."""
         self._entries.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
+        """All keys with their values."""
         return [(key, value) for key, (value, _) in self._entries.items()]
 
     def clear(self) -> None:
+        """Remove every key."""
         self._entries.clear()
 
     @property
     def size(self) -> int:
-        """Bytes in use, by the sizes that were given."""
+        """Bytes in use, by the sizes given to `put`."""
         return int(self._entries.currsize)
 
     def __len__(self) -> int:
@@ -64,18 +68,18 @@ def _size(entry: tuple[Any, int]) -> int:
 
 
 class SingleFlight(Generic[K, V]):
-    """Who asks for a key that is just being computed waits for that result.
+    """Shares one computation of a key among all concurrent callers.
 
-    A computation that nobody waits for any more is cancelled.
+    A computation that no caller waits for any more is cancelled.
     """
 
     def __init__(self) -> None:
         self._flights: dict[K, tuple[asyncio.Task[V], list[None]]] = {}
 
     async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """The result of ``make``, or of the one under way for this key; its exception, too."""
+        """The result or exception of ``make``, or of the computation in progress for this key."""
         flight = self._flights.get(key)
-        # One that is done is only waiting to be forgotten: its result is of the past.
+        # A computation that is done only waits to be removed; its result may be outdated.
         if flight is None or flight[0].done():
             flight = self._start(key, make)
         task, waiting = flight
@@ -89,14 +93,15 @@ class SingleFlight(Generic[K, V]):
                 task.cancel()
 
     def forget(self, key: K) -> None:
-        """Who asks from now on gets a computation that begins now."""
+        """Let later callers start a new computation."""
         self._flights.pop(key, None)
 
     def forget_all(self) -> None:
+        """Let later callers start a new computation, of any key."""
         self._flights.clear()
 
     def is_current(self, key: K) -> bool:
-        """Within a computation: whether it has not been forgotten meanwhile."""
+        """Whether the running computation is still the one that new callers of the key join."""
         flight = self._flights.get(key)
         return flight is not None and flight[0] is asyncio.current_task()
 

@@ -1,4 +1,4 @@
-"""The database: one class for SQLite and PostgreSQL, built by whoever needs it."""
+"""Connections to the database, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RETRY_SECONDS = 0.02
 
 
 class Database:
-    """Connections to read and to write with. `await close()` when done."""
+    """Connections for reading and for writing. `await close()` it when done."""
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = make_url(url)
@@ -38,7 +38,7 @@ class Database:
             # PostgreSQL writes 1e300 out as an integer; here it becomes the float again.
             "json_deserializer": orjson.loads,
             "pool_size": pool_size,
-            # What clients sent stays out of errors, and so out of logs.
+            # Values that clients sent stay out of errors, and so out of logs.
             "hide_parameters": True,
         }
         if self.dialect == "sqlite":
@@ -47,7 +47,7 @@ class Database:
             options["connect_args"] = {"isolation_level": None, "timeout": BUSY_SECONDS}
         else:
             options["pool_pre_ping"] = True
-            # A server that is cut off, with nothing to say so, is given up within seconds.
+            # A server that is cut off without a word is given up within seconds.
             options["connect_args"] = {
                 "connect_timeout": 5,
                 "keepalives_idle": 10,
@@ -57,7 +57,7 @@ class Database:
             }
         self._engine = create_async_engine(self.url, **options)
         self.commits = 0
-        """Transactions that this process has ended: who has seen that many misses none of ours."""
+        """The number of transactions that this process has ended."""
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
         if self.dialect == "sqlite":
@@ -72,13 +72,13 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to read with. On SQLite all its reads see one state of the database."""
+        """A connection for reading. On SQLite all its reads see one state of the database."""
         async with self._reader.connect() as conn:
             yield conn
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: committed at the end, rolled back on an error."""
+        """A connection in a transaction: committed at the end, rolled back on an error."""
         try:
             if self._write_lock is None:
                 async with self._writer.begin() as conn:
@@ -98,7 +98,7 @@ class Database:
             return (await conn.execute(statement, parameters)).all()
 
     def log_start(self) -> None:
-        """Say which database this is; of SQLite also the version, some have bugs."""
+        """Log which database this is; for SQLite also the version, as some versions have bugs."""
         if self.dialect == "sqlite":
             log.info("database", dialect="sqlite", sqlite=sqlite3.sqlite_version)
         else:
@@ -132,17 +132,17 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _use_wal(connection: Any, cursor: Any) -> None:
-    """Changes to WAL, once others that open a new database at the same moment are through.
+    """Change to WAL, with retries while other processes open the same new database.
 
-    SQLite refuses at once, whatever the busy timeout: two that wait for each other to give up their
+    SQLite refuses at once, whatever the busy timeout: two processes that wait for each other's
     shared lock would wait for ever.
     """
-    until = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > until:
+            if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             connection.run_async(lambda _: asyncio.sleep(RETRY_SECONDS))
         else:

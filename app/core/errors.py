@@ -1,6 +1,6 @@
-"""The service's errors, and the one body in which every error leaves it (RFC 9457)."""
+"""The error classes of the service, and their responses as problem documents (RFC 9457)."""
 
-# ruff: noqa: N818 - they are named after what HTTP calls them
+# ruff: noqa: N818 - the classes have the names of HTTP status codes
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from app.core.access import AccessTable
 from app.core.logging import get_logger
 
 _log = get_logger(__name__)
@@ -27,11 +28,11 @@ REQUEST_ID_KEY = "ncr.request_id"
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used. The message is one line and holds no secret."""
+    """An unusable setting. The message is one line and contains no secret."""
 
 
 class AppError(Exception):
-    """The root of what a client is told: an HTTP status, a stable code and a sentence."""
+    """Base class of errors that clients see: an HTTP status, a stable code and a sentence."""
 
     status: ClassVar[int] = 500
     code: str = "internal_error"
@@ -54,13 +55,13 @@ class AppError(Exception):
 
 
 class BadRequest(AppError):
-    """The request cannot be read at all."""
+    """The request is malformed."""
 
     status, code, title = 400, "bad_request", "Bad Request"
 
 
 class Unauthorized(AppError):
-    """No key, or not the right one."""
+    """The API key is missing or unknown."""
 
     status, code, title = 401, "unauthorized", "Unauthorized"
 
@@ -70,49 +71,49 @@ class Unauthorized(AppError):
 
 
 class Forbidden(AppError):
-    """Understood and refused."""
+    """The caller may not do this."""
 
     status, code, title = 403, "forbidden", "Forbidden"
 
 
 class NotFound(AppError):
-    """There is no such thing."""
+    """The resource does not exist."""
 
     status, code, title = 404, "not_found", "Not Found"
 
 
 class Conflict(AppError):
-    """The thing is in another state than the request supposes."""
+    """The state of the resource does not permit the request."""
 
     status, code, title = 409, "conflict", "Conflict"
 
 
 class PayloadTooLarge(AppError):
-    """More than is taken at once."""
+    """The request exceeds a size limit."""
 
     status, code, title = 413, "payload_too_large", "Content Too Large"
 
 
 class UnsupportedMedia(AppError):
-    """A body in a format that the service does not read."""
+    """The format of the body is not supported."""
 
     status, code, title = 415, "unsupported_media_type", "Unsupported Media Type"
 
 
 class Unprocessable(AppError):
-    """Read, but its values are not acceptable."""
+    """The request is well-formed, but its values are invalid."""
 
     status, code, title = 422, "invalid_request", "Unprocessable Content"
 
 
 class TooManyRequests(AppError):
-    """More than this caller may send."""
+    """The caller exceeded its rate limit."""
 
     status, code, title = 429, "rate_limited", "Too Many Requests"
 
 
 class Unavailable(AppError):
-    """Not now: too much is waiting, the service is stopping, or the database is away."""
+    """Temporary failure: overload, shutdown, or an unreachable database."""
 
     status, code, title = 503, "unavailable", "Service Unavailable"
 
@@ -131,7 +132,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> Response:
-    """A response in the one form that errors have."""
+    """A problem document as a response."""
     body: dict[str, Any] = {
         "type": f"urn:ncr:error:{code}",
         "title": title,
@@ -146,7 +147,7 @@ def problem(
 
 
 def problem_of(error: AppError, request_id: str | None = None) -> Response:
-    """The response that tells the client of an `AppError`."""
+    """The response for an `AppError`."""
     return problem(
         error.status,
         error.code,
@@ -162,17 +163,17 @@ def _dump(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)
     except TypeError:
-        # Details may quote what a client sent: lone surrogates and integers beyond 64 bits too.
-        return orjson.dumps(_plain(body))
+        # Details may quote the client: lone surrogates and integers beyond 64 bits, too.
+        return orjson.dumps(_serialisable(body))
 
 
-def _plain(value: Any) -> Any:
+def _serialisable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+        return {_serialisable(str(key)): _serialisable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_serialisable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool):
@@ -194,13 +195,13 @@ async def _app_error(request: Request, error: Exception) -> Response:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it is registered for
-    found = error.errors()
-    if any(item["type"] == "json_invalid" for item in found):
+    problems = error.errors()
+    if any(item["type"] == "json_invalid" for item in problems):
         return problem_of(malformed_json(), _request_id(request))
-    # Only where and what: the input itself may be large, or not even expressible in JSON.
+    # Not the input itself: it may be large, or not even expressible in JSON.
     errors = [
         {"loc": [str(part)[:100] for part in item["loc"]], "msg": item["msg"][:300]}
-        for item in found[:100]
+        for item in problems[:100]
     ]
     first = errors[0]
     detail = f"{'.'.join(first['loc'])}: {first['msg']}"
@@ -212,10 +213,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Imported here: it describes these errors.
-        from app.core.openapi import allowed_methods
-
-        if allowed := allowed_methods(request.app, request.scope["path"]):
+        table: AccessTable = request.app.state.access
+        if allowed := table.allowed_methods(request.scope["path"]):
             headers["Allow"] = ", ".join(allowed)
     return problem(
         status.value,
@@ -227,38 +226,40 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     )
 
 
-async def _database_away(request: Request, error: Exception) -> Response:
+async def _database_unavailable(request: Request, error: Exception) -> Response:
     # The reason may hold an address or a user name: it belongs in the log.
     _log.warning("the database did not answer", error=str(error).partition("\n")[0])
-    away = Unavailable("the database does not answer; try again", code="database_unavailable")
-    return problem_of(away, _request_id(request))
+    unavailable = Unavailable(
+        "the database does not answer; try again", code="database_unavailable"
+    )
+    return problem_of(unavailable, _request_id(request))
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    # Nobody reads it, but then it is not counted and logged as a failure of the service.
+async def _client_disconnect(request: Request, error: Exception) -> Response:
+    # Nobody reads this response, but it is not counted as a failure of the service.
     return problem_of(
         BadRequest("the body ended too early", code="incomplete_body"), _request_id(request)
     )
 
 
 def malformed_json(detail: str = "the body is not valid JSON") -> BadRequest:
-    """What is raised for a body that is not JSON."""
+    """The error for a body that is not JSON."""
     return BadRequest(detail, code="malformed_json")
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Let every error leave as a problem. The unforeseen is caught by `RequestContext`."""
+    """Turn every error into a problem document. `RequestContext` handles unexpected ones."""
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(ClientDisconnect, _client_disconnect)
     for kind in (OperationalError, InterfaceError, PoolTimeout):
-        app.add_exception_handler(kind, _database_away)
+        app.add_exception_handler(kind, _database_unavailable)
 
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
-    "description": "An error as RFC 9457 has it; `code` is stable, `detail` is for people.",
+    "description": "An error as in RFC 9457. `code` is stable; `detail` is for people.",
     "type": "object",
     "required": ["type", "title", "status", "detail", "code"],
     "properties": {
@@ -272,9 +273,9 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 }
 
 
-_WHEN_TO_RETRY = {
+_RETRY_AFTER = {
     "Retry-After": {
-        "description": "Seconds to wait before another try.",
+        "description": "Seconds to wait before a retry.",
         "required": True,
         "schema": {"type": "integer", "minimum": 1},
     }
@@ -282,7 +283,7 @@ _WHEN_TO_RETRY = {
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses=` of a route that may answer with these errors."""
+    """The `responses=` of a route that may respond with these error statuses."""
     return {status: _described(status) for status in statuses}
 
 
@@ -292,5 +293,5 @@ def _described(status: int) -> dict[str, Any]:
         "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
     if status in (429, 503):
-        response["headers"] = _WHEN_TO_RETRY
+        response["headers"] = _RETRY_AFTER
     return response

@@ -1,4 +1,4 @@
-"""`/health/live` and `/health/ready`."""
+"""Liveness and readiness: `/health/live` and `/health/ready`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.core.access import access
 from app.core.errors import Unavailable, problem_responses
-from app.core.http import json_response
 from app.core.logging import get_logger
+from app.core.requests import json_response
 
 log = get_logger(__name__)
 
 Check = Callable[[], Awaitable[str | None]]
-"""Returns why the service is not ready, or None."""
+"""Returns the reason why the service is not ready, or None."""
 
 CHECK_SECONDS = 2.0
 
@@ -23,21 +24,21 @@ router = APIRouter(tags=["health"], prefix="/health")
 
 
 class Readiness:
-    """The checks of all features. Each adds its own; `draining` overrides them all."""
+    """The readiness checks of all features; `draining` overrides them."""
 
     def __init__(self) -> None:
         self._checks: dict[str, Check] = {}
         self.draining = False
 
     def add(self, name: str, check: Check) -> None:
-        """Let a feature say whether it is ready."""
+        """Add the check of a feature."""
         self._checks[name] = check
 
     async def problems(self) -> dict[str, str]:
-        """What is not ready, by name, and why."""
+        """The reasons why the service is not ready, by the names of the checks."""
         if self.draining:
             return {"service": "stopping"}
-        found = {}
+        problems = {}
         for name, check in self._checks.items():
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -48,24 +49,26 @@ class Readiness:
                 log.warning("not ready", check=name, error=reason)
                 problem = "cannot be reached"
             if problem is not None:
-                found[name] = problem
-        return found
+                problems[name] = problem
+        return problems
 
 
-@router.get("/live", summary="Whether the process answers", response_model=None)
+@router.get("/live", summary="Liveness of the process", response_model=None)
+@access(None)
 async def live() -> Response:
-    """Always 200 while the process can answer at all."""
+    """200 as long as the process can respond."""
     return json_response({"status": "ok"})
 
 
 @router.get(
     "/ready",
-    summary="Whether requests should be sent here",
+    summary="Readiness for requests",
     response_model=None,
     responses=problem_responses(503),
 )
+@access(None)
 async def ready(request: Request) -> Response:
-    """503 while starting, while stopping, and while something that is needed is away."""
+    """503 while the server starts or stops, and while a dependency is unavailable."""
     readiness: Readiness = request.app.state.readiness
     problems = await readiness.problems()
     if problems:

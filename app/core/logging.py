@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-if TYPE_CHECKING:
-    from app.core.settings import Settings
 
+def configure_logging(log_level: str, log_format: str) -> None:
+    """Set up logging for this process. Called by commands, never on import.
 
-def configure_logging(settings: Settings) -> None:
-    """Set up logging for this process. Called by commands, never on import."""
-    level = getattr(logging, settings.log_level.upper())
-    console = settings.log_format == "console" or (
-        settings.log_format == "auto" and sys.stderr.isatty()
-    )
+    Args:
+        log_level: see `Settings.log_level`.
+        log_format: see `Settings.log_format`.
+    """
+    level = getattr(logging, log_level.upper())
+    console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

@@ -1,4 +1,4 @@
-"""`/metrics`: what the features count and time, in Prometheus's text format."""
+"""Metrics in the text format of Prometheus: `/metrics`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 from starlette.types import Scope
 
+from app.core.access import Role, access
 from app.core.logging import get_logger
 
 log = get_logger(__name__)
@@ -26,12 +27,12 @@ router = APIRouter(tags=["health"])
 
 
 def new_registry() -> CollectorRegistry:
-    """One an application: nothing is registered on import, and tests do not share figures."""
+    """A registry for one application: nothing is registered on import."""
     return CollectorRegistry()
 
 
 class HttpMetrics:
-    """Requests by route and status, and how long answers took."""
+    """Counts of requests by route and status, and the durations of responses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -53,25 +54,25 @@ class HttpMetrics:
             ["code"],
             registry=registry,
         )
-        # To find the child of some labels takes longer than to count.
-        self._known: dict[tuple[str, str, int], tuple[Any, Any]] = {}
+        # Looking up the child of some labels takes longer than counting.
+        self._children: dict[tuple[str, str, int], tuple[Any, Any]] = {}
 
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
-        """Counts an answer. Labels are routes, never paths: ids of users are in those."""
+        """Count a response. Labels are routes, never paths, which contain ids of users."""
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", None) or "none"
-        both = self._known.get((method, route, status))
-        if both is None:
-            both = self._known[method, route, status] = (
+        children = self._children.get((method, route, status))
+        if children is None:
+            children = self._children[method, route, status] = (
                 self._requests.labels(method, route, status),
                 self._seconds.labels(route),
             )
-        both[0].inc()
-        both[1].observe(seconds)
+        children[0].inc()
+        children[1].observe(seconds)
 
 
 class OnScrape(Collector):
-    """Figures that are read when somebody looks, some of them from the database first."""
+    """Metrics that are read at each scrape, some of them from the database."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._refreshes: list[Callable[[], Awaitable[None]]] = []
@@ -83,31 +84,39 @@ class OnScrape(Collector):
         read: Callable[[], Iterable[Metric]],
         refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """Add a source of metrics.
+
+        Args:
+            read: returns the metrics.
+            refresh: called before, to read from the database.
+        """
         self._read.append(read)
         if refresh is not None:
             self._refreshes.append(refresh)
 
     async def refresh(self) -> None:
-        """Brings up to date what takes waiting. What cannot be read stays as it was."""
+        """Call the refresh of every source. A source whose refresh fails keeps its last values."""
         for refresh in self._refreshes:
             try:
                 async with asyncio.timeout(REFRESH_SECONDS):
                     await refresh()
             except Exception as error:
-                log.warning("figures not read", error=str(error).partition("\n")[0])
+                log.warning("metrics not read", error=str(error).partition("\n")[0])
 
     def collect(self) -> list[Metric]:
+        """The metrics of all sources."""
         return [metric for read in self._read for metric in read()]
 
 
 @router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Metrics for Prometheus",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
+@access(Role.READ)
 async def metrics(request: Request) -> Response:
-    """Of this process since it started; no ids of users or items are in them."""
+    """Metrics of this process since its start, without ids of users or items."""
     await request.app.state.on_scrape.refresh()
     registry: CollectorRegistry = request.app.state.metrics
     return Response(text_of(registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,16 +1,17 @@
-"""ASGI middleware: request ids and the last resort for errors, raw paths, limits on bodies."""
+"""ASGI middleware: request ids, unexpected errors, and limits on bodies."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Callable
-from urllib.parse import quote, quote_from_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
+from app.core.access import ACCESS_KEY, RouteAccess
 from app.core.errors import (
     REQUEST_ID_KEY,
     AppError,
@@ -22,7 +23,6 @@ from app.core.errors import (
     problem_of,
 )
 from app.core.logging import get_logger
-from app.core.randomness import random_hex
 
 log = get_logger(__name__)
 
@@ -30,18 +30,16 @@ SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
-    # What is answered is one caller's, and may be another the next time.
+    # Responses belong to one caller, and may differ the next time.
     (b"cache-control", b"no-store"),
 )
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-# What may stand in a path as it is; `%` too, because what is encoded stays encoded.
-_PATH_SAFE = "/%:@!$&'()*+,;=-._~"
 NDJSON = b"application/x-ndjson"
 _BODY_TYPES = (b"application/json", NDJSON)
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of that (lower case) name."""
+    """The first header with that name, which is in lower case."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -54,7 +52,7 @@ def media_type(scope: Scope) -> bytes:
 
 
 class RequestContext:
-    """Outermost: gives each request an id, logs it, and turns what nobody caught into a 500."""
+    """Gives each request an id, logs it, and turns unexpected errors into 500."""
 
     def __init__(
         self,
@@ -68,17 +66,18 @@ class RequestContext:
         self.observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with an id."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            request_id = given.decode("ascii")
+        sent_id = header(scope, b"x-request-id")
+        if sent_id is not None and _REQUEST_ID.fullmatch(sent_id):
+            request_id = sent_id.decode("ascii")
         else:
-            request_id = random_hex(8)
+            request_id = os.urandom(8).hex()
         scope[REQUEST_ID_KEY] = request_id
         added = ((b"x-request-id", request_id.encode("ascii")), *SECURITY_HEADERS)
-        # Whatever is logged for this request, anywhere below, bears its id.
+        # Every log line of this request contains its id.
         bind_contextvars(request_id=request_id)
         started = time.perf_counter()
         status = 0
@@ -116,13 +115,13 @@ class RequestContext:
                 500,
                 "internal_error",
                 "Internal Server Error",
-                "the service failed to answer; its log has the reason under this request id",
+                "the service failed; its log has the reason under this request id",
                 request_id=request_id,
             )(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - started
             self.observe(scope, status, seconds)
-            # 503 is said to many at once: a line for each would be part of the overload.
+            # Under overload there are many 503: a log line for each would add to it.
             failed = status >= 500 and status != 503
             if failed or self.log_requests:
                 write = log.info if failed else log.debug
@@ -137,12 +136,13 @@ class RequestContext:
 
 
 class AnswerRefusals:
-    """Within all that looks at answers: what other middleware raises becomes one to be seen."""
+    """Turns errors that middleware raises into responses, which outer middleware can observe."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and respond to errors."""
         started = False
 
         async def send_and_note(message: Message) -> None:
@@ -158,32 +158,15 @@ class AnswerRefusals:
             await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
 
 
-class RawPath:
-    """Routes on the path as it was sent, so that an id with `%2F` in it stays one segment."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            raw = scope.get("raw_path")
-            if raw:
-                # Some servers leave the query in; a client may send UTF-8 without encoding it.
-                path = quote_from_bytes(raw.partition(b"?")[0], safe=_PATH_SAFE)
-            else:
-                path = quote(scope["path"], safe=_PATH_SAFE.replace("%", ""), errors="replace")
-            scope["path"] = path
-        await self.app(scope, receive, send)
-
-
-STREAMED = "/events"
-
-
 class BodyLimit:
-    """Refuses bodies that are too large or in a format that is not read.
+    """Refuses bodies that are too large or in an unsupported format.
 
-    The type of a body is checked on every write: a browser sends the simple types across origins
-    without asking, JSON it does not. NDJSON is streamed and read in groups, so it has no limit.
+    The media type is checked on every write: a browser sends simple types across origins without
+    a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
+
+    Args:
+        app: the application below.
+        max_bytes: the limit of routes that declare none.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
@@ -191,6 +174,7 @@ class BodyLimit:
         self.max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, unless its body is refused."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -198,19 +182,21 @@ class BodyLimit:
         if not length and header(scope, b"transfer-encoding") is None:
             await self.app(scope, receive, send)
             return
-        kind = media_type(scope)
+        access: RouteAccess = scope[ACCESS_KEY]
+        body_type = media_type(scope)
         if scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
-            if kind not in _BODY_TYPES:
+            if body_type not in _BODY_TYPES:
                 raise UnsupportedMedia("send application/json or application/x-ndjson")
             if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
                 raise UnsupportedMedia("send the body without content-encoding")
-        if kind == NDJSON:
-            if scope["path"] != STREAMED:
-                raise UnsupportedMedia(f"only {STREAMED} takes NDJSON")
+        if body_type == NDJSON:
+            if not access.streamed:
+                raise UnsupportedMedia("this route does not take NDJSON; send application/json")
             await self.app(scope, receive, send)
             return
-        too_large = PayloadTooLarge(f"the body is larger than {self.max_bytes} bytes")
-        if length > self.max_bytes:
+        max_bytes = self.max_bytes if access.max_body_bytes is None else access.max_body_bytes
+        too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
+        if length > max_bytes:
             raise too_large
         total = 0
 
@@ -219,7 +205,7 @@ class BodyLimit:
             message = await receive()
             if message["type"] == "http.request":
                 total += len(message.get("body", b""))
-                if total > self.max_bytes:
+                if total > max_bytes:
                     raise too_large
             return message
 

@@ -1,4 +1,4 @@
-"""The schema's versions: what a database is at, and bringing it up to date."""
+"""Migrations of the database's schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.core.settings import normalise_database_url
 
 log = get_logger(__name__)
 
-# Any number will do; all that migrate must take the same.
+# Any number will do; all processes that migrate must use the same.
 _ADVISORY_LOCK = 7_236_001
 
 
@@ -49,16 +49,16 @@ def _revision(conn: sa.Connection) -> str | None:
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """The revision of the database; None for an empty one."""
     async with database.read() as conn:
         return await conn.run_sync(_revision)
 
 
 async def migrate(database: Database, revision: str = "head") -> None:
-    """Bring the database to a revision, in one transaction. Safe when several start at once."""
+    """Bring the database to a revision, in one transaction. Safe in concurrent processes."""
     async with database.write() as conn:
         if database.dialect == "postgresql":
-            # On SQLite BEGIN IMMEDIATE has done the same.
+            # On SQLite, BEGIN IMMEDIATE has the same effect.
             await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
         await conn.run_sync(_migrate, revision)
 
@@ -67,7 +67,7 @@ def _migrate(conn: sa.Connection, revision: str) -> None:
     before = _revision(conn)
     config = _config()
     config.attributes["connection"] = conn
-    # A revision may be empty of steps, as for another process that has just migrated.
+    # There may be no steps left, if another process has just migrated.
     if revision == "base" or (revision != "head" and before is not None and revision < before):
         command.downgrade(config, revision)
     else:
@@ -78,7 +78,7 @@ def _migrate(conn: sa.Connection, revision: str) -> None:
 
 
 def upgrade(url: str) -> None:
-    """Bring the database at `url` up to date. For commands; in async code use `migrate`."""
+    """Bring the database at `url` to the newest revision. Asynchronous code uses `migrate`."""
 
     async def run() -> None:
         database = Database(normalise_database_url(url))
@@ -91,12 +91,16 @@ def upgrade(url: str) -> None:
 
 
 async def schema_is_current(database: Database) -> bool:
-    """Whether the database is at the revision that this version needs."""
+    """Whether the database has the revision that this version needs."""
     return await current_revision(database) == head_revision()
 
 
 async def ensure_schema(database: Database) -> None:
-    """Embedded databases are migrated; on PostgreSQL that is a decision of its own."""
+    """Migrate an SQLite database; on PostgreSQL check the revision only.
+
+    Raises:
+        SettingsError: the revision is unknown, or an operator has to migrate first.
+    """
     revision = await current_revision(database)
     if revision == head_revision():
         return

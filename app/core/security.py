@@ -1,4 +1,4 @@
-"""Who may call, and for what: keys with roles, and what keeps an open loopback service safe."""
+"""Authentication by API keys with roles, and protection of a service without keys."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.core.access import ACCESS_KEY, SAFE_METHODS, Role, RouteAccess
 from app.core.errors import (
     Forbidden,
     SettingsError,
@@ -21,55 +22,55 @@ from app.core.errors import (
     Unauthorized,
     Unavailable,
 )
-from app.core.limits import Limiter, Taken
 from app.core.middleware import header
-from app.core.roles import Role
+from app.core.rate_limit import RateLimiter, TokenGrant
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
 
-# The name that test clients call an application without a network by.
+# The host name that test clients use, which call the application without a network.
 _TEST_HOST = "testserver"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     key_id: str
     roles: frozenset[Role]
     rate: float | None = None
-    """Requests a second; None: the service's setting."""
+    """Requests a second; None: as in the settings."""
     burst: int | None = None
 
 
 class Keys(Protocol):
-    """The keys in the database."""
+    """The API keys in the database."""
 
-    async def any(self) -> bool: ...
+    async def any(self) -> bool:
+        """Whether there is a key."""
 
-    async def identify(self, key: bytes) -> Caller | None: ...
+    async def identify(self, key: bytes) -> Caller | None:
+        """Whose key this is; None if it is nobody's."""
+
+
+class NoKeys:
+    """The keys of a service that has not opened its database."""
+
+    async def any(self) -> bool:
+        """Whether there is a key."""
+        return False
+
+    async def identify(self, key: bytes) -> Caller | None:
+        """Whose key this is."""
+        return None
 
 
 ADMIN = Caller("admin", frozenset(Role))
 LOCAL = Caller("local", frozenset(Role))
 
 
-def needed_role(method: str, path: str) -> Role:
-    """What a request takes. What is not known to be harmless is an administrator's."""
-    if path.startswith("/admin"):
-        return Role.ADMIN
-    if method in ("GET", "HEAD", "OPTIONS"):
-        return Role.READ
-    if method == "POST" and path in ("/recommend/batch", "/rerank", "/compare"):
-        return Role.READ
-    if path.startswith(("/events", "/items", "/preferences")):
-        return Role.INGEST
-    return Role.ADMIN
-
-
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be this machine."""
+    """Whether a host name or address is certain to be this machine."""
     host = host.strip().lower().removeprefix("[").removesuffix("]").rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -82,7 +83,11 @@ def is_loopback(host: str) -> bool:
 
 
 def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) -> None:
-    """Refuse to listen beyond this machine without a key."""
+    """Refuse to listen beyond this machine without a key.
+
+    Raises:
+        SettingsError: the host is no loopback address, and there is no key.
+    """
     if settings.admin_key is None and not has_keys and not is_loopback(host):
         if settings.open_to_the_network:
             return
@@ -93,10 +98,14 @@ def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) ->
 
 
 class Security:
-    """Middleware, so that it also covers `/docs`, `/metrics` and routes that do not exist.
+    """Middleware that checks keys, roles and rate limits; also of paths that do not exist.
 
-    ``keys`` gives the keys in the database, once it is there. ``on_refused`` is told the code of
-    each refusal.
+    Args:
+        app: the application below.
+        settings: the administrator's key, and whether a service without keys is open to others.
+        keys: returns the keys in the database.
+        limiter: returns the rate limiter.
+        on_refused: called with the error code of each refusal.
     """
 
     def __init__(
@@ -104,8 +113,8 @@ class Security:
         app: ASGIApp,
         *,
         settings: Settings,
-        keys: Callable[[], Keys | None],
-        limiter: Callable[[], Limiter],
+        keys: Callable[[], Keys],
+        limiter: Callable[[], RateLimiter],
         on_refused: Callable[[str], None],
     ) -> None:
         self.app = app
@@ -117,21 +126,29 @@ class Security:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith("/health/"):
+        """Pass the request on, unless it is refused."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        access: RouteAccess = scope[ACCESS_KEY]
+        role = access.role
+        if role is None:
             await self.app(scope, receive, send)
             return
         try:
             caller = await self._caller(scope)
-            role = needed_role(scope["method"], scope["path"])
             if role not in caller.roles:
-                raise Forbidden(f"this key has not the role {role.value!r}", code="role_missing")
+                raise Forbidden(
+                    f"this API key does not have the required role {role.value!r}",
+                    code="role_missing",
+                )
             limiter = self._limiter()
             rate, burst = limiter.bounds(caller.rate, caller.burst)
             if rate:
-                taken = await limiter.take(caller.key_id, rate, burst)
-                if not taken.allowed:
-                    raise _too_many(taken, burst)
-                send = _with_limits(send, taken, burst)
+                grant = await limiter.take(caller.key_id, rate, burst)
+                if not grant.allowed:
+                    raise _too_many(grant, burst)
+                send = _with_limits(send, grant, burst)
         except SQLAlchemyError:
             raise Unavailable(
                 "the database does not answer; try again", code="database_unavailable"
@@ -142,20 +159,20 @@ class Security:
         await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
-        given = header(scope, b"x-api-key")
-        # Digests have one length, so that the comparison does not tell the key's.
+        key = header(scope, b"x-api-key")
+        # Digests have equal lengths, so that the comparison does not reveal the key's length.
         if (
-            given is not None
+            key is not None
             and self._admin is not None
-            and hmac.compare_digest(_digest(given), self._admin)
+            and hmac.compare_digest(_digest(key), self._admin)
         ):
             return ADMIN
         keys = self._keys()
-        if given is not None and keys is not None:
-            caller = await keys.identify(given)
+        if key is not None:
+            caller = await keys.identify(key)
             if caller is not None:
                 return caller
-        if self._admin is None and (keys is None or not await keys.any()):
+        if self._admin is None and not await keys.any():
             if not self._open:
                 _check_local(scope)
             return LOCAL
@@ -166,24 +183,24 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def _headers(taken: Taken, burst: int) -> dict[str, str]:
+def _headers(grant: TokenGrant, burst: int) -> dict[str, str]:
     return {
         "RateLimit-Limit": str(burst),
-        "RateLimit-Remaining": str(taken.remaining),
-        "RateLimit-Reset": str(math.ceil(taken.reset)),
+        "RateLimit-Remaining": str(grant.remaining),
+        "RateLimit-Reset": str(math.ceil(grant.reset)),
     }
 
 
-def _too_many(taken: Taken, burst: int) -> TooManyRequests:
-    error = TooManyRequests("this key has sent more requests than it may")
-    error.headers.update(_headers(taken, burst))
-    error.headers["Retry-After"] = str(max(1, math.ceil(taken.retry)))
+def _too_many(grant: TokenGrant, burst: int) -> TooManyRequests:
+    error = TooManyRequests("this key has exceeded its rate limit")
+    error.headers.update(_headers(grant, burst))
+    error.headers["Retry-After"] = str(max(1, math.ceil(grant.retry)))
     return error
 
 
-def _with_limits(send: Send, taken: Taken, burst: int) -> Callable[[Message], Awaitable[None]]:
+def _with_limits(send: Send, grant: TokenGrant, burst: int) -> Callable[[Message], Awaitable[None]]:
     added = [
-        (name.lower().encode(), value.encode()) for name, value in _headers(taken, burst).items()
+        (name.lower().encode(), value.encode()) for name, value in _headers(grant, burst).items()
     ]
 
     async def send_with_limits(message: Message) -> None:
@@ -195,12 +212,12 @@ def _with_limits(send: Send, taken: Taken, burst: int) -> Callable[[Message], Aw
 
 
 def _check_local(scope: Scope) -> None:
-    """Without a key a web page in the user's browser must not reach the service either."""
+    """Refuse requests that a web page in a browser on this machine may have sent."""
     host = header(scope, b"host")
-    # A page can make its own name resolve to 127.0.0.1; the Host header tells on it.
+    # A page can make its own name resolve to 127.0.0.1; the Host header shows it.
     if host is not None and not _is_local_authority(host):
-        raise Forbidden("without a key only requests to a loopback host are answered")
-    if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        raise Forbidden("without a key only requests to a loopback host are permitted")
+    if scope["method"] in SAFE_METHODS:
         return
     origin = header(scope, b"origin")
     if origin is not None:

@@ -10,8 +10,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from app.core.cron import CronSchedule
 from app.core.errors import SettingsError
-from app.core.schedule import Schedule
+from ncr_core.model_config import MAX_FACTORS, ServiceKind, Users
+from ncr_core.recipes import recipe
+
+_DEFAULT = recipe("default")
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -45,193 +49,209 @@ def normalise_database_url(url: str) -> str:
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Each field is read from `NCR_` and its name in capitals."""
+    """The settings of the service. Each is read from `NCR_` and its name in capitals."""
 
     model_config = SettingsConfigDict(
         env_prefix="NCR_", use_attribute_docstrings=True, extra="ignore", frozen=True
     )
 
     data_dir: Path = Path("./var")
-    """Where the embedded database and the checkpoints live."""
+    """Folder of the embedded database and the checkpoints."""
 
     database_url: str | None = None
-    """The database. Default: SQLite in the data folder. `postgresql://…` for PostgreSQL."""
+    """URL of the database: `sqlite:///…` or `postgresql://…`. Default: SQLite in the data
+    folder."""
 
     checkpoint_store: str | None = None
-    """Where checkpoints are kept: a folder, or an fsspec URL such as `s3://bucket/prefix`. Default:
-    `models` in the data folder.
+    """Where checkpoints are stored: a folder, or an fsspec URL such as `s3://bucket/prefix`.
+    Default: `models` in the data folder.
 
-    For S3, credentials and endpoint come from the usual `AWS_*` variables, never from the URL; it
-    needs `pip install neural-collaborative-ranking[s3]`."""
+    For S3, credentials and endpoint come from the usual `AWS_*` variables, never from the URL.
+    It needs `pip install neural-collaborative-ranking[s3]`."""
 
     redis_url: str | None = None
-    """A Redis for what several servers share: lists that are ready, hints of news, rate limits.
+    """A Redis server that caches lists, passes hints of changes and counts rate limits for
+    several servers.
 
-    Optional: without it, or while it is away, everything works, and no answer is another."""
+    Optional. If Redis is missing or down, everything still works and all responses stay the
+    same; each server just caches on its own."""
 
     redis_lists: bool = True
-    """Share lists that are ready through Redis. Worth it for models that take milliseconds a list;
-    small ones rank faster than Redis answers."""
+    """Share cached recommendation lists through Redis. Useful for models that need
+    milliseconds a list; small models rank faster than Redis responds."""
 
     redis_prefix: str = Field(default="ncr", min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
-    """What the names of everything in Redis begin with."""
+    """Prefix of all keys in Redis."""
 
     device: str = "auto"
-    """Where models run: `auto`, `cpu`, `cuda` or `cuda:N`."""
+    """Device that models run on: `auto`, `cpu`, `cuda` or `cuda:N`."""
 
     admin_key: SecretStr | None = None
-    """The key that clients send as `X-API-Key`, at least 16 characters.
+    """The administrator's key, which clients send as `X-API-Key`; at least 16 characters.
 
-    Without one every route is open, and only a loopback address is bound."""
+    Without any key all routes are open and the server binds only a loopback address."""
 
     open_to_the_network: bool = False
-    """Listen beyond loopback though there is no key: **whoever reaches the port may read, write,
-    train and delete everything**. For networks that nobody else is on."""
+    """Listen beyond loopback without a key: **whoever reaches the port may read, write, train
+    and delete everything**. Only for networks that nobody else can reach."""
 
     rate_limit: float = Field(default=0, ge=0, le=1e6)
-    """Requests a second that each key may make, unless it has a rate of its own; 0: no bound."""
+    """Requests a second that each key may make, unless the key has a rate of its own. 0: no
+    limit."""
 
     rate_burst: int = Field(default=0, ge=0, le=1_000_000)
-    """Requests that a key may make at once after a pause; 0: those of two seconds."""
+    """Requests that a key may make at once after a pause. 0: as many as in two seconds."""
 
     cors_origins: str = ""
-    """Origins, separated by commas, whose pages a browser lets read answers; none by default."""
+    """Origins, separated by commas, whose pages may read responses in a browser. Default:
+    none."""
 
     otlp_endpoint: str | None = None
-    """Where traces are sent by OTLP over HTTP, as `http://collector:4318/v1/traces`; needs
-    `pip install neural-collaborative-ranking[otel]`."""
+    """Endpoint for traces by OTLP over HTTP, for example `http://collector:4318/v1/traces`. It
+    needs `pip install neural-collaborative-ranking[otel]`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important message that is logged."""
+    """The lowest level that is logged."""
 
     log_format: Literal["auto", "console", "json"] = "auto"
-    """How log lines look: `console`, `json`, or `auto`: console on a terminal, else JSON."""
+    """Format of log lines: `console`, `json`, or `auto`, which is `console` on a terminal and
+    `json` elsewhere."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
-    """The largest request body, in bytes. NDJSON is streamed and not bound by it."""
+    """Maximum size of a request body, in bytes. NDJSON is streamed and has no limit."""
 
     max_events: int = Field(default=10_000, ge=1)
-    """The longest list that `POST /events`, `/items` and `/preferences` take."""
+    """Maximum length of a list that `POST /events`, `/items` and `/preferences` accept."""
 
     model_poll_seconds: float = Field(default=1.0, gt=0)
-    """How often a server looks whether another model has been activated."""
+    """Interval, in seconds, at which a server checks whether another model was activated."""
 
     inference_threads: int = Field(default=1, ge=1)
-    """How many threads one pass of the ranker may take. More than one pays off for large models."""
+    """Threads of one pass of the ranker. More than one helps large models only."""
 
     new_items_seconds: float = Field(default=60, ge=0)
-    """How often a server looks for items that came after the training, to fit them to the model;
-    0: they wait for the next training."""
+    """Interval, in seconds, at which a server fits items that are newer than the model's
+    training. 0: new items wait for the next training."""
 
     new_item_users: int = Field(default=5, ge=1)
-    """How many of the model's users must have taken up a new item before it is fitted."""
+    """Minimum number of the model's users with a positive event on a new item before it is
+    fitted."""
 
     candidates: int = Field(default=200, ge=1)
-    """How many candidates the ranker orders for each user."""
+    """Candidates per user that the ranker orders."""
 
     trial_models: int = Field(default=2, ge=0, le=64)
-    """How many versions beside the active one a server keeps loaded, for `model=` and for trials;
-    each takes as much memory. 0: only the active version can be asked for."""
+    """Versions beside the active one that a server keeps loaded, for `model=` and for trials.
+    Each takes as much memory as the active one. 0: only the active version can be
+    requested."""
 
     exploration: float = Field(default=0.1, ge=0, le=1)
-    """The share of places in a newcomer's list that go to less popular and new items, drawn for
-    each user; never the first place. 0: the most popular for everyone."""
+    """Fraction of the positions in a new user's list that go to less popular and new items,
+    drawn for each user; never the first position. 0: the same most popular items for every
+    new user."""
 
     max_concurrency: int = Field(default=64, ge=1)
-    """How many GET requests for lists a server answers at a time; beyond it the answer is 503."""
+    """Maximum number of `GET /recommend` requests that a server processes at a time. Further
+    requests get 503."""
 
     precompute_users: int = Field(default=20_000, ge=0)
-    """For how many users, the latest active first, a worker finds the candidates when a model has
-    been published; others' are found when they ask."""
+    """Number of most recently active users for whom a worker precomputes the candidates of a
+    newly published model. Candidates of other users are computed at their first request."""
 
     list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Memory for lists that are ready to be sent, in bytes; 0: each is ranked anew."""
+    """Memory for cached recommendation lists, in bytes. 0: every request is ranked anew."""
 
     candidate_cache_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Memory for users' candidates, in bytes."""
+    """Memory for cached candidates of users, in bytes."""
 
     profile_cache_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Memory for what is known of users, in bytes."""
+    """Memory for cached profiles of users, in bytes."""
 
-    default_model: Literal["nbpr", "dncr", "neupr"] = "neupr"
-    """The model that is trained when a request for training names none."""
+    default_model: ServiceKind = _DEFAULT.value("kind")
+    """Model of a training request that names none."""
 
-    default_factors: int = Field(default=8, ge=1, le=512)
-    """The number of predictive factors when a request for training gives none."""
+    default_factors: int = Field(default=_DEFAULT.model.factors, ge=1, le=MAX_FACTORS)
+    """Number of predictive factors of a training request that gives none."""
 
-    default_users: Literal["free", "history"] = "free"
-    """What a user's vector is when a request for training does not say: `free`, learned for each
-    user, or `history`, made of the items that the user took up, the latest ones counting most."""
+    default_users: Users = _DEFAULT.model.users
+    """User vectors of a training request that does not choose: `free` learns a vector for each
+    user, `history` computes it from the user's items, with more weight on recent ones."""
 
     train_schedule: str | None = None
-    """When a worker trains by itself: five fields as of cron (minute, hour, day of the month,
-    month, day of the week), in UTC, as `30 3 * * *` or `0 */6 * * mon-fri`. A time that was missed
-    while no worker ran is made up for, once."""
+    """When a worker starts a training by itself: a cron expression of five fields (minute,
+    hour, day of the month, month, day of the week) in UTC, for example `30 3 * * *` or `0
+    */6 * * mon-fri`. A time that passed while no worker ran is made up for, once."""
 
     train_every: int = Field(default=0, ge=0)
-    """A worker trains by itself once there are this many events, stated preferences and deletions
-    that the last training has not seen; 0: never."""
+    """Number of new events, stated preferences and deletions since the last training after
+    which a worker starts another by itself. 0: never."""
 
     train_start: Literal["scratch", "warm"] = "scratch"
-    """Whether a training that does not say begins from `scratch`, or `warm`: from the model that is
-    served, where that is of the same kind and sizes."""
+    """Start of a training that does not choose: `scratch`, or `warm` from the served model if
+    it has the same kind and sizes."""
 
     gate_margin: float = Field(default=0.05, ge=0, le=1)
-    """By how much, as a share of the served model's NDCG@10, a newly trained one may be worse at
-    most, on what was held out from both; a new one that may be worse than that is rejected."""
+    """How much worse than the served model a newly trained one may be, as a fraction of the
+    served model's NDCG@10 on interactions held out from both. A new model that may be worse
+    than that is rejected."""
 
     keep_models: int = Field(default=5, ge=1)
-    """How many published versions keep their files: the newest so many, beside the one that is
-    served, the one before it, and any in a trial."""
+    """Number of newest published versions that keep their files, in addition to the served
+    version, the one before it, and versions in a trial."""
 
     keep_rejected_days: float = Field(default=14, ge=0)
-    """How many days a version that was rejected keeps its files."""
+    """Days for which a rejected version keeps its files."""
 
     job_poll_seconds: float = Field(default=1.0, gt=0)
-    """How often an idle worker looks for a job."""
+    """Interval, in seconds, at which an idle worker looks for a job."""
 
     job_lease_seconds: float = Field(default=30, gt=0)
-    """How long a job stays its worker's without a heartbeat."""
+    """Seconds without a heartbeat after which a worker loses its job."""
 
     feedback: str | None = None
-    """What events mean, as JSON: a weight by type, `"seen"` for an item that only counts as seen,
-    below 0 for one that is not wanted, and a list of ranges where the value decides:
-    `{"purchase": 3, "click": 1, "view": "seen", "rating": [{"from": 4, "weight": 1}, {"from": 3,
-    "weight": "seen"}, {"weight": -1}]}`. Types that are not named take the weight of `"*"`, 1 if
-    that is not given; `dislike` is -1 where nothing else is said."""
+    """Meaning of event types, as JSON: a weight by type. A positive weight is positive
+    feedback, a negative one is negative feedback, and `"seen"` marks an item only as seen.
+    A list of ranges makes the meaning depend on the event's value: `{"purchase": 3,
+    "click": 1, "view": "seen", "rating": [{"from": 4, "weight": 1}, {"from": 3, "weight":
+    "seen"}, {"weight": -1}]}`. Other types get the weight of `"*"`, which is 1 by default;
+    `dislike` is -1 by default."""
 
     feedback_half_life_days: float | None = Field(default=None, gt=0, le=36_500)
-    """After how many days an event counts half as much when models are trained and users' vectors
-    fitted; by default its age plays no part."""
+    """Days after which an event counts half as much in training and in users' vectors.
+    Default: the age does not matter."""
 
     return_drop: float = Field(default=0.1, ge=0, le=1)
-    """The version before is served again if the click-through of one that training has published is
-    lower by this share, as 0.1 for a tenth, and surely so: less is hardly worth an alarm, and days
-    differ by a few hundredths by themselves. 0: never."""
+    """Roll back automatically if a newly published model's click-through rate is lower than
+    its predecessor's by at least this fraction (0.1 = 10 %) and the difference is
+    statistically significant. Day-to-day noise is a few percent, so smaller values cause
+    false alarms. 0 disables it."""
 
     return_lists: int = Field(default=1000, ge=100)
-    """How many lists of both versions there must be before that is looked at."""
+    """Minimum number of recommendation lists per version before the click-through rates are
+    compared."""
 
     return_wait_hours: int = Field(default=1, ge=1, le=168)
-    """How many hours after the hour of a list its clicks are waited for; more where events are
-    posted late, as once a day."""
+    """Hours to wait for the clicks on a list after the hour in which it was served. Raise it
+    if events are posted late, for example once a day."""
 
     event_group_rows: int = Field(default=500, ge=1)
-    """Waiting events are written at once when there are this many of them."""
+    """Number of waiting events that are written at once, as one group."""
 
     event_group_ms: float = Field(default=5, ge=0)
-    """Waiting events are written after this many milliseconds at the latest; sooner when there are
-    enough for a group, or no more have come for a millisecond."""
+    """Maximum time, in milliseconds, that an event waits for its group. A group is written
+    earlier if it is full, or if no event arrived for a millisecond."""
 
     event_buffer_rows: int = Field(default=20_000, ge=1)
-    """How many events may wait to be written; beyond it the answer is 503."""
+    """Maximum number of events that wait to be written. Beyond it, requests get 503."""
 
     drain_seconds: float = Field(default=15, ge=0)
-    """How long a server that was told to stop may take to finish what it has accepted."""
+    """Maximum time, in seconds, in which a stopping server completes the requests and events
+    that it has accepted."""
 
     drain_notice_seconds: float = Field(default=1, ge=0)
-    """How long, of that time, a server goes on taking requests after SIGTERM while `/health/ready`
-    says that it is stopping: longer than a balancer takes to notice."""
+    """After SIGTERM, keep accepting requests for this many seconds while `/health/ready`
+    already returns 503. Part of `NCR_DRAIN_SECONDS`. Set it longer than your load
+    balancer's health-check interval."""
 
     @field_validator("database_url")
     @classmethod
@@ -249,7 +269,7 @@ class Settings(BaseSettings):
     @classmethod
     def _train_schedule(cls, schedule: str | None) -> str | None:
         if schedule:
-            Schedule.parse(schedule)
+            CronSchedule.parse(schedule)
         return schedule or None
 
     @field_validator("redis_url")

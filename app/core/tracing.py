@@ -1,4 +1,4 @@
-"""Traces by OpenTelemetry, where a setting says where to send them."""
+"""Traces by OpenTelemetry, if the setting `NCR_OTLP_ENDPOINT` is set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
+from app.core.access import ACCESS_KEY
 from app.core.errors import REQUEST_ID_KEY, SettingsError
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def tracer_provider(endpoint: str) -> TracerProvider:
-    """Sends spans in batches, from a thread of its own. Raises SettingsError without the extra."""
+    """A provider that sends spans in batches, in a thread of its own.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -27,17 +32,17 @@ def tracer_provider(endpoint: str) -> TracerProvider:
         raise SettingsError(
             "NCR_OTLP_ENDPOINT needs OpenTelemetry: pip install neural-collaborative-ranking[otel]"
         ) from None
-    about = Resource.create({"service.name": "ncr", "service.version": __version__})
-    provider = TracerProvider(resource=about)
+    resource = Resource.create({"service.name": "ncr", "service.version": __version__})
+    provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=5)))
     return provider
 
 
-SHUT_DOWN_SECONDS = 2.0
+SHUTDOWN_SECONDS = 2.0
 
 
 async def shut_down(provider: TracerProvider) -> None:
-    """Sends what is left, if that is quick: a collector that is away must not keep us here."""
+    """Send the remaining spans, for 2 seconds at most: the collector may be unavailable."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:
@@ -45,17 +50,17 @@ async def shut_down(provider: TracerProvider) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(done.set)
 
-    # Not in the loop's own pool, the end of which would wait for it.
+    # Not in the pool of the loop, which would wait for it at its end.
     threading.Thread(target=work, daemon=True).start()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(done.wait(), SHUT_DOWN_SECONDS)
+        await asyncio.wait_for(done.wait(), SHUTDOWN_SECONDS)
 
 
 class Tracing:
-    """Middleware: a span for each request, within the trace that the client's headers name.
+    """Middleware that makes a span for each request, within the trace of the client's headers.
 
-    Attributes are those of the semantic conventions for HTTP; a path is none of them, because ids
-    of users are in paths.
+    Attributes follow the semantic conventions for HTTP, but without paths, which contain ids of
+    users.
     """
 
     def __init__(self, app: ASGIApp, *, provider: TracerProvider) -> None:
@@ -69,7 +74,8 @@ class Tracing:
         self._failed = Status(StatusCode.ERROR)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith("/health/"):
+        """Pass the request on within a span."""
+        if scope["type"] != "http" or scope[ACCESS_KEY].role is None:
             await self.app(scope, receive, send)
             return
         carrier: dict[str, Any] = {
@@ -82,20 +88,20 @@ class Tracing:
             method,
             context=self._extract(carrier),
             kind=self._server,
-            # The text of an exception may hold what a client sent.
+            # The text of an exception may contain values that a client sent.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
             status = 0
 
-            async def send_and_see(message: Message) -> None:
+            async def send_with_status(message: Message) -> None:
                 nonlocal status
                 if message["type"] == "http.response.start":
                     status = message["status"]
                 await send(message)
 
             try:
-                await self.app(scope, receive, send_and_see)
+                await self.app(scope, receive, send_with_status)
             finally:
                 route = getattr(scope.get("route"), "path", None)
                 if route:

@@ -1,0 +1,1 @@
+"""Users, their events and stated preferences, and the profiles made of them."""

@@ -1,106 +1,109 @@
-"""The transaction that adds events: which are new, which were there, which contradict."""
+"""The transaction that appends events: it finds new events, duplicates and conflicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.service import CatalogService
-from app.core.metadata import EVENT_SEQ, next_values
+from app.core.database import Database
+from app.core.tables import EVENT_SEQ, next_values
 from app.events.repository import EventRepository
 from app.events.schemas import AppendResult, NewEvent, Rejection, StoredEvent
 
 _CONFLICT = "another event with other content has this event_id"
 
 
-async def append(
-    conn: AsyncConnection,
-    repository: EventRepository,
-    catalog: CatalogService,
-    batches: Sequence[Sequence[NewEvent]],
-) -> list[AppendResult]:
-    """Add the rows of several requests; a result for each, with indices into its batch."""
-    # First of all the lock: what is looked up below then stays true until the commit.
-    first = await next_values(conn, EVENT_SEQ, 0)
-    rows = [event for batch in batches for event in batch]
-    stored = await repository.stored(conn, [event.event_id for event in rows])
-    users = await repository.user_ids(conn, {event.user for event in rows})
-    known_items: dict[str, int] = {}
-    if stored:
-        known_items = await catalog.ids_of(
-            {event.item for event in rows if event.event_id in stored}, conn
-        )
+class EventAppender:
+    """Appends the events of several requests in one transaction."""
 
-    fresh: dict[str, NewEvent] = {}
-    seqs: dict[str, int] = {}
-    results = []
-    for batch in batches:
-        result = AppendResult()
-        assigned = repeated = 0
-        for index, event in enumerate(batch):
-            event_id = event.event_id
-            before = stored.get(event_id)
-            if before is not None:
-                seq = before.seq
-                same = (
-                    before.user_id == users.get(event.user)
-                    and before.item_id == known_items.get(event.item)
-                    and _same_content(event, before)
-                )
-            elif (earlier := fresh.get(event_id)) is not None:
-                seq = seqs[event_id]
-                same = (
-                    earlier.user == event.user
-                    and earlier.item == event.item
-                    and _same_content(event, earlier)
-                )
-            else:
-                assigned = seqs[event_id] = first + len(fresh)
-                fresh[event_id] = event
-                result.accepted += 1
-                continue
-            if same:
-                result.duplicates += 1
-                repeated = max(repeated, seq)
-            else:
-                result.rejected.append(Rejection(index, "event_id_conflict", _CONFLICT))
-        result.last_seq = assigned or repeated or first + len(fresh) - 1
-        results.append(result)
+    def __init__(
+        self,
+        database: Database,
+        repository: EventRepository,
+        catalog: CatalogService,
+        announce: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._repository = repository
+        self._catalog = catalog
+        self._announce = announce
 
-    if fresh:
-        new = fresh.values()
-        # Only now, so that rows that are not taken leave no users and items behind.
-        # In the order of the events: the same events make the same rows, and the same model.
-        missing = [u for u in dict.fromkeys(event.user for event in new) if u not in users]
-        if missing:
-            users.update(await repository.create_users(conn, missing))
-        items = await catalog.ensure_items(conn, list(dict.fromkeys(e.item for e in new)))
-        await next_values(conn, EVENT_SEQ, len(fresh))
-        await repository.insert(
-            conn,
-            [
-                StoredEvent(
-                    seq,
-                    event.event_id,
-                    users[event.user],
-                    items[event.item],
-                    event.type,
-                    event.value,
-                    event.timestamp,
-                    event.recommendation_id,
-                )
-                for seq, event in enumerate(new, first)
-            ],
-        )
-    return results
+    async def append(self, batches: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
+        """Commit the events of each batch; the results have indices into their batch."""
+        async with self._database.write() as conn:
+            results = await self.append_in(conn, batches)
+        self._announce()
+        return results
+
+    async def append_in(
+        self, conn: AsyncConnection, batches: Sequence[Sequence[NewEvent]]
+    ) -> list[AppendResult]:
+        """Append events in the caller's transaction."""
+        # The lock comes first: what is read below stays true until the commit.
+        first_seq = await next_values(conn, EVENT_SEQ, 0)
+        rows = [event for batch in batches for event in batch]
+        stored = await self._repository.stored_events(conn, [event.event_id for event in rows])
+        stored_items: dict[str, int] = {}
+        if stored:
+            stored_items = await self._catalog.ids_of(
+                {event.item for event in rows if event.event_id in stored}, conn
+            )
+
+        new_events: dict[str, NewEvent] = {}
+        new_seqs: dict[str, int] = {}
+        results = []
+        for batch in batches:
+            result = AppendResult()
+            last_new = last_duplicate = 0
+            for index, event in enumerate(batch):
+                event_id = event.event_id
+                if event_id in stored:
+                    earlier, earlier_user = stored[event_id]
+                    seq = earlier.seq
+                    is_duplicate = (
+                        earlier_user == event.user
+                        and earlier.item_id == stored_items.get(event.item)
+                        and _has_content_of(event, earlier)
+                    )
+                elif event_id in new_events:
+                    same_id = new_events[event_id]
+                    seq = new_seqs[event_id]
+                    is_duplicate = (
+                        same_id.user == event.user
+                        and same_id.item == event.item
+                        and _has_content_of(event, same_id)
+                    )
+                else:
+                    last_new = new_seqs[event_id] = first_seq + len(new_events)
+                    new_events[event_id] = event
+                    result.accepted += 1
+                    continue
+                if is_duplicate:
+                    result.duplicates += 1
+                    last_duplicate = max(last_duplicate, seq)
+                else:
+                    result.rejected.append(Rejection(index, "event_id_conflict", _CONFLICT))
+            result.last_seq = last_new or last_duplicate or first_seq + len(new_events) - 1
+            results.append(result)
+
+        if new_events:
+            # Only now, so that rejected rows leave no users and items behind; and in the order of
+            # the events, so that the same events make the same rows, and the same model.
+            items = list(dict.fromkeys(event.item for event in new_events.values()))
+            item_ids = await self._catalog.ensure_items(conn, items)
+            await next_values(conn, EVENT_SEQ, len(new_events))
+            await self._repository.add_events(conn, first_seq, new_events.values(), item_ids)
+        return results
 
 
-def _same_content(event: NewEvent, before: NewEvent | StoredEvent) -> bool:
+def _has_content_of(event: NewEvent, earlier: NewEvent | StoredEvent) -> bool:
+    """Return whether an event equals an earlier one, apart from its user and item."""
     return (
-        before.type == event.type
-        and before.value == event.value
-        and before.recommendation_id == event.recommendation_id
-        # A retry that leaves the time to the service cannot name the time of the first attempt.
-        and (not event.timestamp_given or before.timestamp == event.timestamp)
+        earlier.type == event.type
+        and earlier.value == event.value
+        and earlier.recommendation_id == event.recommendation_id
+        # A retry without a timestamp cannot repeat the time that the service gave the first one.
+        and (not event.timestamp_given or earlier.timestamp == event.timestamp)
     )

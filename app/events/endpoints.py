@@ -1,4 +1,4 @@
-"""`/events` and what hangs on a user."""
+"""HTTP routes of events, stated preferences and users."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from app.core.access import Role, access
 from app.core.errors import (
     AppError,
     PayloadTooLarge,
@@ -16,32 +18,37 @@ from app.core.errors import (
     malformed_json,
     problem_responses,
 )
-from app.core.http import (
+from app.core.middleware import NDJSON, media_type
+from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    datetime_of,
     decode_cursor,
+    encode_cursor,
     json_response,
     loads_lenient,
-    page_response,
 )
-from app.core.metadata import now_us
-from app.core.middleware import NDJSON, media_type
+from app.core.tables import now_us
 from app.events.schemas import (
     AppendResult,
     EventIn,
+    EventOut,
     EventPage,
     EventsAnswer,
+    PreferenceAnswer,
+    PreferenceIn,
+    PreferencesAnswer,
+    RejectedRow,
     Rejection,
-    format_timestamp,
 )
 from app.events.service import EventService
 
 router = APIRouter(tags=["events"])
 
 MAX_LINE_BYTES = 64 * 1024
-STREAM_ROWS = 500
-# A stream has no end by itself, but its answer must be held until it has one.
+STREAM_GROUP_ROWS = 500
+# A stream may be endless, but its rejections are held in memory until the answer.
 MAX_STREAM_REJECTED = 10_000
 
 
@@ -52,113 +59,127 @@ async def _service(request: Request) -> EventService:
 
 Service = Annotated[EventService, Depends(_service)]
 
-_EVENT_SCHEMA = EventIn.model_json_schema()
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "One event, a list of at most 10,000, or NDJSON with one event a line.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "oneOf": [
-                        _EVENT_SCHEMA,
-                        {"type": "array", "items": _EVENT_SCHEMA, "maxItems": 10_000},
-                    ]
-                }
-            },
-            "application/x-ndjson": {"schema": {"type": "string"}},
-        },
-    }
-}
+
+def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    return {"schema": {"oneOf": [schema, {"type": "array", "items": schema, "maxItems": 10_000}]}}
 
 
 @router.post(
     "/events",
     summary="Record events",
+    # The hot path: a response model takes longer than all else.
     response_model=None,
     responses={
-        200: {"model": EventsAnswer, "description": "The verdict on the rows."},
+        200: {"model": EventsAnswer, "description": "The outcome of the rows."},
         **problem_responses(400, 413, 415, 422, 503),
     },
-    openapi_extra=_BODY,
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "One event, a list of at most 10,000, or NDJSON with one event a line.",
+            "content": {
+                "application/json": _one_or_many(EventIn),
+                "application/x-ndjson": {"schema": {"type": "string"}},
+            },
+        }
+    },
 )
+@access(Role.INGEST, streamed=True)
 async def post_events(request: Request, service: Service) -> Response:
-    """Answers when what it accepts is stored for good. A row that is rejected harms no other."""
+    """Answers after the accepted events are stored durably. Rejected rows do not affect others."""
     if media_type(request.scope) == NDJSON:
-        return await _post_stream(request, service)
-    try:
-        body = loads_lenient(await request.body())
-    except ValueError:
-        raise malformed_json() from None
-    if isinstance(body, dict):
-        body = [body]
-    if not isinstance(body, list):
-        raise Unprocessable("the body must be an event or a list of events")
-    if len(body) > service.settings.max_events:
-        raise PayloadTooLarge(
-            f"a list has at most {service.settings.max_events} events, this one {len(body)}",
-            code="too_many_events",
-        )
-    return _answer(await service.add_rows(body, now_us()))
-
-
-def _answer(result: AppendResult) -> Response:
+        result = await _add_stream(request, service)
+    else:
+        body = await _read_lenient(request)
+        rows = [body] if isinstance(body, dict) else body
+        if not isinstance(rows, list):
+            raise Unprocessable("the body must be an event or a list of events")
+        _check_length(rows, service.settings.max_events, "events")
+        result = await service.add_rows(rows, now_us())
     return json_response(
         {
             "accepted": result.accepted,
             "duplicates": result.duplicates,
-            "rejected": [asdict(bad) for bad in result.rejected],
+            "rejected": [asdict(rejection) for rejection in result.rejected],
             "last_seq": result.last_seq,
         }
     )
 
 
-async def _post_stream(request: Request, service: EventService) -> Response:
+async def _read_lenient(request: Request) -> Any:
+    try:
+        return loads_lenient(await request.body())
+    except ValueError:
+        raise malformed_json() from None
+
+
+def _check_length(rows: list[Any], max_rows: int, name: str) -> None:
+    if len(rows) > max_rows:
+        raise PayloadTooLarge(
+            f"a list has at most {max_rows} {name}, this one has {len(rows)}",
+            code=f"too_many_{name}",
+        )
+
+
+async def _add_stream(request: Request, service: EventService) -> AppendResult:
     total = AppendResult()
-    fresh_seq = repeated_seq = 0
-    offset = 0
+    last_new = last_duplicate = next_index = 0
     try:
         async for lines in _line_groups(request):
-            rows: list[Any] = []
-            bad_lines: list[Rejection] = []
-            positions: list[int] = []
-            for index, line in lines:
-                try:
-                    if line is None:
-                        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
-                    rows.append(loads_lenient(line))
-                    positions.append(index)
-                except ValueError as error:
-                    code = "line_too_long" if line is None else "malformed_json"
-                    bad_lines.append(Rejection(index, code, str(error)))
+            rows, indices, rejected = _parse_lines(lines)
             result = await service.add_rows(rows, now_us(), wait=True)
+            rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
             total.accepted += result.accepted
             total.duplicates += result.duplicates
-            total.rejected += sorted(
-                [*bad_lines, *(replace(bad, index=positions[bad.index]) for bad in result.rejected)]
-            )
+            total.rejected += sorted(rejected)
             if result.accepted:
-                fresh_seq = max(fresh_seq, result.last_seq)
+                last_new = max(last_new, result.last_seq)
             elif result.duplicates:
-                repeated_seq = max(repeated_seq, result.last_seq)
-            offset = lines[-1][0] + 1
+                last_duplicate = max(last_duplicate, result.last_seq)
+            next_index = lines[-1][0] + 1
             if len(total.rejected) >= MAX_STREAM_REJECTED:
                 total.rejected.append(
-                    Rejection(offset, "too_many_rejected", "reading stopped at this line")
+                    Rejection(next_index, "too_many_rejected", "reading stopped at this line")
                 )
                 break
     except AppError as error:
-        # What came before is stored; the client goes on from here, or sends all of it again.
-        error.fields.update(accepted=total.accepted, duplicates=total.duplicates, next_index=offset)
+        # Earlier lines are stored: the client continues from here, or sends everything again.
+        error.fields.update(
+            accepted=total.accepted, duplicates=total.duplicates, next_index=next_index
+        )
         raise
-    total.last_seq = fresh_seq or repeated_seq or await service.last_seq()
-    return _answer(total)
+    total.last_seq = last_new or last_duplicate or await service.last_seq()
+    return total
+
+
+def _parse_lines(
+    lines: list[tuple[int, bytes | None]],
+) -> tuple[list[Any], list[int], list[Rejection]]:
+    """Return the rows, their indices in the stream, and the rejections of lines that are none."""
+    rows: list[Any] = []
+    indices: list[int] = []
+    rejected: list[Rejection] = []
+    for index, line in lines:
+        if line is None:
+            detail = f"the line is longer than {MAX_LINE_BYTES} bytes"
+            rejected.append(Rejection(index, "line_too_long", detail))
+            continue
+        try:
+            rows.append(loads_lenient(line))
+            indices.append(index)
+        except ValueError as error:
+            rejected.append(Rejection(index, "malformed_json", str(error)))
+    return rows, indices, rejected
 
 
 async def _line_groups(
     request: Request,
 ) -> AsyncIterator[list[tuple[int, bytes | None]]]:
-    """Numbered lines in groups; None stands for a line that is too long. Empty lines count not."""
+    """Yield groups of numbered lines; None stands for a line that is too long.
+
+    Empty lines are skipped, and have no number.
+    """
     group: list[tuple[int, bytes | None]] = []
     tail = b""
     too_long = False
@@ -167,16 +188,16 @@ async def _line_groups(
         *lines, tail = (tail + chunk).split(b"\n")
         for line in lines:
             if too_long:
-                # The end of a line that was counted when it grew too long.
+                # The end of a line that was numbered when it grew too long.
                 too_long = False
             elif line.strip():
                 group.append((index, line if len(line) <= MAX_LINE_BYTES else None))
                 index += 1
-                if len(group) == STREAM_ROWS:
+                if len(group) == STREAM_GROUP_ROWS:
                     yield group
                     group = []
         if len(tail) > MAX_LINE_BYTES:
-            # Dropped as it comes: a line without an end must not fill the memory.
+            # Dropped as it arrives: an endless line must not fill the memory.
             tail = b""
             if not too_long:
                 group.append((index, None))
@@ -195,37 +216,77 @@ async def _line_groups(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
+@access(Role.INGEST)
 async def delete_event(event_id: PathId, service: Service) -> Response:
-    """The user's lists change with it; the models do when they are trained again."""
+    """The user's lists change at once; models change when they are next trained."""
     await service.delete_event(event_id)
     return Response(status_code=204)
+
+
+@router.post(
+    "/preferences",
+    summary="Record a user's preferences between items",
+    response_model=PreferencesAnswer,
+    responses={
+        200: {"description": "The outcome of the rows of a list."},
+        201: {"model": PreferenceAnswer, "description": "One preference is stored durably."},
+        **problem_responses(400, 413, 415, 422, 503),
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "One preference, or a list of at most 10,000.",
+            "content": {"application/json": _one_or_many(PreferenceIn)},
+        }
+    },
+)
+@access(Role.INGEST)
+async def post_preferences(request: Request, service: Service) -> PreferencesAnswer | Response:
+    """Both items must exist. In a list, rejected rows do not affect others.
+
+    If a user compares the same two items more than once, the latest preference wins.
+    Contradictory cycles are allowed.
+    """
+    body = await _read_lenient(request)
+    rows = body if isinstance(body, list) else [body]
+    _check_length(rows, service.settings.max_events, "preferences")
+    result = await service.add_preferences(rows, now_us())
+    if isinstance(body, list):
+        return PreferencesAnswer(
+            accepted=result.accepted,
+            rejected=[RejectedRow(**asdict(rejection)) for rejection in result.rejected],
+            last_seq=result.last_seq,
+        )
+    if result.rejected:
+        raise Unprocessable(result.rejected[0].detail, code=result.rejected[0].code)
+    return json_response({"seq": result.last_seq}, 201)
 
 
 @router.get(
     "/users/{user}/events",
     summary="A user's events, newest first",
-    response_model=None,
-    responses={200: {"model": EventPage}, **problem_responses(404, 422)},
+    responses=problem_responses(404, 422),
 )
+@access(Role.READ)
 async def get_history(
     user: PathId, service: Service, n: PageSize = 100, cursor: PageCursor = None
-) -> Response:
-    """Pages stay stable while events come in: the cursor is a place in the order of events."""
-    events, following = await service.history(user, decode_cursor(cursor), n)
-    return page_response(
-        [
-            {
-                "seq": event.seq,
-                "event_id": event.event_id,
-                "user": user,
-                "item": item,
-                "type": event.type,
-                "value": event.value,
-                "timestamp": format_timestamp(event.timestamp),
-            }
+) -> EventPage:
+    """Pages stay stable while events are added: the cursor is a position in the order of events."""
+    events, next_below = await service.history(user, decode_cursor(cursor), n)
+    return EventPage(
+        items=[
+            EventOut(
+                seq=event.seq,
+                event_id=event.event_id,
+                user=user,
+                item=item,
+                type=event.type,
+                value=event.value,
+                timestamp=datetime_of(event.timestamp),
+            )
             for event, item in events
         ],
-        following,
+        next_cursor=None if next_below is None else encode_cursor(next_below),
     )
 
 
@@ -236,7 +297,8 @@ async def get_history(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
+@access(Role.ADMIN)
 async def delete_user(user: PathId, service: Service) -> Response:
-    """Models that were trained on the events are not changed by it."""
+    """Erases events and preferences. Models trained on them do not change until retrained."""
     await service.delete_user(user)
     return Response(status_code=204)

@@ -1,4 +1,4 @@
-"""What became of events."""
+"""Metrics of events: rows by outcome, sizes and durations of group commits, and the queue."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ GROUP_ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 COMMIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class EventMetrics:
-    """Verdicts, sizes of the groups that were committed together, and what waits."""
+class GroupCommitMetrics:
+    """Histograms of group commits; it can be built before the service that it observes."""
 
-    def __init__(self, registry: CollectorRegistry, events: EventService) -> None:
-        self._events = events
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = Histogram(
             "ncr_event_group_rows", "Rows of a commit.", buckets=GROUP_ROWS, registry=registry
         )
@@ -27,21 +26,29 @@ class EventMetrics:
             buckets=COMMIT_SECONDS,
             registry=registry,
         )
-        events.writer.on_group = self._committed
 
-    def _committed(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> None:
+        """Record one commit."""
         self._rows.observe(rows)
         self._seconds.observe(seconds)
 
+
+class EventMetrics:
+    """Counters of the service, read at each scrape."""
+
+    def __init__(self, events: EventService) -> None:
+        self._events = events
+
     def collect(self) -> Iterator[Metric]:
+        """Yield the rows by outcome and the length of the queue."""
         verdicts = CounterMetricFamily(
-            "ncr_events", "Rows of events by what became of them.", labels=["verdict"]
+            "ncr_events", "Rows of events by outcome.", labels=["verdict"]
         )
-        for verdict, count in self._events.verdicts.items():
+        for verdict, count in self._events.row_counts.items():
             verdicts.add_metric([verdict], count)
         yield verdicts
         yield GaugeMetricFamily(
             "ncr_events_waiting",
             "Rows that wait to be committed.",
-            value=self._events.writer.held_rows,
+            value=self._events.group_commit.pending_rows,
         )

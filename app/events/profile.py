@@ -1,4 +1,8 @@
-"""What is known of a user, and what it comes to."""
+"""User profiles: a user's events and stated preferences, and the feedback they resolve to.
+
+Feedback resolution: of a user's events about an item, the latest with a non-zero weight decides
+whether the user likes or dislikes it. Of their preferences about two items, the latest counts.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +11,120 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from app.events.feedback import Feedback
-from app.events.verdicts import IntArray, standing, verdicts
+from app.events.event_weights import EventWeights
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taste:
-    """What a user's events and statements come to. Ids are internal; all are oldest first."""
+class FeedbackPositions:
+    """The events that decide about each item, as ascending positions in an array of events."""
+
+    liked: IntArray
+    """The latest positive event of each liked item."""
+    liked_weights: FloatArray
+    """The highest weight among all events of each liked item."""
+    disliked: IntArray
+    """The latest negative event of each disliked item."""
+    disliked_weights: FloatArray
+    """The absolute weight of that event."""
+    only_seen: IntArray
+    """The latest event of each item that is neither liked nor disliked."""
+
+
+def resolve_feedback(keys: IntArray, weights: FloatArray) -> FeedbackPositions:
+    """Decide for each key whether its events say like, dislike or seen.
+
+    Repeating a positive event adds nothing: the highest weight counts, so that a hundred clicks are
+    not a purchase.
+
+    Args:
+        keys: (n,) what each event is about (an item, or a user and an item), oldest event first.
+        weights: (n,) the weight of each event.
+    """
+    order = np.argsort(keys, kind="stable")
+    sorted_keys, sorted_weights = keys[order], weights[order]
+    is_start = np.ones(len(keys), dtype=np.bool_)
+    is_start[1:] = sorted_keys[1:] != sorted_keys[:-1]
+    starts = np.flatnonzero(is_start)
+    if len(starts) == 0:
+        no_events, no_weights = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        return FeedbackPositions(no_events, no_weights, no_events, no_weights, no_events)
+    positions = np.arange(len(keys))
+    ends = np.append(starts[1:], len(keys)) - 1
+    latest_positive = np.maximum.reduceat(np.where(sorted_weights > 0, positions, -1), starts)
+    latest_negative = np.maximum.reduceat(np.where(sorted_weights < 0, positions, -1), starts)
+    highest = np.maximum.reduceat(sorted_weights, starts)
+    is_liked, is_disliked = latest_positive > latest_negative, latest_negative > latest_positive
+    liked, disliked = order[latest_positive[is_liked]], order[latest_negative[is_disliked]]
+    by_position = np.argsort(liked)
+    disliked.sort()
+    return FeedbackPositions(
+        liked[by_position],
+        highest[is_liked][by_position],
+        disliked,
+        -weights[disliked],
+        np.sort(order[ends[~(is_liked | is_disliked)]]),
+    )
+
+
+def latest_preferences(preferences: IntArray) -> IntArray:
+    """Return the ascending positions of the preferences that no later one replaces.
+
+    Args:
+        preferences: (P, k) oldest first. The last two columns are the winner and the loser. A later
+            row about the same two items, in either order, with equal other columns, replaces one.
+    """
+    if len(preferences) < 2:
+        return np.arange(len(preferences))
+    unordered = np.concatenate([preferences[:, :-2], np.sort(preferences[:, -2:], axis=1)], axis=1)
+    _, from_end = np.unique(unordered[::-1], axis=0, return_index=True)
+    return np.sort(len(preferences) - 1 - from_end)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResolvedFeedback:
+    """A user's likes, dislikes and preferences. Item ids are internal; all are oldest first."""
 
     positives: IntArray
-    positive_weights: NDArray[np.float32]
+    positive_weights: FloatArray
     disliked: IntArray
-    disliked_weights: NDArray[np.float32]
+    disliked_weights: FloatArray
     pairs: IntArray
     pair_seqs: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """What is known of a user at one moment. Ids are internal."""
+    """A user's events and preferences at one moment. Ids are internal."""
 
     user_id: int | None
-    """None: no event of this user was ever seen."""
+    """None: the user is unknown."""
     last_seq: int
-    """The seq of the user's last change, 0 for an unknown user."""
+    """The seq of the user's last change; 0 for an unknown user."""
     seen: IntArray
-    """The items of the user's events, in the order of their seq; repeated where they repeat."""
+    """(n,) the items of the user's events, in the order of their seq, with repetitions."""
     seqs: IntArray
-    """The seq of each of them."""
-    weights: NDArray[np.float32]
-    """What each says, see `Feedback`: above 0 positive, 0 only seen, below 0 not wanted."""
+    """(n,) the seq of each event."""
+    weights: FloatArray
+    """(n,) the weight of each event, see `EventWeights`; not decayed."""
     timestamps: IntArray
-    """When each was, in microseconds since 1970."""
+    """(n,) the time of each event, in microseconds since 1970."""
     preferences: IntArray
-    """(P, 4) the stated ones in the order of their seq: winner, loser, seq, timestamp."""
+    """(P, 4) stated preferences in the order of their seq: winner, loser, seq, timestamp."""
     event_seq: int
-    """The highest seq of the whole service: this profile has taken in everything up to it."""
+    """The highest seq of the whole service: the profile takes in everything up to it."""
     catalog_seq: int
     """The catalogue's number, for `CatalogService.catalogue`."""
-    feedback: Feedback
-    """What the weights are by, and how they decay."""
-    _worked_out: list[Taste] = field(default_factory=list, repr=False)
-    """At most one; what was worked out at one moment is there at the later ones."""
+    event_weights: EventWeights
+    """What the weights were computed by, and how they decay."""
+    _resolved: list[ResolvedFeedback] = field(default_factory=list, repr=False)
+    """Filled on first use, and shared with the same profile at later moments."""
 
     def at(self, event_seq: int, catalog_seq: int) -> Profile:
-        """The same at a later moment, when nothing has happened to the user."""
+        """Return the profile at a later moment, up to which the user has not changed."""
+        # Spelled out: `dataclasses.replace` takes twice as long, and every request comes here.
         return Profile(
             self.user_id,
             self.last_seq,
@@ -62,8 +135,8 @@ class Profile:
             self.preferences,
             max(self.event_seq, event_seq),
             max(self.catalog_seq, catalog_seq),
-            self.feedback,
-            self._worked_out,
+            self.event_weights,
+            self._resolved,
         )
 
     @property
@@ -73,77 +146,75 @@ class Profile:
 
     @property
     def first_seq(self) -> int:
-        """The seq of the first event or preference that is left; 0 for a newcomer."""
+        """The seq of the first event or preference that was not deleted; 0 for a newcomer."""
         return min((int(seqs[0]) for seqs in self._all_seqs), default=0)
 
     @property
     def latest_seq(self) -> int:
-        """The seq of the last event or preference that is left; 0 for a newcomer."""
+        """The seq of the last event or preference that was not deleted; 0 for a newcomer."""
         return max((int(seqs[-1]) for seqs in self._all_seqs), default=0)
 
     @property
     def positives(self) -> IntArray:
-        """The items whose last word is positive, each once, by the time of its latest positive
-        event, oldest first."""
-        return self._taste.positives
+        """The liked items, each once, by the time of their latest positive event."""
+        return self._feedback.positives
 
     @property
-    def positive_weights(self) -> NDArray[np.float32]:
-        """The weight of each of ``positives``: the highest of its events, by their age beside the
-        user's latest event."""
-        return self._taste.positive_weights
+    def positive_weights(self) -> FloatArray:
+        """The highest weight of each of ``positives``, decayed to the user's latest event."""
+        return self._feedback.positive_weights
 
     @property
     def disliked(self) -> IntArray:
-        """The items whose last word is negative, each once: never to be recommended."""
-        return self._taste.disliked
+        """The disliked items, each once: never to be recommended."""
+        return self._feedback.disliked
 
     @property
-    def disliked_weights(self) -> NDArray[np.float32]:
-        """How much each of ``disliked`` is not wanted, above 0."""
-        return self._taste.disliked_weights
+    def disliked_weights(self) -> FloatArray:
+        """The absolute weight of each of ``disliked``, decayed to the user's latest event."""
+        return self._feedback.disliked_weights
 
     @property
     def pairs(self) -> IntArray:
-        """(P, 2) winners and losers that the user stated, oldest first; of two statements about the
-        same two items the latest."""
-        return self._taste.pairs
+        """(P, 2) winner and loser of each preference that no later one replaces, oldest first."""
+        return self._feedback.pairs
 
     @property
     def pair_seqs(self) -> IntArray:
-        """The seq of each of ``pairs``."""
-        return self._taste.pair_seqs
+        """(P,) the seq of each of ``pairs``."""
+        return self._feedback.pair_seqs
 
     @property
     def nbytes(self) -> int:
-        """The memory of its arrays, with what is worked out of them."""
-        own = (self.seen, self.seqs, self.weights, self.timestamps, self.preferences)
-        return sum(part.nbytes for part in own) + 12 * len(self.seen) + 24 * len(self.preferences)
+        """The memory of the arrays and of the resolved feedback, in bytes."""
+        arrays = (self.seen, self.seqs, self.weights, self.timestamps, self.preferences)
+        resolved = 12 * len(self.seen) + 24 * len(self.preferences)
+        return sum(array.nbytes for array in arrays) + resolved
 
     @property
     def _all_seqs(self) -> list[IntArray]:
         return [seqs for seqs in (self.seqs, self.preferences[:, 2]) if len(seqs)]
 
     @property
-    def _taste(self) -> Taste:
-        if not self._worked_out:
-            self._worked_out.append(self._work_out())
-        return self._worked_out[0]
+    def _feedback(self) -> ResolvedFeedback:
+        if not self._resolved:
+            self._resolved.append(self._resolve())
+        return self._resolved[0]
 
-    def _work_out(self) -> Taste:
+    def _resolve(self) -> ResolvedFeedback:
         by_time = np.argsort(self.timestamps, kind="stable")
         items, weights, times = self.seen[by_time], self.weights[by_time], self.timestamps[by_time]
-        if self.feedback.half_life_days is not None and len(times):
-            weights = weights * self.feedback.decay(times, int(times[-1]))
-        found = verdicts(items, weights)
-        stated = self.preferences
-        stated = stated[np.lexsort((stated[:, 2], stated[:, 3]))]
-        stated = stated[standing(stated[:, :2])]
-        return Taste(
-            items[found.liked],
-            found.liked_weights,
-            items[found.disliked],
-            found.disliked_weights,
-            stated[:, :2],
-            stated[:, 2],
+        if self.event_weights.half_life_days is not None and len(times):
+            weights = weights * self.event_weights.decay(times, int(times[-1]))
+        feedback = resolve_feedback(items, weights)
+        pairs = self.preferences
+        pairs = pairs[np.lexsort((pairs[:, 2], pairs[:, 3]))]
+        pairs = pairs[latest_preferences(pairs[:, :2])]
+        return ResolvedFeedback(
+            items[feedback.liked],
+            feedback.liked_weights,
+            items[feedback.disliked],
+            feedback.disliked_weights,
+            pairs[:, :2],
+            pairs[:, 2],
         )

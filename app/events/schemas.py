@@ -1,7 +1,7 @@
-"""What an event looks like on the way in, and the verdict on each row.
+"""Events and preferences as clients send them, as they are stored, and as answers show them.
 
-Rows are checked by hand: through a model of pydantic a list of 10,000 takes several times as long,
-and its errors would still have to be turned into one verdict a row.
+Rows are validated by hand: pydantic takes several times as long for a list of 10,000, and its
+errors would still have to be turned into one rejection a row.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 import math
 import uuid
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from app.core.http import MAX_ID_BYTES, Id, text_problem, text_schema
-from app.events.feedback import MAX_TYPE_BYTES
+from app.core.requests import (
+    MAX_ID_BYTES,
+    MAX_TIMESTAMP_US,
+    Id,
+    parse_timestamp,
+    text_problem,
+    text_schema,
+)
+from app.events.event_weights import MAX_TYPE_BYTES
 
 DEFAULT_TYPE = "interaction"
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_LAST_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_FIELDS = frozenset(("event_id", "user", "item", "type", "value", "timestamp", "recommendation_id"))
+_EVENT_FIELDS = frozenset(
+    ("event_id", "user", "item", "type", "value", "timestamp", "recommendation_id")
+)
+_PREFERENCE_FIELDS = frozenset(("user", "winner", "loser", "timestamp"))
 
 
 class NewEvent(NamedTuple):
-    """A valid event that has no place in the order yet."""
+    """A valid event without a seq."""
 
     event_id: str
     user: str
@@ -37,11 +44,11 @@ class NewEvent(NamedTuple):
     """Microseconds since 1970, UTC."""
     recommendation_id: str | None = None
     timestamp_given: bool = True
-    """False: it is the time of arrival, and a retry of the same event may bring another."""
+    """False: the timestamp is the time of arrival, which differs for a retry of the event."""
 
 
 class StoredEvent(NamedTuple):
-    """An event in its place. User and item are internal ids."""
+    """An event with its seq. User and item are internal ids."""
 
     seq: int
     event_id: str
@@ -54,7 +61,7 @@ class StoredEvent(NamedTuple):
 
 
 class NewPreference(NamedTuple):
-    """A valid statement that has no place in the order yet."""
+    """A valid preference without a seq."""
 
     user: str
     winner: str
@@ -64,7 +71,7 @@ class NewPreference(NamedTuple):
 
 
 class StoredPreference(NamedTuple):
-    """A stated preference in its place. Ids are internal."""
+    """A stated preference with its seq. Ids are internal."""
 
     seq: int
     user_id: int
@@ -73,9 +80,24 @@ class StoredPreference(NamedTuple):
     timestamp: int
 
 
+class Adoption(NamedTuple):
+    """One positive weight of a user who has adopted an item, see `app.events.adopters`."""
+
+    item: int
+    """The internal id."""
+    user: str
+    """The client's id."""
+    last_seq: int
+    """The seq of the user's latest event about the item that has a non-zero weight."""
+    weight: float
+    """The weight of a positive event of the user's; each weight has a row."""
+    timestamp: int
+    """The time of the latest event of that weight, in microseconds since 1970."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Rejection:
-    """Why a row was not taken."""
+    """Why a row was rejected."""
 
     index: int
     code: str
@@ -84,7 +106,7 @@ class Rejection:
 
 @dataclass(slots=True)
 class AppendResult:
-    """What became of the rows of one request."""
+    """The outcome of the rows of one request."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -94,17 +116,17 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """What became of a chunk of an import."""
+    """The outcome of a chunk of an import."""
 
     accepted: int
     duplicates: int
-    """Rows that were there already."""
+    """Rows that were stored before."""
     conflicts: int
-    """Rows whose event id is taken by an event with other content."""
+    """Rows whose event id belongs to an event with different content."""
 
 
 EventType = Annotated[str, Field(json_schema_extra=text_schema(MAX_TYPE_BYTES))]
-_Seconds = Annotated[float, Field(ge=0, le=_LAST_US / 1e6)]
+_Seconds = Annotated[float, Field(ge=0, le=MAX_TIMESTAMP_US / 1e6)]
 _Date = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Moment = Annotated[
     _Seconds | _Date | None,
@@ -113,11 +135,13 @@ Moment = Annotated[
 
 
 class EventIn(BaseModel):
-    """One event. Documentation only: rows are checked one by one, see `parse_event`."""
+    """One event."""  # For the OpenAPI document only: `parse_event` validates rows.
 
     model_config = {"extra": "forbid"}
 
-    event_id: Id | None = Field(default=None, description="Makes a retry harmless.")
+    event_id: Id | None = Field(
+        default=None, description="Makes retries safe: an event with a known id is a duplicate."
+    )
     user: Id
     item: Id
     type: EventType | None = DEFAULT_TYPE
@@ -126,8 +150,19 @@ class EventIn(BaseModel):
     recommendation_id: Id | None = None
 
 
+class PreferenceIn(BaseModel):
+    """Which of two items a user prefers."""  # OpenAPI only: `parse_preference` validates rows.
+
+    model_config = {"extra": "forbid"}
+
+    user: Id
+    winner: Id = Field(description="The item that the user prefers.")
+    loser: Id
+    timestamp: Moment = None
+
+
 class RejectedRow(BaseModel):
-    """A row that was not taken, by its place in the request."""
+    """A rejected row, by its index in the request."""
 
     index: int
     code: str
@@ -135,10 +170,24 @@ class RejectedRow(BaseModel):
 
 
 class EventsAnswer(BaseModel):
-    """The verdict on the rows of `POST /events`."""
+    """The outcome of the rows of `POST /events`."""
 
     accepted: int
     duplicates: int
+    rejected: list[RejectedRow]
+    last_seq: int
+
+
+class PreferenceAnswer(BaseModel):
+    """The seq of a stored preference, in the order of all events and preferences."""
+
+    seq: int
+
+
+class PreferencesAnswer(BaseModel):
+    """The outcome of the rows of a list of preferences."""
+
+    accepted: int
     rejected: list[RejectedRow]
     last_seq: int
 
@@ -163,33 +212,38 @@ class EventPage(BaseModel):
 
 
 def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
-    """Check one row of a request. `now`, in microseconds, is the default of its timestamp."""
+    """Validate one row of a request.
+
+    Args:
+        row: the parsed JSON.
+        index: the row's index in the request.
+        now: the default of its timestamp, in microseconds since 1970.
+    """
     if not isinstance(row, dict):
         return Rejection(index, "invalid_event", "an event must be a JSON object")
-    if not row.keys() <= _FIELDS:
-        name = str(next(key for key in row if key not in _FIELDS))[:64]
-        return Rejection(index, "unknown_field", f"there is no field {name!r}")
+    if not row.keys() <= _EVENT_FIELDS:
+        return _unknown_field(index, row, _EVENT_FIELDS)
     user = row.get("user")
-    if (bad := text_rejection(index, "user", user)) is not None:
-        return bad
+    if (rejection := _text_rejection(index, "user", user)) is not None:
+        return rejection
     item = row.get("item")
-    if (bad := text_rejection(index, "item", item)) is not None:
-        return bad
+    if (rejection := _text_rejection(index, "item", item)) is not None:
+        return rejection
     event_id = row.get("event_id")
     if event_id is None:
         event_id = uuid.uuid4().hex
-    elif (bad := text_rejection(index, "event_id", event_id)) is not None:
-        return bad
-    kind = row.get("type")
-    if kind is None:
-        kind = DEFAULT_TYPE
-    elif (bad := text_rejection(index, "type", kind, MAX_TYPE_BYTES)) is not None:
-        return bad
+    elif (rejection := _text_rejection(index, "event_id", event_id)) is not None:
+        return rejection
+    event_type = row.get("type")
+    if event_type is None:
+        event_type = DEFAULT_TYPE
+    elif (rejection := _text_rejection(index, "type", event_type, MAX_TYPE_BYTES)) is not None:
+        return rejection
     recommendation_id = row.get("recommendation_id")
     if recommendation_id is not None and (
-        bad := text_rejection(index, "recommendation_id", recommendation_id)
+        rejection := _text_rejection(index, "recommendation_id", recommendation_id)
     ):
-        return bad
+        return rejection
     value = row.get("value")
     if value is not None:
         try:
@@ -200,50 +254,55 @@ def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
                 raise ValueError
         except (ValueError, OverflowError):
             return Rejection(index, "invalid_value", "value must be a finite number")
-    given = row.get("timestamp")
+    timestamp = row.get("timestamp")
+    timestamp_given = timestamp is not None
     try:
-        timestamp = now if given is None else parse_timestamp(given)
+        timestamp = parse_timestamp(timestamp) if timestamp_given else now
     except ValueError as error:
         return Rejection(index, "invalid_timestamp", str(error))
     return NewEvent(
-        event_id, str(user), str(item), kind, value, timestamp, recommendation_id, given is not None
+        event_id,
+        str(user),
+        str(item),
+        event_type,
+        value,
+        timestamp,
+        recommendation_id,
+        timestamp_given,
     )
 
 
-def text_rejection(
-    index: int, name: str, value: Any, limit: int = MAX_ID_BYTES
+def parse_preference(row: Any, index: int, now: int) -> NewPreference | Rejection:
+    """Validate one row of a request; arguments as of `parse_event`."""
+    if not isinstance(row, dict):
+        return Rejection(index, "invalid_preference", "a preference must be a JSON object")
+    if not row.keys() <= _PREFERENCE_FIELDS:
+        return _unknown_field(index, row, _PREFERENCE_FIELDS)
+    for name in ("user", "winner", "loser"):
+        if (rejection := _text_rejection(index, name, row.get(name))) is not None:
+            return rejection
+    if row["winner"] == row["loser"]:
+        return Rejection(index, "same_item", "no item is preferred to itself")
+    timestamp = row.get("timestamp")
+    try:
+        timestamp = now if timestamp is None else parse_timestamp(timestamp)
+    except ValueError as error:
+        return Rejection(index, "invalid_timestamp", str(error))
+    return NewPreference(row["user"], row["winner"], row["loser"], timestamp)
+
+
+def _unknown_field(index: int, row: dict[Any, Any], fields: frozenset[str]) -> Rejection:
+    name = str(next(key for key in row if key not in fields))[:64]
+    return Rejection(index, "unknown_field", f"there is no field {name!r}")
+
+
+def _text_rejection(
+    index: int, name: str, value: Any, max_bytes: int = MAX_ID_BYTES
 ) -> Rejection | None:
-    """What is wrong with a string of a row; None if nothing is."""
-    problem = text_problem(value, limit)
+    """Return why a string field is invalid; None if it is valid."""
+    problem = text_problem(value, max_bytes)
     if problem is None:
         return None
     if value is None:
         return Rejection(index, f"missing_{name}", f"{name} is missing")
     return Rejection(index, f"invalid_{name}", f"{name} {problem}")
-
-
-def parse_timestamp(value: Any) -> int:
-    """Microseconds since 1970 from ISO-8601 (UTC unless it says otherwise) or epoch seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("timestamp must be ISO-8601 or epoch seconds")
-    try:
-        if isinstance(value, str):
-            parsed = datetime.fromisoformat(value[:64])
-            if parsed.tzinfo is None:
-                parsed = parsed.replace(tzinfo=UTC)
-            micros = (parsed - _EPOCH) // _MICROSECOND
-        elif isinstance(value, int):
-            micros = value * 1_000_000
-        else:
-            micros = round(value * 1e6)
-    except (ValueError, OverflowError):
-        raise ValueError("timestamp must be ISO-8601 or epoch seconds") from None
-    if not 0 <= micros <= _LAST_US:
-        raise ValueError("timestamp must lie in the years 1970 to 2999")
-    return micros
-
-
-def format_timestamp(micros: int) -> str:
-    """ISO-8601 with a Z, to the microsecond where there is a fraction."""
-    moment = _EPOCH + timedelta(microseconds=micros)
-    return moment.isoformat().replace("+00:00", "Z")

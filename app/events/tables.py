@@ -1,20 +1,20 @@
-"""Who did what, in the order in which it was accepted."""
+"""Tables of users, events, stated preferences and retractions."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.metadata import RowId, metadata
+from app.core.tables import RowId, metadata
 
 users = sa.Table(
     "users",
     metadata,
     sa.Column("id", RowId, primary_key=True),
     sa.Column("external_id", sa.Text, nullable=False, unique=True),
-    # The seq of the user's last change; in the key of everything cached about the user.
+    # The seq of the user's last change, which is in every cache key about the user.
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("created_at", sa.BigInteger, nullable=False),
-    # An id is never given out again: who holds one from before must not meet another user.
+    # An id is never reused: a cache that still holds it must not show another user.
     sqlite_autoincrement=True,
 )
 
@@ -23,8 +23,8 @@ _ATTRIBUTED = sa.text("recommendation_id IS NOT NULL")
 events = sa.Table(
     "events",
     metadata,
-    # Explicit, from the counter, not counted up by the database: see `next_values`.
-    # On SQLite it is the row's own number, so that appending is appending.
+    # From the counter, not from the database's own sequence: see `next_values`.
+    # On SQLite it is the rowid, so that rows are appended in order.
     sa.Column("seq", RowId, primary_key=True, autoincrement=False),
     sa.Column("event_id", sa.Text, nullable=False, unique=True),
     sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=False),
@@ -34,10 +34,10 @@ events = sa.Table(
     sa.Column("timestamp", sa.BigInteger, nullable=False),
     sa.Column("recommendation_id", sa.Text, nullable=True),
     sa.Column("created_at", sa.BigInteger, nullable=False),
-    # Both hold all that their query needs: a user's items in order, an item's distinct users.
+    # Covering indexes: a user's items in order, and an item's distinct users.
     sa.Index("ix_events_user_id_seq", "user_id", "seq", "item_id"),
     sa.Index("ix_events_item_id_user_id", "item_id", "user_id"),
-    # A version's clicks: a recommendation's id begins with the version.
+    # For click attribution: a recommendation's id begins with the model version.
     sa.Index(
         "ix_events_recommendation_id",
         "recommendation_id",
@@ -47,16 +47,16 @@ events = sa.Table(
 )
 
 
-def when() -> sa.ColumnElement[int]:
-    """When an event was, by the client's clock, but not after it was accepted: a clock that is fast
-    must not let an old click outweigh a dislike of today.
+def event_time() -> sa.ColumnElement[int]:
+    """Return the time of an event: the client's timestamp, but not after the event was accepted.
+
+    Otherwise an old click with a timestamp in the future would outweigh a dislike of today.
     """
-    late = events.c.timestamp > events.c.created_at
-    return sa.case((late, events.c.created_at), else_=events.c.timestamp).label("timestamp")
+    is_future = events.c.timestamp > events.c.created_at
+    return sa.case((is_future, events.c.created_at), else_=events.c.timestamp).label("timestamp")
 
 
-# The seqs that no event has: an event was deleted, or a user erased. Of an erased user nothing is
-# left but the number that is never given out again.
+# The seqs of deletions: of an event, or of a user. Of an erased user only this number is left.
 retractions = sa.Table(
     "retractions",
     metadata,
@@ -64,11 +64,11 @@ retractions = sa.Table(
     sa.Column("user_id", sa.BigInteger, nullable=False),
 )
 
-# Which of two items a user said to prefer.
+# Which of two items a user prefers.
 preferences = sa.Table(
     "preferences",
     metadata,
-    # From the same counter as the events': the two share one order, and one way to miss nothing.
+    # From the counter of the events: both share one order, and readers follow one number.
     sa.Column("seq", RowId, primary_key=True, autoincrement=False),
     sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=False),
     sa.Column("winner_id", sa.BigInteger, sa.ForeignKey("items.id"), nullable=False),

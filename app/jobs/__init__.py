@@ -1,0 +1,1 @@
+"""Durable jobs: the queue of background work, and the triggers that fill it."""

@@ -1,25 +1,24 @@
-"""`/admin/train` and `/admin/jobs`."""
+"""HTTP routes of trainings and jobs: `/admin/train` and `/admin/jobs`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
-from starlette.responses import Response
 
+from app.core.access import Role, access
 from app.core.errors import problem_responses
-from app.core.http import (
+from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
     decode_cursor,
+    encode_cursor,
     invalid_body,
-    json_response,
-    page_response,
     read_json,
 )
-from app.jobs.schemas import JobAccepted, JobOut, JobPage, TrainParams
+from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
 
 router = APIRouter(tags=["jobs"], prefix="/admin")
@@ -37,8 +36,7 @@ Service = Annotated[JobService, Depends(_service)]
     "/train",
     status_code=202,
     summary="Train a model from the events",
-    response_model=None,
-    responses={202: {"model": JobAccepted}, **problem_responses(400, 415, 422)},
+    responses=problem_responses(400, 415, 422),
     openapi_extra={
         "requestBody": {
             "required": False,
@@ -46,7 +44,8 @@ Service = Annotated[JobService, Depends(_service)]
         }
     },
 )
-async def train(request: Request, service: Service) -> Response:
+@access(Role.ADMIN)
+async def train(request: Request, response: Response, service: Service) -> JobAccepted:
     """Queues a job for a worker; the new model is served once it is published."""
     body = await read_json(request) if await request.body() else {}
     try:
@@ -54,38 +53,40 @@ async def train(request: Request, service: Service) -> Response:
     except ValidationError as error:
         raise invalid_body(error) from None
     job_id = await service.submit_training(params)
-    return json_response({"job_id": job_id}, 202, {"Location": f"/admin/jobs/{job_id}"})
+    response.headers["Location"] = f"/admin/jobs/{job_id}"
+    return JobAccepted(job_id=job_id)
 
 
-@router.get(
-    "/jobs",
-    summary="List jobs, newest first",
-    response_model=None,
-    responses={200: {"model": JobPage}, **problem_responses(422)},
-)
-async def list_jobs(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> Response:
-    """History stays."""
-    rows, following = await service.page(decode_cursor(cursor) or 0, n)
-    return page_response([row.as_json() for row in rows], following)
+@router.get("/jobs", summary="List jobs, newest first", responses=problem_responses(422))
+@access(Role.ADMIN)
+async def list_jobs(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> JobPage:
+    """Lists all jobs, including finished ones; job records are never deleted."""
+    jobs, next_offset = await service.page(decode_cursor(cursor) or 0, n)
+    return JobPage(
+        items=[JobOut.model_validate(job) for job in jobs],
+        next_cursor=None if next_offset is None else encode_cursor(next_offset),
+    )
 
 
 @router.get(
     "/jobs/{job_id}",
+    response_model=JobOut,
     summary="One job",
-    response_model=None,
-    responses={200: {"model": JobOut}, **problem_responses(404)},
+    responses=problem_responses(404),
 )
-async def get_job(service: Service, job_id: PathId) -> Response:
-    """With its progress while it runs."""
-    return json_response((await service.get(job_id)).as_json())
+@access(Role.ADMIN)
+async def get_job(service: Service, job_id: PathId) -> JobRow:
+    """Returns a job, with its progress while it runs."""
+    return await service.get(job_id)
 
 
 @router.post(
     "/jobs/{job_id}/cancel",
+    response_model=JobOut,
     summary="Cancel a job",
-    response_model=None,
-    responses={200: {"model": JobOut}, **problem_responses(404, 409)},
+    responses=problem_responses(404, 409),
 )
-async def cancel_job(service: Service, job_id: PathId) -> Response:
-    """One that waits is cancelled at once, one that runs within a few seconds."""
-    return json_response((await service.cancel(job_id)).as_json())
+@access(Role.ADMIN)
+async def cancel_job(service: Service, job_id: PathId) -> JobRow:
+    """Cancels a queued job at once and a running one within seconds; a finished one is 409."""
+    return await service.cancel(job_id)

@@ -1,4 +1,4 @@
-"""Jobs by state, and how far models are behind the events."""
+"""Prometheus metrics of jobs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from app.core.metadata import now_us
+from app.core.tables import now_us
 from app.jobs.service import JobService
 
 
 class JobMetrics:
-    """Of the whole service, read from the database: the same on every server."""
+    """Jobs by state, of the whole service: every server reports the same."""
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
         self._states: list[tuple[str, str, int, int]] = []
 
     async def refresh(self) -> None:
+        """Reads the states from the database."""
         self._states = await self._jobs.states()
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics, as of the last refresh."""
         states = GaugeMetricFamily("ncr_jobs", "Jobs by state.", labels=["kind", "status"])
         waited = 0.0
         for kind, status, count, oldest in self._states:

@@ -1,4 +1,4 @@
-"""Queries on jobs. Every write of a worker is guarded by job, owner and attempt."""
+"""Queries on jobs and triggers. A worker's writes are guarded by job, owner and attempt."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.core.bulk import insert_many
 from app.core.database import Database
-from app.core.metadata import now_us
+from app.core.tables import now_us
 from app.jobs.schemas import JobRow
-from app.jobs.tables import jobs
+from app.jobs.tables import jobs, triggers
 
 _COLUMNS = [jobs.c[name] for name in JobRow._fields]
 
@@ -29,7 +30,7 @@ class Claim(NamedTuple):
 
 
 class JobRepository:
-    """Jobs in the database."""
+    """Queries on the jobs table."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -37,7 +38,7 @@ class JobRepository:
     async def insert(
         self, kind: str, params: dict[str, Any], conn: AsyncConnection | None = None
     ) -> str:
-        """Queues a job and returns its id; in the caller's transaction, if one is given."""
+        """Queues a job and returns its id; in the caller's transaction if there is one."""
         job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         job = jobs.insert().values(
             job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us()
@@ -45,15 +46,17 @@ class JobRepository:
         if conn is not None:
             await conn.execute(job)
         else:
-            async with self.database.write() as own:
-                await own.execute(job)
+            async with self.database.write() as transaction:
+                await transaction.execute(job)
         return job_id
 
     async def get(self, job_id: str) -> JobRow | None:
+        """A job; None if there is none."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))
         return JobRow(*rows[0]) if rows else None
 
     async def page(self, offset: int, n: int) -> list[JobRow]:
+        """Jobs, newest first."""
         rows = await self.database.fetch(
             sa.select(*_COLUMNS)
             .order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc())
@@ -72,15 +75,16 @@ class JobRepository:
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     async def claim(self, owner: str, lease_us: int, max_attempts: int) -> Claim | None:
-        """Takes the oldest job that waits, or one whose worker has let its lease run out.
+        """Claims the oldest queued job, or one whose worker has let its lease run out.
 
-        At most one training runs: while one does, by another worker with a live lease, nothing is
-        taken (the partial unique index decides when two workers try at once).
+        At most one training runs: while another worker with a live lease runs one, no training is
+        claimed (the partial unique index decides when two workers try at once). A lost job that was
+        cancelled or has spent its attempts is ended instead.
         """
         now = now_us()
         lost = (jobs.c.status == "running") & (jobs.c.lease_until < now)
         async with self.database.write() as conn:
-            # Given up or cancelled while nobody was there to act on it.
+            # Spent or cancelled while no worker was there to act on it.
             await conn.execute(
                 jobs.update()
                 .where(lost & (jobs.c.cancel_requested | (jobs.c.attempt >= max_attempts)))
@@ -97,23 +101,23 @@ class JobRepository:
                 await conn.execute(
                     sa.select(jobs.c.job_id, jobs.c.kind, jobs.c.attempt, jobs.c.params)
                     .where(lost | (jobs.c.status == "queued"))
-                    # A lost one first: until it is taken up, the index lets no other run.
-                    # Candidates are wanted at once, and quick.
+                    # Lost jobs first: until one is claimed, the index lets no other training run.
+                    # Then candidates, which are quick and wanted at once.
                     .order_by(jobs.c.status.desc(), jobs.c.kind, jobs.c.created_at, jobs.c.job_id)
                     .limit(1)
                 )
             ).all()
         if not rows:
             return None
-        found = rows[0]
-        claim = Claim(found.job_id, found.kind, owner, found.attempt + 1, found.params)
+        job = rows[0]
+        claim = Claim(job.job_id, job.kind, owner, job.attempt + 1, job.params)
         try:
             async with self.database.write() as conn:
-                taken = await conn.execute(
+                claimed = await conn.execute(
                     jobs.update()
                     .where(
                         (jobs.c.job_id == claim.job_id)
-                        & (jobs.c.attempt == rows[0].attempt)
+                        & (jobs.c.attempt == job.attempt)
                         & (lost | (jobs.c.status == "queued"))
                     )
                     .values(
@@ -127,12 +131,12 @@ class JobRepository:
                 )
         except IntegrityError:
             return None  # another training is running
-        return claim if taken.rowcount == 1 else None
+        return claim if claimed.rowcount == 1 else None
 
     async def heartbeat(
         self, claim: Claim, lease_us: int, progress: dict[str, Any] | None
     ) -> bool | None:
-        """Keeps the lease and writes progress: whether to cancel, None if the job is lost."""
+        """Renews the lease and writes progress: whether to cancel, None if the job is lost."""
         values: dict[str, Any] = {"lease_until": now_us() + lease_us}
         if progress is not None:
             values["progress"] = progress
@@ -157,13 +161,14 @@ class JobRepository:
         metrics: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> bool:
-        """Ends a job, in the caller's transaction; False if it is not the caller's any more, or has
-        something to show for it after somebody was told that it is cancelled.
+        """Ends a job in the caller's transaction.
+
+        Returns False if the claim is no longer valid, or a cancelled job would end with a result.
         """
         held = _held(claim)
         if status in ("succeeded", "rejected"):
             held &= ~jobs.c.cancel_requested
-        done = await conn.execute(
+        result = await conn.execute(
             jobs.update()
             .where(held)
             .values(
@@ -175,15 +180,15 @@ class JobRepository:
                 error=error,
             )
         )
-        return done.rowcount == 1
+        return result.rowcount == 1
 
     async def is_cancelled(self, conn: AsyncConnection, claim: Claim) -> bool:
-        """Whether the job is the caller's still, and somebody has asked for its end."""
+        """Whether the claim is still valid and a client has cancelled the job."""
         query = sa.select(jobs.c.job_id).where(_held(claim) & jobs.c.cancel_requested)
         return (await conn.execute(query)).first() is not None
 
     async def requeue(self, claim: Claim) -> None:
-        """Gives a job back, as when its worker is told to stop: the attempt does not count."""
+        """Puts a job back into the queue, as when its worker stops: the attempt does not count."""
         async with self.database.write() as conn:
             await conn.execute(
                 jobs.update()
@@ -192,12 +197,12 @@ class JobRepository:
             )
 
     async def abandon(self, claim: Claim) -> None:
-        """Ends a lease early, as when its worker cannot go on: the attempt counts."""
+        """Ends a lease early, as when its worker was suspended: the attempt counts."""
         async with self.database.write() as conn:
             await conn.execute(jobs.update().where(_held(claim)).values(lease_until=0))
 
     async def request_cancel(self, job_id: str) -> None:
-        """Cancels at once what waits; what runs is told by the next heartbeat."""
+        """Cancels a queued job at once, and a running one at its next heartbeat."""
         async with self.database.write() as conn:
             await conn.execute(
                 jobs.update()
@@ -218,3 +223,59 @@ def _held(claim: Claim) -> sa.ColumnElement[bool]:
         & (jobs.c.attempt == claim.attempt)
         & (jobs.c.status == "running")
     )
+
+
+class Fired(NamedTuple):
+    """When a trigger last fired, and the events' last seq at that time."""
+
+    time_us: int
+    """Microseconds since 1970."""
+    seq: int
+
+
+class TriggerRepository:
+    """Queries on the triggers table, which all workers share: one row per trigger."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def last_fired(self) -> dict[str, Fired]:
+        """When each trigger last fired."""
+        rows = await self.database.fetch(sa.select(triggers))
+        return {row.name: Fired(row.fired_at, row.fired_seq) for row in rows}
+
+    async def replace(self, outdated: list[str], missing: list[str], fired: Fired) -> None:
+        """Deletes outdated triggers, and adds those that are missing, as fired then."""
+        async with self.database.write() as conn:
+            await conn.execute(triggers.delete().where(triggers.c.name.in_(outdated)))
+            await insert_many(
+                conn,
+                triggers,
+                ["name", "fired_at", "fired_seq"],
+                [(name, *fired) for name in missing],
+                on_conflict="ON CONFLICT DO NOTHING",
+            )
+
+    async def lock(self, conn: AsyncConnection) -> dict[str, Fired]:
+        """Locks all triggers until the transaction ends; when each last fired."""
+        rows = await conn.execute(sa.select(triggers).order_by(triggers.c.name).with_for_update())
+        return {row.name: Fired(row.fired_at, row.fired_seq) for row in rows}
+
+    async def update(self, conn: AsyncConnection, name: str, fired: Fired) -> None:
+        """Writes when a trigger last fired."""
+        await conn.execute(
+            triggers.update()
+            .where(triggers.c.name == name)
+            .values(fired_at=fired.time_us, fired_seq=fired.seq)
+        )
+
+    async def has_pending_training(self, conn: AsyncConnection) -> bool:
+        """Whether a training is queued or running."""
+        pending = jobs.c.status.in_(("queued", "running")) & (jobs.c.kind == "train")
+        return (await conn.execute(sa.select(jobs.c.job_id).where(pending))).first() is not None
+
+    async def last_training_start(self, conn: AsyncConnection) -> int:
+        """When the latest training that gave a model started, in microseconds since 1970; or 0."""
+        completed = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
+        latest = sa.select(sa.func.max(jobs.c.started_at)).where(completed)
+        return int((await conn.execute(latest)).scalar() or 0)

@@ -1,45 +1,81 @@
-"""Jobs and what a training job can be asked for."""
+"""Jobs, and the parameters of a training."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from app.models.schemas import iso
+from app.registry.schemas import iso
+from ncr_core.model_config import ModelConfig
+from ncr_core.parameters import ConfigField, parameters_of
+from ncr_core.recipes import Recipe, recipe
+from ncr_core.train_config import TrainConfig
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
 Trigger = Literal["request", "schedule", "events"]
+"""What queued a training: a client, the schedule, or the number of new events."""
 ENDED = ("succeeded", "failed", "cancelled", "rejected")
 
 
+REQUEST_PARAMETERS = tuple(
+    spec
+    for config in (ModelConfig, TrainConfig)
+    for spec in parameters_of(config)
+    if spec.parameter.request is not None
+)
+"""The hyper-parameters that a request for training may give."""
+
+_DESCRIPTIONS = {
+    "users": "What a user's vector is: `free`, learned for each user, or `history`, made of "
+    "the items that the user took up, the latest ones counting most. By default as the service "
+    "is set. With `history`, `epochs` is {epochs} and `learning_rate` {learning_rate} unless "
+    "given.".format_map(vars(recipe("history").training)),
+}
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _as_integer(value: Any) -> Any:
+    """In JSON 5.0 is as whole a number as 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_as_integer)]
+
+
+def _request_field(spec: ConfigField) -> tuple[Any, Any]:
+    """The type and the field of a hyper-parameter in a request."""
+    description = _DESCRIPTIONS.get(spec.public_name)
+    bounds: dict[str, Any] = {**spec.parameter.bounds, **(spec.parameter.request or {})}
+    kind: Any = Annotated[spec.parameter.request_type or spec.type, Field(**bounds)]
+    if spec.type is int:
+        kind = Annotated[kind, BeforeValidator(_as_integer)]
+    if spec.parameter.by_setting:  # None: the request leaves it to the setting
+        return kind | None, Field(default=None, description=description)
+    return kind, Field(default=spec.default, description=description)
+
+
+def with_hyperparameters(model: type[M]) -> type[M]:
+    """Adds a field for each of ``REQUEST_PARAMETERS`` to a request model."""
+    fields: dict[str, Any] = {s.public_name: _request_field(s) for s in REQUEST_PARAMETERS}
+    return create_model(
+        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
+    )
+
+
+@with_hyperparameters
 class TrainParams(BaseModel):
     """The body of `POST /admin/train`; what is left out takes the service's default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model: Literal["nbpr", "dncr", "neupr"] | None = None
-    factors: int | None = Field(default=None, ge=1, le=512)
-    layers: int = Field(default=4, ge=1, le=6)
-    users: Literal["free", "history"] | None = Field(
-        default=None,
-        description="What a user's vector is: `free`, learned for each user, or `history`, made of "
-        "the items that the user took up, the latest ones counting most. By default as the service "
-        "is set. With `history`, `epochs` is 6 and `learning_rate` 0.005 unless given.",
-    )
-    epochs: int = Field(default=15, ge=1, le=1000)
-    negatives: int = Field(default=4, ge=1, le=100)
-    learning_rate: float = Field(default=1e-2, gt=0, le=10)
-    batch_size: int = Field(default=0, ge=0, le=1_000_000)
-    pretrain: bool = True
-    alpha: float = Field(default=0.5, ge=0, le=1)
-    min_interactions: int = Field(
+    min_interactions: Integer = Field(
         default=1,
         ge=1,
         lt=2**31,
         description="Items with fewer interactions are left out of training.",
     )
-    seed: int = Field(default=0, ge=0, lt=2**31)
     start: Literal["scratch", "warm"] | None = Field(
         default=None,
         description="`warm` begins from the served model, whose kind, factors and layers it has to "
@@ -50,24 +86,39 @@ class TrainParams(BaseModel):
         description="Publish whatever the gate finds; its report says that it was forced.",
     )
 
-    @field_validator(
-        *("factors", "layers", "epochs", "negatives", "batch_size", "min_interactions", "seed"),
-        mode="before",
-    )
-    @classmethod
-    def _whole(cls, value: Any) -> Any:
-        # In JSON 5.0 is as whole a number as 5.
-        return int(value) if isinstance(value, float) and value.is_integer() else value
+    def recipe(self, **overrides: Any) -> Recipe:
+        """The recipe that this request asks for; ``overrides`` as of ``Recipe.with_``."""
+        requested = {s.name: getattr(self, s.public_name) for s in REQUEST_PARAMETERS}
+        values = {name: value for name, value in requested.items() if value is not None}
+        return _base_recipe(values.get("users")).with_(**values, **overrides)
+
+    def completed(self, **defaults: Any) -> dict[str, Any]:
+        """The request with nothing left open.
+
+        Args:
+            defaults: What the service is set to, for the fields that a setting decides.
+        """
+        values = self.model_dump()
+        values |= {name: value for name, value in defaults.items() if values[name] is None}
+        base = _base_recipe(values["users"])
+        for spec in REQUEST_PARAMETERS:
+            if not spec.parameter.by_setting and spec.public_name not in self.model_fields_set:
+                values[spec.public_name] = base.value(spec.name)
+        return values
+
+
+def _base_recipe(users: str | None) -> Recipe:
+    return recipe("history" if users == "history" else "default")
 
 
 class TrainOrder(TrainParams):
-    """What a training job is kept with: the request, made whole, and who asked."""
+    """The stored params of a training job: the request with all defaults, and what triggered it."""
 
     trigger: Trigger = "request"
 
 
 class JobRow(NamedTuple):
-    """A job as stored. Times are microseconds since 1970, UTC."""
+    """A job as stored; times are microseconds since 1970, UTC."""
 
     job_id: str
     kind: str
@@ -85,26 +136,12 @@ class JobRow(NamedTuple):
     metrics: dict[str, Any] | None
     error: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        """The job as clients see it."""
-        return {
-            "job_id": self.job_id,
-            "kind": self.kind,
-            "status": self.status,
-            "params": self.params,
-            "progress": self.progress,
-            "attempt": self.attempt,
-            "created_at": iso(self.created_at),
-            "started_at": iso(self.started_at),
-            "finished_at": iso(self.finished_at),
-            "model_version": self.model_version,
-            "metrics": self.metrics,
-            "error": self.error,
-        }
+
+Time = Annotated[str | None, BeforeValidator(iso)]
 
 
 class JobProgress(BaseModel):
-    """Where a running job stands."""
+    """The progress of a running job."""
 
     phase: str
     epoch: int
@@ -117,15 +154,17 @@ class JobProgress(BaseModel):
 class JobOut(BaseModel):
     """A job."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     job_id: str
     kind: str
     status: Status
     params: dict[str, Any]
     progress: JobProgress | None
     attempt: int
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
+    created_at: Annotated[str, BeforeValidator(iso)]
+    started_at: Time
+    finished_at: Time
     model_version: str | None
     metrics: dict[str, Any] | None
     error: str | None
@@ -139,6 +178,6 @@ class JobPage(BaseModel):
 
 
 class JobAccepted(BaseModel):
-    """The answer to a request for training."""
+    """The response to a request for training."""
 
     job_id: str

@@ -1,4 +1,4 @@
-"""What the rest of the service asks of jobs."""
+"""Public interface of the jobs feature: submit, list and cancel jobs."""
 
 from __future__ import annotations
 
@@ -12,89 +12,91 @@ from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
 from app.jobs.repository import JobRepository
 from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
-from app.models.schemas import ModelRow
-
-Serving = Callable[[], Awaitable[ModelRow | None]]
-
-
-OF_HISTORY = {"epochs": 6, "learning_rate": 5e-3}
-"""What is enough for models whose users' vectors are made of their items."""
+from app.registry.schemas import ModelRow
 
 
 class JobService:
-    """Durable jobs: submitted here, done by a worker."""
+    """Durable jobs: submitted here, run by a worker."""
 
     def __init__(
-        self, database: Database, settings: Settings, serving: Serving | None = None
+        self,
+        database: Database,
+        settings: Settings,
+        serving_model: Callable[[], Awaitable[ModelRow | None]] | None = None,
     ) -> None:
-        """``serving`` gives the model that is served, which a training may begin from."""
+        """``serving_model`` gives the served version, which a training may start from."""
         self._repository = JobRepository(database)
         self._settings = settings
-        self._serving = serving
+        self._serving_model = serving_model
 
     async def submit_training(self, params: TrainParams) -> str:
         """Queues a training and returns its job id.
 
-        Raises Unprocessable where it is asked to begin from the served model and cannot.
+        Raises:
+            Unprocessable: A warm start is requested and impossible.
         """
-        return await self._repository.insert("train", await self._whole(params, "request"))
+        return await self._repository.insert("train", await self._complete(params, "request"))
 
-    async def order(self, trigger: Trigger) -> dict[str, Any]:
-        """A training as the service is set, for `queue`."""
-        return await self._whole(TrainParams(), trigger)
+    async def training_order(self, trigger: Trigger) -> dict[str, Any]:
+        """The params of a training by the settings' defaults, for `enqueue`."""
+        return await self._complete(TrainParams(), trigger)
 
-    async def queue(self, order: dict[str, Any], conn: AsyncConnection) -> str:
-        """Queues a training in the caller's transaction; its job id."""
+    async def enqueue(self, order: dict[str, Any], conn: AsyncConnection) -> str:
+        """Queues a training in the caller's transaction and returns its job id."""
         return await self._repository.insert("train", order, conn)
 
-    async def _whole(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
-        """What the job is kept with: nothing in it is left to defaults."""
+    async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
+        """The params to store: nothing in them is left to defaults."""
         if params.start == "warm":
-            base = None if self._serving is None else await self._serving()
-            problem = _not_from(base, params)
-            if problem is not None or base is None:
+            serving = None if self._serving_model is None else await self._serving_model()
+            problem = _warm_start_problem(serving, params)
+            if problem is not None or serving is None:
                 raise Unprocessable(f"start: {problem}", code="cannot_start_warm")
-            params = params.model_copy(update=_architecture(base))
-        # Where it is only the setting, the training finds out whether it can: what is served must
-        # not make itself the default for ever.
+            params = params.model_copy(update=_architecture(serving))
+        # If only the settings ask for a warm start, the training finds out whether it can: the
+        # served model's architecture must not become the default for ever.
         start = params.start or self._settings.train_start
-        values = params.model_dump() | {"start": start, "trigger": trigger}
-        values["model"] = values["model"] or self._settings.default_model
-        values["factors"] = values["factors"] or self._settings.default_factors
-        values["users"] = values["users"] or self._settings.default_users
-        if values["users"] == "history":
-            values |= {n: v for n, v in OF_HISTORY.items() if n not in params.model_fields_set}
-        return values
+        values = params.completed(
+            model=self._settings.default_model,
+            factors=self._settings.default_factors,
+            users=self._settings.default_users,
+        )
+        return values | {"start": start, "trigger": trigger}
 
     async def get(self, job_id: str) -> JobRow:
-        """A job; 404 if there is none."""
-        row = await self._repository.get(job_id)
-        if row is None:
+        """A job; raises NotFound if there is none."""
+        job = await self._repository.get(job_id)
+        if job is None:
             raise NotFound("there is no such job", code="unknown_job")
-        return row
+        return job
 
     async def page(self, offset: int, n: int) -> tuple[list[JobRow], int | None]:
-        """Jobs, newest first, and where the next page begins."""
-        rows = await self._repository.page(offset, n + 1)
-        return rows[:n], offset + n if len(rows) > n else None
+        """Jobs, newest first, and the offset of the next page, None after the last."""
+        jobs = await self._repository.page(offset, n + 1)
+        return jobs[:n], offset + n if len(jobs) > n else None
 
     async def states(self) -> list[tuple[str, str, int, int]]:
-        """`(kind, status, how many, when the oldest was made)` of all jobs."""
+        """`(kind, status, count, oldest created_at)` of all jobs."""
         return await self._repository.states()
 
     async def cancel(self, job_id: str) -> JobRow:
-        """Asks for an end of the job; 409 if it has ended."""
-        row = await self.get(job_id)
-        if row.status in ENDED:
-            raise Conflict(f"the job has ended already: {row.status}", code="job_ended")
-        await self._repository.request_cancel(job_id)
-        row = await self.get(job_id)
-        if row.status in ENDED and not row.cancel_requested:  # a moment ago
-            raise Conflict(f"the job has ended already: {row.status}", code="job_ended")
-        return row
+        """Cancels a job, and returns it; a running one ends within seconds.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It has ended.
+        """
+        job = await self.get(job_id)
+        if job.status not in ENDED:
+            await self._repository.request_cancel(job_id)
+            job = await self.get(job_id)
+            if job.status not in ENDED or job.cancel_requested:
+                return job
+        raise Conflict(f"the job has ended already: {job.status}", code="job_ended")
 
 
 def _architecture(row: ModelRow) -> dict[str, Any]:
+    """The params that a warm start cannot change."""
     return {
         "model": row.kind,
         "factors": row.factors,
@@ -103,14 +105,14 @@ def _architecture(row: ModelRow) -> dict[str, Any]:
     }
 
 
-def _not_from(base: ModelRow | None, params: TrainParams) -> str | None:
-    """Why a training cannot begin from this model; None if it can."""
-    if base is None:
+def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | None:
+    """Why a training cannot start from the served model; None if it can."""
+    if serving is None:
         return "no model is served yet that training could begin from"
-    wanted = {name: getattr(params, name) for name in params.model_fields_set}
-    other = [
-        f"{name} {value}, not {wanted[name]}"
-        for name, value in _architecture(base).items()
-        if wanted.get(name) is not None and wanted[name] != value
+    requested = {name: getattr(params, name) for name in params.model_fields_set}
+    differences = [
+        f"{name} {value}, not {requested[name]}"
+        for name, value in _architecture(serving).items()
+        if requested.get(name) is not None and requested[name] != value
     ]
-    return f"the model that is served has {'; '.join(other)}" if other else None
+    return f"the model that is served has {'; '.join(differences)}" if differences else None

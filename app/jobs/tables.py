@@ -1,10 +1,10 @@
-"""Work that outlives a request."""
+"""Tables of jobs, the queue of background work, and of the triggers of trainings."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.metadata import Json, metadata
+from app.core.tables import Json, metadata
 
 _ONE_RUNNING = sa.text("status = 'running' AND kind = 'train'")
 
@@ -42,12 +42,12 @@ jobs = sa.Table(
     ),
 )
 
-# What starts a training by itself, and when it last did: whichever worker looks first.
+# When each trigger of trainings last fired. All workers share these rows.
 triggers = sa.Table(
     "triggers",
     metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("fired_at", sa.BigInteger, nullable=False),
-    # The last seq that there was then.
+    # The events' last seq at that time.
     sa.Column("fired_seq", sa.BigInteger, nullable=False),
 )

@@ -1,33 +1,33 @@
-"""What starts a training by itself: a schedule, and a number of new events."""
+"""Triggers of trainings: a cron schedule, and a number of new events."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+from app.core.cron import CronSchedule
 from app.core.database import Database
 from app.core.logging import get_logger
-from app.core.metadata import now_us
-from app.core.schedule import Schedule
 from app.core.settings import Settings
+from app.core.tables import now_us
+from app.jobs.repository import Fired, TriggerRepository
 from app.jobs.schemas import Trigger
 from app.jobs.service import JobService
-from app.jobs.trigger_rows import Fired, TriggerRows
 
 log = get_logger(__name__)
 
-EVENTS, SCHEDULE = "events", "schedule "
-UNSEEN_DAYS = 7  # so long after it was due a schedule that nobody has looked at is nobody's
+EVENTS, SCHEDULE_PREFIX = "events", "schedule "
+OUTDATED_DAYS = 7  # an overdue schedule that no worker has checked for so long is deleted
 
 Seq = Callable[[], Awaitable[int]]
 
 
 class Triggers:
-    """Looks whether a training is due. Any number of workers may look at once: it is queued once.
+    """Queues a training when one is due; once, however many workers check at the same time.
 
-    What falls due while a training is queued or runs waits for its end. It is done with if that
-    training gives a model and began later: then it has read everything up to there. Workers may
-    have other schedules than this one's: each sees to its own.
+    A trigger that fires while a training is queued or running waits for its end. It is settled if
+    that training gives a model and started later, as it has then read all events up to there.
+    Workers may have other settings: each checks its own triggers.
     """
 
     def __init__(
@@ -39,77 +39,103 @@ class Triggers:
         trained_seq: Seq,
         now: Callable[[], int] = now_us,
     ) -> None:
-        """``last_seq`` is the events'; ``trained_seq`` that up to which the last model was trained,
-        0 if there is none; ``now`` in microseconds since 1970.
+        """Reads the triggers from the settings.
+
+        Args:
+            database: Where the triggers are.
+            settings: ``train_schedule`` and ``train_every``.
+            jobs: Queues the trainings.
+            last_seq: Gives the events' last seq.
+            trained_seq: Gives the seq up to which the last model was trained, 0 without a model.
+            now: Gives the time in microseconds since 1970.
         """
-        self._rows = TriggerRows(database)
+        self._database = database
+        self._repository = TriggerRepository(database)
         self._jobs = jobs
         self._last_seq = last_seq
         self._trained_seq = trained_seq
         self._now = now
         self._every = settings.train_every
-        text = settings.train_schedule
-        self._schedule = None if text is None else Schedule.parse(text)
-        # Another schedule is another trigger: it has missed nothing before it was set.
-        self._scheduled = SCHEDULE + " ".join((text or "").lower().split())
+        self._schedule: CronSchedule | None = None
+        self._names: list[str] = []
+        if settings.train_schedule is not None:
+            self._schedule = CronSchedule.parse(settings.train_schedule)
+            # Another schedule is another trigger: it has missed nothing before it was set.
+            self._names.append(SCHEDULE_PREFIX + " ".join(settings.train_schedule.lower().split()))
+        if self._every > 0:
+            self._names.append(EVENTS)
 
     async def fire(self) -> str | None:
-        """Queues a training if one is due; its job id."""
-        names = [self._scheduled] * (self._schedule is not None) + [EVENTS] * (self._every > 0)
-        if not names:
+        """Queues a training if one is due, and returns its job id."""
+        if not self._names:
             return None
-        fired = await self._rows.fired()
-        missing = [name for name in names if name not in fired]
-        outdated = [n for n in fired if n not in names and self._unseen(n, fired[n])]
-        if missing or outdated:
-            # What was tried, and failed, is not new to a trigger that was only set now.
-            tried = max((row.seq for row in fired.values()), default=0)
-            await self._rows.renew(missing, Fired(self._now(), tried), outdated)
-            fired = await self._rows.fired()
-        seq, trained = await self._last_seq(), await self._trained_seq()
-        if not any(self._due(name, fired.get(name), seq, trained) for name in names):
+        fired = await self._ensure_rows()
+        seq, trained_seq = await self._last_seq(), await self._trained_seq()
+        if not self._due(fired, seq, trained_seq):
             return None
-        order = {name: await self._jobs.order(_kind(name)) for name in names}
-        async with self._rows.database.write() as conn:
-            fired = await self._rows.lock(conn)
-            if await self._rows.under_way(conn):
+        orders = {name: await self._jobs.training_order(_trigger(name)) for name in self._names}
+        async with self._database.write() as conn:
+            fired = await self._repository.lock(conn)
+            if await self._repository.has_pending_training(conn):
                 return None
-            begun, trained = await self._rows.begun(conn), await self._trained_seq()
-            for name in names:
-                if name in fired and fired[name].at < begun:
-                    fired[name] = fired[name]._replace(at=begun)
-                    await self._rows.write(conn, name, fired[name])
-            due = next((n for n in names if self._due(n, fired.get(n), seq, trained)), None)
-            if due is None:
+            training_start = await self._repository.last_training_start(conn)
+            for name in self._names:
+                if name in fired and fired[name].time_us < training_start:
+                    fired[name] = fired[name]._replace(time_us=training_start)
+                    await self._repository.update(conn, name, fired[name])
+            due = self._due(fired, seq, await self._trained_seq())
+            if not due:
                 return None
-            for name in names:  # this training serves all of them
-                await self._rows.write(conn, name, Fired(self._now(), seq))
-            job_id = await self._jobs.queue(order[due], conn)
-        log.info("training triggered", job_id=job_id, trigger=_kind(due))
+            for name in self._names:  # this training serves all of them
+                await self._repository.update(conn, name, Fired(self._now(), seq))
+            job_id = await self._jobs.enqueue(orders[due[0]], conn)
+        log.info("training triggered", job_id=job_id, trigger=_trigger(due[0]))
         return job_id
 
-    def _due(self, name: str, fired: Fired | None, seq: int, trained: int) -> bool:
-        if fired is None:
-            return False
-        if name == EVENTS:
-            return seq - max(fired.seq, trained) >= self._every
-        assert self._schedule is not None  # noqa: S101 - or there is no such trigger
-        return self._since(self._schedule, fired) >= 0
+    async def _ensure_rows(self) -> dict[str, Fired]:
+        """When the triggers last fired, with rows for all of this worker's."""
+        fired = await self._repository.last_fired()
+        missing = [name for name in self._names if name not in fired]
+        outdated = [
+            name
+            for name in fired
+            if name not in self._names and self._is_outdated(name, fired[name])
+        ]
+        if not missing and not outdated:
+            return fired
+        # A new trigger by events starts at the last attempt, so a failed one is not repeated.
+        last_seq = max((row.seq for row in fired.values()), default=0)
+        await self._repository.replace(outdated, missing, Fired(self._now(), last_seq))
+        return await self._repository.last_fired()
 
-    def _since(self, schedule: Schedule, fired: Fired) -> float:
-        """Microseconds since it was due after it last fired; negative if that is to come."""
-        following = schedule.after(datetime.fromtimestamp(fired.at / 1e6, UTC))
-        return -1 if following is None else self._now() - following.timestamp() * 1e6
+    def _due(self, fired: dict[str, Fired], seq: int, trained_seq: int) -> list[str]:
+        """The names of the triggers that are due."""
+        return [
+            name
+            for name in self._names
+            if name in fired
+            and (
+                seq - max(fired[name].seq, trained_seq) >= self._every
+                if name == EVENTS
+                else self._overdue_us(self._schedule, fired[name]) >= 0
+            )
+        ]
 
-    def _unseen(self, name: str, fired: Fired) -> bool:
-        if not name.startswith(SCHEDULE):
+    def _overdue_us(self, schedule: CronSchedule | None, fired: Fired) -> float:
+        """Microseconds since the schedule was due after it last fired; negative before that."""
+        last = datetime.fromtimestamp(fired.time_us / 1e6, UTC)
+        due = None if schedule is None else schedule.after(last)
+        return -1 if due is None else self._now() - due.timestamp() * 1e6
+
+    def _is_outdated(self, name: str, fired: Fired) -> bool:
+        if not name.startswith(SCHEDULE_PREFIX):
             return False
         try:
-            schedule = Schedule.parse(name.removeprefix(SCHEDULE))
+            schedule = CronSchedule.parse(name.removeprefix(SCHEDULE_PREFIX))
         except ValueError:  # of another version of the service
             return False
-        return self._since(schedule, fired) > UNSEEN_DAYS * 86_400e6
+        return self._overdue_us(schedule, fired) > OUTDATED_DAYS * 86_400e6
 
 
-def _kind(name: str) -> Trigger:
+def _trigger(name: str) -> Trigger:
     return "events" if name == EVENTS else "schedule"

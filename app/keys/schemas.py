@@ -1,27 +1,28 @@
-"""What a key is to those who use it."""
+"""Rows of API keys."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.core.roles import Role
+from app.core.access import Role
 
 
 class KeyRow(NamedTuple):
-    """A key in the database. Times are microseconds since 1970, UTC."""
+    """An API key in the database. Times are microseconds since 1970, UTC."""
 
     key_id: str
     name: str
     roles: str
+    """Names of roles, separated by commas."""
     digest: str
     rate: float | None
-    """Requests a second; None: the service's setting."""
+    """Requests per second; None for the service's setting."""
     burst: int | None
     created_at: int
     revoked_at: int | None
 
     @property
     def role_set(self) -> frozenset[Role]:
-        """What it opens: an administrator's opens all."""
-        own = frozenset(Role(name) for name in self.roles.split(","))
-        return frozenset(Role) if Role.ADMIN in own else own
+        """The key's roles; `admin` includes all others."""
+        roles = frozenset(Role(name) for name in self.roles.split(","))
+        return frozenset(Role) if Role.ADMIN in roles else roles

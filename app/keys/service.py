@@ -1,4 +1,4 @@
-"""Keys: made, listed, revoked, and told apart at the door."""
+"""API keys: created, listed, revoked and identified."""
 
 from __future__ import annotations
 
@@ -9,57 +9,56 @@ import secrets
 import time
 from collections.abc import Collection
 
-import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.core.access import Role
 from app.core.cache import SingleFlight
 from app.core.database import Database
 from app.core.errors import NotFound, SettingsError
-from app.core.http import text_problem
 from app.core.logging import get_logger
-from app.core.metadata import now_us
-from app.core.roles import Role
+from app.core.requests import text_problem
 from app.core.security import Caller
+from app.core.tables import now_us
+from app.keys.repository import KeyRepository
 from app.keys.schemas import KeyRow
-from app.keys.tables import api_keys
 
 log = get_logger(__name__)
 
-KNOWN_SECONDS = 1.0
-"""How long a key that was revoked elsewhere may go on."""
-UNKNOWN_SECONDS = 0.1
-"""How often the database is asked for keys that are not known."""
+REFRESH_SECONDS = 1.0
+"""How long a key that was revoked on another server may still be accepted."""
+UNKNOWN_KEY_REFRESH_SECONDS = 0.1
+"""The least time between two reads of the keys that unknown keys cause."""
 MAX_RATE = 1e6
 
 _KEY = re.compile(r"ncr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
-_COLUMNS = [api_keys.c[name] for name in KeyRow._fields]
 
 
 class KeyService:
-    """Knows the keys by heart, and looks them up again every second while somebody asks."""
+    """Keeps all keys in memory, and reads them again every second while requests come."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._known: dict[str, KeyRow] = {}
-        self._ever = False
+        self._repository = KeyRepository(database)
+        self._keys: dict[str, KeyRow] = {}
+        self._has_keys = False
         self._read_at = -float("inf")
         self._reads: SingleFlight[None, None] = SingleFlight()
 
     async def any(self) -> bool:
-        """Whether there ever was a key: then none but their bearers are let in."""
-        await self._refresh(KNOWN_SECONDS)
-        self._ever = self._ever or bool(self._known)
-        return self._ever
+        """Whether a key was ever created: if so, every request needs one."""
+        await self._refresh(REFRESH_SECONDS)
+        self._has_keys = self._has_keys or bool(self._keys)
+        return self._has_keys
 
     async def identify(self, key: bytes) -> Caller | None:
-        """Whose key this is; None for one that is not, or not any more."""
+        """The caller that a key belongs to; None for an unknown or revoked key."""
         match = _KEY.fullmatch(key.decode("latin-1"))
         if match is None:
             return None
-        await self._refresh(KNOWN_SECONDS if match[1] in self._known else UNKNOWN_SECONDS)
-        row = self._known.get(match[1])
+        known = match[1] in self._keys
+        await self._refresh(REFRESH_SECONDS if known else UNKNOWN_KEY_REFRESH_SECONDS)
+        row = self._keys.get(match[1])
         digest = hashlib.sha256(key).hexdigest()
-        # Digests have one length, so that the comparison tells nothing of the key.
+        # Digests have the same length, so the time of the comparison reveals nothing.
         if not hmac.compare_digest(digest, row.digest if row else "0" * 64):
             return None
         if row is None or row.revoked_at is not None:
@@ -73,7 +72,7 @@ class KeyService:
         rate: float | None = None,
         burst: int | None = None,
     ) -> tuple[KeyRow, str]:
-        """A new key: its row and the key itself, which is not kept and never shown again."""
+        """Creates a key and returns its row and the key itself, which is not stored."""
         problem = text_problem(name)
         if problem is not None:
             raise SettingsError(f"the name {problem}")
@@ -97,27 +96,18 @@ class KeyService:
             now_us(),
             None,
         )
-        async with self._database.write() as conn:
-            await conn.execute(api_keys.insert().values(row._asdict()))
+        await self._repository.insert(row)
         return row, key
 
     async def rows(self) -> list[KeyRow]:
         """Every key, newest first."""
-        rows = await self._database.fetch(
-            sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.key_id)
-        )
-        return [KeyRow(*row) for row in rows]
+        return await self._repository.list()
 
     async def revoke(self, key_id: str) -> None:
-        """From now on here, and within a second elsewhere, the key opens nothing."""
-        async with self._database.write() as conn:
-            done = await conn.execute(
-                api_keys.update()
-                .where((api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None))
-                .values(revoked_at=now_us())
-            )
+        """Revokes a key: on this server at once, on others within a second. Raises NotFound."""
+        revoked = await self._repository.revoke(key_id)
         self._read_at = -float("inf")
-        if done.rowcount != 1:
+        if not revoked:
             raise NotFound("there is no such key, or it has been revoked", code="unknown_key")
 
     async def _refresh(self, seconds: float) -> None:
@@ -127,13 +117,13 @@ class KeyService:
     async def _read(self) -> None:
         began = time.monotonic()
         try:
-            rows = await self.rows()
+            rows = await self._repository.list()
         except SQLAlchemyError as error:
             if self._read_at < 0:
-                raise  # nothing is known yet: nobody can be let in
-            # Who was let in a moment ago still is; the rest needs the database anyway.
+                raise  # no key was ever read, so no caller can be identified
+            # The keys of a moment ago still count; most requests need the database anyway.
             log.warning("the keys cannot be read", error=str(error).partition("\n")[0])
             self._read_at = began
             return
-        self._known = {row.key_id: row for row in rows}
+        self._keys = {row.key_id: row for row in rows}
         self._read_at = began

@@ -1,0 +1,1 @@
+"""Lists for users: recommend, rerank, compare, similar items and questions."""

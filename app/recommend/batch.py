@@ -8,68 +8,74 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
+from app.core.concurrency import ConcurrencyLimiter
 from app.core.errors import AppError, PayloadTooLarge, Unavailable, Unprocessable
-from app.core.http import text_problem
-from app.core.overload import Places
-from app.recommend.batcher import IsGone
-from app.recommend.filters import Filters
+from app.core.requests import text_problem
+from app.inference.batcher import IsGone
+from app.inference.model_manager import ModelManager
+from app.recommend.schemas import MAX_USERS, RecommendationQuery
 from app.recommend.service import RecommendService
-from app.recommend.sources import Sources
 
-MOST_USERS = 1_000
-MOST_ITEMS = 100_000  # of all lists together: 14 MB
-AT_ONCE = 32  # users of all batches: half a pass of the ranker is left for single requests
-MOST_BATCHES = 16
-PATIENCE_SECONDS = 10.0
-PAUSE_SECONDS = 0.05
+MAX_ITEMS = 100_000  # of all lists together: 14 MB
+MAX_CONCURRENT_USERS = 32  # of all batches: half a pass is left for single requests
+MAX_BATCHES = 16
+TIMEOUT_SECONDS = 10.0
+RETRY_SECONDS = 0.05
 
 
 class BatchService:
     """Every user's list is what `RecommendService` would answer, and so is every refusal."""
 
-    def __init__(self, sources: Sources, recommend: RecommendService) -> None:
-        self._sources = sources
+    def __init__(self, models: ModelManager, recommend: RecommendService) -> None:
+        self._models = models
         self._recommend = recommend
-        self._places = asyncio.Semaphore(AT_ONCE)
-        self._batches = Places(MOST_BATCHES, "many batches are under way", retry_after=2)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_USERS)
+        self._batches = ConcurrencyLimiter(
+            MAX_BATCHES, "too many batches are under way; retry later", retry_after=2
+        )
 
     async def recommend(
-        self, users: Sequence[str], filters: Filters, gone: IsGone | None = None
+        self, users: Sequence[str], query: RecommendationQuery, is_gone: IsGone | None = None
     ) -> bytes:
         """The body of the answer: a result for each of the users, in their order.
 
-        Raises PayloadTooLarge for too many, Unavailable where many batches are under way, and what
-        is wrong with all of them alike, as a version that there is not.
+        Raises:
+            PayloadTooLarge: there are too many users or items.
+            Unavailable: too many batches are under way.
+            AppError: an error of all users alike, as an unknown version.
         """
-        if len(users) > MOST_USERS:
+        if len(users) > MAX_USERS:
             raise PayloadTooLarge(
-                f"at most {MOST_USERS:,} users are taken, these are {len(users):,}",
+                f"at most {MAX_USERS:,} users are taken, these are {len(users):,}",
                 code="too_many_users",
             )
-        if len(users) * filters.n > MOST_ITEMS:
+        if len(users) * query.n > MAX_ITEMS:
             raise PayloadTooLarge(
-                f"{len(users):,} lists of {filters.n:,} are more than {MOST_ITEMS:,} items",
+                f"{len(users):,} lists of {query.n:,} are more than {MAX_ITEMS:,} items",
                 code="too_many_items",
             )
         with self._batches.one():
-            await self._sources.model(filters.model)
-            return b'{"results":[' + b",".join(await self._results(users, filters, gone)) + b"]}"
+            await self._models.get(query.model)
+            return b'{"results":[' + b",".join(await self._results(users, query, is_gone)) + b"]}"
 
     async def _results(
-        self, users: Sequence[str], filters: Filters, gone: IsGone | None
+        self, users: Sequence[str], query: RecommendationQuery, is_gone: IsGone | None
     ) -> list[bytes]:
         results = [b""] * len(users)
-        todo = iter(range(len(users)))
-        until = time.monotonic() + PATIENCE_SECONDS
+        positions = iter(range(len(users)))
+        until = time.monotonic() + TIMEOUT_SECONDS
 
-        async def work(todo: Iterator[int]) -> None:
-            for at in todo:
-                async with self._places:
-                    results[at] = await self._result(users[at], filters, gone, until)
-                # A list from the cache waits for nothing: others are to have their turn.
+        async def answer(positions: Iterator[int]) -> None:
+            for position in positions:
+                async with self._slots:
+                    results[position] = await self._result(users[position], query, is_gone, until)
+                # A list from the cache waits for nothing: other requests get their turn here.
                 await asyncio.sleep(0)
 
-        tasks = [asyncio.create_task(work(todo)) for _ in range(min(AT_ONCE, len(users)))]
+        tasks = [
+            asyncio.create_task(answer(positions))
+            for _ in range(min(MAX_CONCURRENT_USERS, len(users)))
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -78,24 +84,24 @@ class BatchService:
         return results
 
     async def _result(
-        self, user: str, filters: Filters, gone: IsGone | None, until: float
+        self, user: str, query: RecommendationQuery, is_gone: IsGone | None, until: float
     ) -> bytes:
         problem = text_problem(user)
         if problem is not None:
-            return _refused(Unprocessable(f"the user's id {problem}", code="invalid_id"))
+            return _error(Unprocessable(f"the user's id {problem}", code="invalid_id"))
         while True:
             try:
-                answer = await self._recommend.recommend(user, filters, gone)
+                answer = await self._recommend.recommend(user, query, is_gone)
                 return b'{"status":200,' + answer[1:]
             except Unavailable as error:
                 if error.code != "overloaded":
                     raise  # nobody waits for any of them any more, or the service stops
                 if time.monotonic() > until:
-                    return _refused(error)
-                await asyncio.sleep(PAUSE_SECONDS)
+                    return _error(error)
+                await asyncio.sleep(RETRY_SECONDS)
             except AppError as error:
-                return _refused(error)
+                return _error(error)
 
 
-def _refused(error: AppError) -> bytes:
+def _error(error: AppError) -> bytes:
     return orjson.dumps({"status": error.status, "code": error.code, "detail": error.detail})

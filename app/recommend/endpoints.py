@@ -1,4 +1,4 @@
-"""`/recommend`."""
+"""HTTP routes of lists: recommend, batch, rerank, compare, similar items and questions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from cachetools import LRUCache
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.core.access import Role, access
+from app.core.concurrency import RELEASE_KEY
 from app.core.errors import (
     REQUEST_ID_KEY,
     Unavailable,
@@ -18,69 +20,85 @@ from app.core.errors import (
     problem_of,
     problem_responses,
 )
-from app.core.http import Id, PathId, decode_id, text_problem
-from app.core.overload import RELEASE_KEY
-from app.recommend.bodies import (
+from app.core.requests import Id, PathId, decode_id, text_problem
+from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
     EXCLUDE,
     EXCLUDE_SEEN,
     EXPLAIN,
     MAX_CATEGORIES,
+    MAX_COMPARED,
     MAX_LIST,
+    MAX_USERS,
     MIN_SEQ,
     MODEL,
+    BatchAnswer,
+    BatchBody,
+    CompareBody,
+    Comparison,
     Explain,
-    filters_of,
+    Questions,
+    Recommendation,
+    RecommendationQuery,
+    RerankBody,
+    SimilarItems,
+    body_of,
+    body_schema,
+    query_of,
 )
-from app.recommend.feature import Recommending
-from app.recommend.filters import Filters
-from app.recommend.schemas import Recommendation
+from app.recommend.wiring import RecommendFeature
 
-QUERIES_KEPT = 1024
-QUERY_BYTES = 256
+MAX_KNOWN_QUERIES = 1024
+MAX_QUERY_BYTES = 256
 
 
 class KnownQueries(APIRoute):
-    """Checks a query once: the next request with the same one goes straight to the service.
+    """Parses a query string once: the next request with the same one goes straight to ``answer``.
 
-    Reading and checking nine parameters takes longer than all the rest of a cached answer.
+    Most requests to `GET /recommend/{user}` therefore do not pass ``recommend`` below. To read and
+    check nine parameters takes longer than all the rest of a cached answer.
     """
 
-    known: LRUCache[bytes, Filters]
+    known: LRUCache[bytes, RecommendationQuery]
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        checked = super().get_route_handler()
-        known = self.known = LRUCache(QUERIES_KEPT)
+        """The handler of a query string that is not known: it keeps the parsed query."""
+        handler = super().get_route_handler()
+        known = self.known = LRUCache(MAX_KNOWN_QUERIES)
 
         async def handle(request: Request) -> Response:
-            response = await checked(request)
-            query: bytes = request.scope["query_string"]
-            if len(query) <= QUERY_BYTES:
-                known[query] = request.state.filters
+            response = await handler(request)
+            query_string: bytes = request.scope["query_string"]
+            if len(query_string) <= MAX_QUERY_BYTES:
+                known[query_string] = request.state.query
             return response
 
         return handle
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        filters = self.known.get(scope["query_string"])
-        if filters is None or scope["method"] != "GET":
+        """Answers a request, past FastAPI where its query string is known."""
+        query = self.known.get(scope["query_string"])
+        if query is None or scope["method"] != "GET":
             await super().handle(scope, receive, send)
             return
         request = Request(scope, receive)
-        response = await answer(request, decode_id(scope["path_params"]["user"]), filters)
+        response = await answer(request, decode_id(scope["path_params"]["user"]), query)
         await response(scope, receive, send)
 
 
-router = APIRouter(tags=["recommend"], route_class=KnownQueries)
+router = APIRouter(tags=["recommend"])
+list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
+"""`GET /recommend/{user}` alone: the route that is measured."""
 
 
-@router.get(
+@list_router.get(
     "/recommend/{user}",
     summary="What this user would like next",
     response_model=None,
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
+@access(Role.READ, concurrency="recommend")
 async def recommend(
     request: Request,
     user: PathId,
@@ -102,20 +120,130 @@ async def recommend(
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    filters = filters_of(
+    query = query_of(
         n, exclude_seen, category or [], exclude or [], explain, min_seq, model, diversity
     )
-    request.state.filters = filters
-    return await answer(request, user, filters)
+    request.state.query = query
+    return await answer(request, user, query)
 
 
-async def answer(request: Request, user: str, filters: Filters) -> Response:
+async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
     """The response to a request whose parameters have been checked."""
-    recommending: Recommending = request.app.state.recommend
+    feature: RecommendFeature = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)
-        body = await recommending.service.recommend(user, filters, request.is_disconnected, release)
+        body = await feature.service.recommend(user, query, request.is_disconnected, release)
     except Unavailable as error:
-        # Said here and not by the handler: under overload this is what has to be quick.
+        # Answered here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))
     return Response(body, media_type="application/json")
+
+
+def _feature(request: Request) -> RecommendFeature:
+    feature: RecommendFeature = request.app.state.recommend
+    return feature
+
+
+Feature = Annotated[RecommendFeature, Depends(_feature)]
+_PROBLEMS = problem_responses(400, 404, 409, 413, 415, 422, 503)
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+@router.post(
+    "/recommend/batch",
+    summary="What many users would like next",
+    response_model=None,
+    responses={200: {"model": BatchAnswer}, **_PROBLEMS},
+    openapi_extra=body_schema(BatchBody),
+)
+@access(Role.READ)
+async def recommend_batch(request: Request, feature: Feature) -> Response:
+    """A result for each user, in their order.
+
+    A result is what `GET /recommend/{user}` gives, with its `status`. Too many users or items are
+    413.
+    """
+    body = await body_of(request, BatchBody, {"users": MAX_USERS, "exclude": MAX_LIST})
+    is_gone = request.is_disconnected
+    return _json(await feature.batch.recommend(body.users, body.query(), is_gone))
+
+
+@router.post(
+    "/rerank",
+    summary="Your items in the order in which a user would like them",
+    response_model=None,
+    responses={200: {"model": Recommendation}, **_PROBLEMS},
+    openapi_extra=body_schema(RerankBody),
+)
+@access(Role.READ)
+async def rerank(request: Request, feature: Feature) -> Response:
+    """Algorithm 1 over exactly these items.
+
+    All given items are returned, including seen, disliked, hidden and deleted ones. Items that
+    the model does not know come last, in the order given, as
+    `popular`. For a user of whom nothing is known the order is by popularity.
+    """
+    body = await body_of(request, RerankBody, {"items": MAX_LIST})
+    query, is_gone = body.query(), request.is_disconnected
+    return _json(await feature.rerank.rerank(body.user, body.items, query, is_gone))
+
+
+@router.post(
+    "/compare",
+    summary="Pairwise preference probabilities between the given items",
+    response_model=Comparison,
+    responses=_PROBLEMS,
+    openapi_extra=body_schema(CompareBody),
+)
+@access(Role.READ)
+async def compare(request: Request, feature: Feature) -> Comparison:
+    """P(row preferred to column) = σ(margin / 2T).
+
+    T is the temperature that the version was calibrated by. An item that the model does not
+    know is 422 `item_not_ranked`; without a model
+    the answer is 409 `no_model`. For a user of whom nothing is known it is the mean user's.
+    """
+    body = await body_of(request, CompareBody, {"items": MAX_COMPARED})
+    query, is_gone = body.query(), request.is_disconnected
+    return await feature.rerank.compare(body.user, body.items, query, is_gone)
+
+
+@router.get(
+    "/items/{item}/similar",
+    summary="Items like an item",
+    response_model=SimilarItems,
+    responses=problem_responses(404, 422, 503),
+)
+@access(Role.READ)
+async def similar(
+    feature: Feature,
+    item: PathId,
+    n: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 10,
+) -> SimilarItems:
+    """By the active model; where it does not know the item, by the users who took both up."""
+    return await feature.similar.similar(item, n)
+
+
+@router.get(
+    "/users/{user}/questions",
+    summary="What to ask a user about",
+    response_model=Questions,
+    responses=problem_responses(404, 422, 503),
+)
+@access(Role.READ)
+async def questions(
+    request: Request,
+    feature: Feature,
+    user: PathId,
+    n: Annotated[int, Query(ge=1, le=50, description="How many at most.")] = 5,
+) -> Questions:
+    """Pairs of popular items that the user has not seen.
+
+    They are chosen so that the answers tell most: what users like this one would answer
+    differently. Unknown users get questions, too. A user who has seen all items but one gets an
+    empty list, and `reason` says so.
+    """
+    return await feature.questions.questions(user, n, request.is_disconnected)

@@ -1,98 +1,59 @@
-"""What the ranker and its caches did."""
+"""Metrics of the model that serves: its version, age and last evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 
-from app.core.cache import ByteCache
-from app.core.metrics import new_registry
-from app.core.shared import Shared
-
-SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+from app.core.tables import now_us
+from app.events.service import EventService
+from app.inference.model_manager import ModelManager
 
 
-class RankerMetrics:
-    """Queue time, compute time, batch sizes and pairs, and whom the batcher turned away."""
+class ModelMetrics:
+    """Collects the metrics of the model in this process."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        registry = registry or new_registry()
-        self.queue_seconds = Histogram(
-            "ncr_rank_queue_seconds",
-            "From joining the queue to the pass that ranked it.",
-            buckets=SECONDS,
-            registry=registry,
+    def __init__(self, models: ModelManager, events: EventService) -> None:
+        self._models = models
+        self._events = events
+        self._last_seq = 0
+
+    async def refresh(self) -> None:
+        """Reads the last seq, which needs the database."""
+        self._last_seq = await self._events.last_seq()
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; those of the model only where there is one."""
+        model = self._models.current
+        yield GaugeMetricFamily(
+            "ncr_model_refused",
+            "1 while the active version could not be loaded here.",
+            value=float(self._models.refused is not None),
         )
-        self.compute_seconds = Histogram(
-            "ncr_rank_compute_seconds",
-            "One pass of the ranker.",
-            buckets=SECONDS,
-            registry=registry,
+        if model is None:
+            return
+        row = model.row
+        about = InfoMetricFamily("ncr_model", "The model that answers.")
+        about.add_metric(
+            [], {"version": row.version, "model": row.kind, "factors": str(row.factors)}
         )
-        self.batch_size = Histogram(
-            "ncr_rank_batch_size", "Requests in a pass.", buckets=SIZES, registry=registry
+        yield about
+        yield GaugeMetricFamily(
+            "ncr_model_age_seconds",
+            "Since it was trained.",
+            value=max(0.0, (now_us() - row.created_at) / 1e6),
         )
-        self.pairs = Counter(
-            "ncr_rank_pairs", "Pairs of items that the network compared.", registry=registry
+        yield GaugeMetricFamily(
+            "ncr_model_events_behind",
+            "Events and deletions that it was not trained on.",
+            value=max(0, self._last_seq - row.trained_seq),
         )
-        self.refused = Counter(
-            "ncr_rank_refused",
-            "Requests answered with 503 for too long a queue.",
-            registry=registry,
+        measured = GaugeMetricFamily(
+            "ncr_model_evaluation", "Its last evaluation.", labels=["protocol", "metric"]
         )
-        self.dropped = Counter(
-            "ncr_rank_dropped", "Requests that had gone or timed out.", registry=registry
-        )
-        self.fallbacks = Counter(
-            "ncr_rank_device_fallbacks",
-            "Passes that a device had too little memory for, by what was done instead.",
-            ["to"],
-            registry=registry,
-        )
-
-    def passed(self, seconds: float, queued: Sequence[float]) -> None:
-        """A pass that took ``seconds``, of requests that had waited for so long each."""
-        self.compute_seconds.observe(seconds)
-        self.batch_size.observe(len(queued))
-        for waited in queued:
-            self.queue_seconds.observe(waited)
-
-
-class CacheMetrics(Collector):
-    """Hits, misses and bytes of the caches, read when somebody looks."""
-
-    def __init__(self, registry: CollectorRegistry, shared: Shared | None = None) -> None:
-        self._caches: dict[str, ByteCache[Any, Any]] = {}
-        self._shared = shared
-        registry.register(self)
-
-    def add(self, name: str, cache: ByteCache[Any, Any]) -> None:
-        """Shows this cache under a name; a new one of the same name takes its place."""
-        self._caches[name] = cache
-
-    def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
-        asked = CounterMetricFamily(
-            "ncr_cache_requests", "Look-ups in a cache.", labels=["cache", "tier", "result"]
-        )
-        size = GaugeMetricFamily("ncr_cache_bytes", "Bytes in a cache.", labels=["cache"])
-        for name, cache in self._caches.items():
-            asked.add_metric([name, "process", "hit"], cache.hits)
-            asked.add_metric([name, "process", "miss"], cache.misses)
-            size.add_metric([name], cache.size)
-        if self._shared is None:
-            return [asked, size]
-        for result in ("hit", "miss"):
-            asked.add_metric(["lists", "redis", result], self._shared.calls[result])
-        failed = CounterMetricFamily("ncr_redis_failures", "Calls that Redis did not do.")
-        failed.add_metric([], self._shared.calls["failed"])
-        there = GaugeMetricFamily(
-            "ncr_redis_available",
-            "Whether Redis answers.",
-            value=float(self._shared.available),
-        )
-        return [asked, size, failed, there]
+        for protocol, figures in row.metrics.items():
+            for name, value in figures.items() if isinstance(figures, dict) else ():
+                if name in ("hr@10", "ndcg@10", "ece") and isinstance(value, int | float):
+                    measured.add_metric([protocol, name], float(value))
+        yield measured

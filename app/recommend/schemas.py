@@ -1,10 +1,219 @@
-"""What an answer looks like."""
+"""Queries, request bodies and response models of lists."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from fastapi import Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from app.core.errors import PayloadTooLarge, Unprocessable
+from app.core.requests import invalid_body, read_json, text_problem, text_schema
+
+MAX_LIST = 1_000
+MAX_COMPARED = 100
+MAX_USERS = 1_000
+MAX_CATEGORIES = 64
+
+CATEGORY = "Items in any of them."
+EXCLUDE = "Items to leave out."
+EXCLUDE_SEEN = "Leave out what the user has seen."
+EXPLAIN = "`pairwise`: with the items of the user that each place is due to."
+MIN_SEQ = "Take in every event up to this seq."
+MODEL = (
+    "A version to answer with, published or rejected, for a trial; it is loaded if need be. By "
+    "default the active one."
+)
+DIVERSITY = (
+    "How much of the order is given up for variety. Each place goes to the item with the largest "
+    "(1 − diversity)·(1 − r/P) − diversity·(its highest similarity to the items above it), r being "
+    "its place from 0 in the exact list of P = max(5n, 50) items, and similarities those of "
+    "`/items/{id}/similar`. 0 is the exact list; the first place always stays."
+)
+Explain = Literal["none", "pairwise"]
+
+
+STRING_BYTES = 60  # of a Python string without its characters
+
+
+@dataclass(frozen=True)
+class RecommendationQuery:
+    """The parameters of a list, checked, in one form for all requests for the same list."""
+
+    n: int = 10
+    exclude_seen: bool = True
+    categories: tuple[str, ...] = ()
+    """Sorted, each once."""
+    exclude: tuple[str, ...] = ()
+    """Sorted, each once."""
+    min_seq: int | None = None
+    model: str | None = None
+    diversity: float = 0.0
+    explain: bool = False
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What a list depends on of the query."""
+        return (
+            self.n,
+            self.exclude_seen,
+            self.categories,
+            self.exclude,
+            self.diversity,
+            self.explain,
+        )
+
+    @cached_property
+    def key_bytes(self) -> int:
+        """The memory of the strings in the key, in bytes."""
+        return sum(STRING_BYTES + 4 * len(x) for x in (*self.categories, *self.exclude))
+
+
+def _checked(item: str) -> str:
+    problem = text_problem(item)
+    if problem is not None:
+        raise ValueError(f"an id {problem}")
+    return item
+
+
+BodyId = Annotated[str, AfterValidator(_checked), Field(json_schema_extra=text_schema())]
+
+
+class _Body(BaseModel):
+    """The parameters of every body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    min_seq: int | None = Field(default=None, ge=0, lt=2**53, description=MIN_SEQ)
+    model: str | None = Field(default=None, max_length=256, description=MODEL)
+
+    @field_validator("min_seq", "n", mode="before", check_fields=False)
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        # In JSON 5.0 is as whole a number as 5.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class BatchBody(_Body):
+    """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
+
+    users: list[str] = Field(
+        max_length=MAX_USERS,
+        description="Each gets a result of its own, also one whose id is not valid. Users times "
+        "`n` may be 100,000 at most.",
+    )
+    n: int = Field(default=10, ge=1, le=MAX_LIST, description="How many items for each.")
+    exclude_seen: bool = Field(default=True, description=EXCLUDE_SEEN)
+    category: list[str] = Field(
+        default_factory=list, max_length=MAX_CATEGORIES, description=CATEGORY
+    )
+    exclude: list[BodyId] = Field(default_factory=list, max_length=MAX_LIST, description=EXCLUDE)
+    explain: Explain = Field(default="none", description=EXPLAIN)
+    diversity: float = Field(default=0.0, ge=0, le=1, description=DIVERSITY)
+
+    def query(self) -> RecommendationQuery:
+        """The parameters as a query."""
+        return query_of(
+            self.n,
+            self.exclude_seen,
+            self.category,
+            self.exclude,
+            self.explain,
+            self.min_seq,
+            self.model,
+            self.diversity,
+        )
+
+
+class RerankBody(_Body):
+    """The body of `POST /rerank`."""
+
+    user: BodyId
+    items: list[BodyId] = Field(
+        min_length=1,
+        max_length=MAX_LIST,
+        description="What is to be ranked, in the order that decides ties. An item that repeats "
+        "counts at its first place.",
+    )
+
+    def query(self) -> RecommendationQuery:
+        """The parameters as a query."""
+        return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
+
+
+class CompareBody(_Body):
+    """The body of `POST /compare`."""
+
+    user: BodyId
+    items: list[BodyId] = Field(
+        min_length=1,
+        max_length=MAX_COMPARED,
+        description="What is to be compared. An item that repeats counts at its first place.",
+    )
+
+    def query(self) -> RecommendationQuery:
+        """The parameters as a query."""
+        return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
+
+
+def query_of(
+    n: int,
+    exclude_seen: bool,
+    category: list[str],
+    exclude: list[str],
+    explain: Explain,
+    min_seq: int | None,
+    model: str | None,
+    diversity: float,
+) -> RecommendationQuery:
+    """The parameters of a list as a query: categories and exclusions sorted, each once."""
+    return RecommendationQuery(
+        n,
+        exclude_seen,
+        tuple(sorted(set(category))),
+        tuple(sorted(set(exclude))),
+        min_seq,
+        model,
+        float(diversity),
+        explain == "pairwise",
+    )
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def body_of(request: Request, kind: type[Body], max_lengths: dict[str, int]) -> Body:
+    """The body of a request as a model.
+
+    Raises:
+        PayloadTooLarge: a list is longer than its maximum.
+        BadRequest: the body is no JSON.
+        Unprocessable: a field is wrong.
+    """
+    content = await read_json(request)
+    for name, max_length in max_lengths.items():
+        value = content.get(name) if isinstance(content, dict) else None
+        if isinstance(value, list) and len(value) > max_length:
+            raise PayloadTooLarge(
+                f"{name}: at most {max_length:,} are taken, these are {len(value):,}",
+                code=f"too_many_{name}",
+            )
+    if not isinstance(content, dict):
+        raise Unprocessable("the body must be an object")
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise invalid_body(error) from None
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """The ``openapi_extra`` of a route that takes a body of this kind."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
 
 Source = Literal["model", "fold_in", "popular"]
 
@@ -113,3 +322,38 @@ class SimilarItems(BaseModel):
         "model: then it is the cosine of who took them up."
     )
     items: list[SimilarItem] = Field(description="Most alike first.")
+
+
+NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]
+"""Why there are no questions."""
+
+
+class QuestionItem(BaseModel):
+    """An item that is asked about."""
+
+    id: str
+    title: str | None
+
+
+class Question(BaseModel):
+    """Which of the two would the user rather have? The answer goes to `POST /preferences`."""
+
+    a: QuestionItem
+    b: QuestionItem
+    information: float | None = Field(
+        description="Bits that the answer is expected to tell of the user's taste, beyond those of "
+        "the questions before it; null where no model knows."
+    )
+
+
+class Questions(BaseModel):
+    """Questions, the most telling first."""
+
+    user: str
+    model_version: str | None
+    as_of_seq: int
+    source: Literal["model", "popular"]
+    items: list[Question]
+    reason: NoQuestions | None = Field(
+        description="Why there are no questions; null where there are."
+    )

@@ -1,5 +1,4 @@
-"""Data out of the service and back: backups of everything, and exports that others can read.
+"""Backups of the whole service, exports for other programs, and imports.
 
-A backup knows no table by its columns: it goes by the MetaData, so that a table that is added to it
-is backed up too.
+A backup takes its tables from the MetaData, so that a new table is backed up too.
 """

@@ -1,4 +1,4 @@
-"""The file of a backup: a zip of tables and checkpoints, and a manifest that vouches for each."""
+"""The file of a backup: a zip of tables and checkpoints, with a manifest of their SHA-256 sums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ncr_core.errors import NcrError
 FORMAT: Literal["ncr-backup"] = "ncr-backup"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-MAX_MANIFEST = 64 * 2**20
-BLOCK = 1 << 20
+MAX_MANIFEST_BYTES = 64 * 2**20
+BLOCK_BYTES = 1 << 20
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,191}"
-# Nothing else is ever read from a zip, so no name in it leads out of the folders meant for it.
+# No other member is ever read, so no name leads out of the folders that are meant for it.
 _MEMBER = re.compile(rf"tables/{_PART}\.jsonl|models/{_PART}|models/{_PART}/{_PART}")
-# What Python's zipfile raises when it meets damage, depending on where it meets it.
+# What Python's zipfile raises for damage, depending on where the damage is.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -39,59 +39,59 @@ _DAMAGE = (
 
 OnBytes = Callable[[int], None]
 Report = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is, and of how much."""
+"""Called with a table's name or "models", how much of it is done, and the total."""
 
 
-def quietly(what: str, done: int, total: int) -> None:
-    """A report to nobody."""
+def no_report(what: str, done: int, total: int) -> None:
+    """Ignores progress."""
 
 
 class TransferError(NcrError):
-    """A backup or an export that cannot be written, read or used. The message is one line."""
+    """A backup or an export cannot be written, read or used. The message is one line."""
 
 
 class TableEntry(BaseModel):
-    """What the manifest says of a table."""
+    """The manifest's entry of a table."""
 
     columns: list[str]
     rows: int = Field(ge=0)
     last_id: int | None
-    """The highest id that the database had given out by itself; None where it gives out none."""
+    """The highest id that the database has generated; None if it generates none."""
 
 
 class Member(BaseModel):
-    """What the manifest says of a file in the zip."""
+    """The manifest's entry of a file in the zip."""
 
     sha256: str
     bytes: int = Field(ge=0)
 
 
-class Manifest(BaseModel):
-    """What a backup holds."""
+class BackupManifest(BaseModel):
+    """The contents of a backup."""
 
     format: Literal["ncr-backup"]
     version: int
     software: str
     revision: str
-    """The revision of the schema, as Alembic names it."""
+    """Alembic's revision of the schema."""
     dialect: str
     created_at: str
     tables: dict[str, TableEntry]
     missing_models: list[str]
-    """Published versions whose checkpoints were not there to be backed up, or damaged."""
+    """Versions whose checkpoints were missing or damaged when the backup was written."""
     members: dict[str, Member]
 
 
 def table_member(table: str) -> str:
-    """The name under which a table is in the zip."""
+    """The name of a table's member."""
     return f"tables/{table}.jsonl"
 
 
 class ArchiveWriter:
-    """Writes members one after the other, the manifest last."""
+    """Writes members one after another, and the manifest last."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        # The lowest level: while tables are packed, the database holds a state for us.
+        # The lowest level: while tables are packed, the database keeps a snapshot open.
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
         self.members: dict[str, Member] = {}
 
@@ -103,7 +103,7 @@ class ArchiveWriter:
 
     @contextmanager
     def member(self, name: str) -> Iterator[Callable[[bytes], None]]:
-        """Begins a member; gives what writes to it."""
+        """Begins a member and yields the function that writes to it."""
         digest, size = hashlib.sha256(), 0
         with self._zip.open(name, "w", force_zip64=True) as out:
 
@@ -116,13 +116,13 @@ class ArchiveWriter:
             yield write
         self.members[name] = Member(sha256=digest.hexdigest(), bytes=size)
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: BackupManifest) -> None:
         """Writes the manifest."""
         self._zip.writestr(MANIFEST, manifest.model_dump_json(indent=1))
 
 
 class Backup:
-    """An open backup. Its names and its manifest fit each other; `verify` before using the rest."""
+    """An open backup, whose names fit its manifest. Call `verify` before using its contents."""
 
     def __init__(self, path: Path) -> None:
         """Opens it. Raises TransferError, or OSError where the file cannot be opened."""
@@ -146,34 +146,38 @@ class Backup:
 
     @property
     def total_bytes(self) -> int:
-        """The unpacked size of everything: what `verify` counts up to."""
+        """The unpacked size of all members."""
         return sum(member.bytes for member in self.manifest.members.values())
 
     def models(self) -> dict[str, list[str]]:
         """The members of each version's checkpoint."""
-        found: dict[str, list[str]] = {}
+        members: dict[str, list[str]] = {}
         for name in self.manifest.members:
             kind, version, *file = name.split("/")
             if kind == "models" and file:
-                found.setdefault(version, []).append(name)
-        return found
+                members.setdefault(version, []).append(name)
+        return members
 
     def verify(self, on_bytes: OnBytes = lambda n: None) -> None:
-        """Reads everything once. Raises TransferError for what is not as the manifest says.
+        """Reads every member once.
 
-        ``on_bytes`` is told how many bytes have been read, of ``total_bytes``.
+        Args:
+            on_bytes: called with the number of bytes read so far, of ``total_bytes``.
+
+        Raises:
+            TransferError: a member is not as the manifest says.
         """
-        done = 0
+        bytes_read = 0
         for name, member in self.manifest.members.items():
             digest, size = hashlib.sha256(), 0
             with self.open(name) as file, self._damage_in(name):
-                while data := file.read(BLOCK):
+                while data := file.read(BLOCK_BYTES):
                     digest.update(data)
                     size += len(data)
                     if size > member.bytes:
                         break
-                    done += len(data)
-                    on_bytes(done)
+                    bytes_read += len(data)
+                    on_bytes(bytes_read)
             if size != member.bytes or digest.hexdigest() != member.sha256:
                 raise TransferError(
                     f"{self.path} is damaged: the SHA-256 of {name} is not the manifest's"
@@ -187,18 +191,18 @@ class Backup:
         with file:
             yield file
 
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> BackupManifest:
         with self._damage_in(MANIFEST):
             try:
                 info = self._zip.getinfo(MANIFEST)
             except KeyError:
                 raise TransferError(f"{self.path} is not a backup: no {MANIFEST} in it") from None
             with self._zip.open(info) as file:
-                content = file.read(MAX_MANIFEST + 1)
-        if len(content) > MAX_MANIFEST:
+                content = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(content) > MAX_MANIFEST_BYTES:
             raise TransferError(f"{self.path} has a manifest that is too large")
         try:
-            manifest = Manifest.model_validate_json(content)
+            manifest = BackupManifest.model_validate_json(content)
         except ValidationError as error:
             where = ".".join(str(part) for part in error.errors()[0]["loc"])
             raise TransferError(
@@ -212,18 +216,18 @@ class Backup:
         return manifest
 
     def _check_names(self) -> None:
-        wanted = set(self.manifest.members) | {MANIFEST}
+        expected = set(self.manifest.members) | {MANIFEST}
         tables = {table_member(table) for table in self.manifest.tables}
-        found = [info.filename for info in self._zip.infolist()]
-        for name in (*found, *wanted):
+        names = [info.filename for info in self._zip.infolist()]
+        for name in (*names, *expected):
             if name != MANIFEST and not _MEMBER.fullmatch(name):
-                raise TransferError(f"{self.path} holds a file that no backup has: {name[:80]!a}")
-        if len(found) != len(set(found)) or set(found) != wanted or not tables <= wanted:
-            odd = sorted(set(found) ^ wanted | tables - wanted) or ["a name twice"]
+                raise TransferError(f"{self.path} has a member that no backup has: {name[:80]!a}")
+        if len(names) != len(set(names)) or set(names) != expected or not tables <= expected:
+            odd = sorted(set(names) ^ expected | tables - expected) or ["a name twice"]
             raise TransferError(f"{self.path} is not what its manifest says: {odd[0][:80]!a}")
         methods = {info.compress_type for info in self._zip.infolist()}
         if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-            raise TransferError(f"{self.path} is damaged: it is packed in an unknown way")
+            raise TransferError(f"{self.path} is damaged: it has an unknown compression")
 
     @contextmanager
     def _damage_in(self, name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Writing a backup: every table in one state of the database, and the checkpoints of its models."""
+"""Writing a backup: a snapshot of every table, and the checkpoints of its models."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app import __version__
+from app.all_tables import metadata
 from app.core.database import Database
-from app.schema import metadata
-from app.services import Services
 from app.transfer.archive import (
     FORMAT,
     FORMAT_VERSION,
     ArchiveWriter,
-    Manifest,
+    BackupManifest,
     Report,
     TableEntry,
-    quietly,
+    no_report,
     table_member,
 )
 from app.transfer.checkpoints import pack_checkpoint
 from app.transfer.files import new_file
-from app.transfer.identities import last_id
-from app.transfer.rows import CHUNK, encode
+from app.transfer.table_io import CHUNK_ROWS, encode, last_id
+from app.wiring import Services
 
 
 @dataclass(frozen=True)
 class BackupReport:
-    """What a backup holds."""
+    """Counts of a backup."""
 
     rows: dict[str, int]
     """By table."""
     models: int
-    """Checkpoints that were packed."""
+    """Number of checkpoints."""
     missing: list[str]
-    """Versions whose checkpoints should be there and are not, or damaged."""
+    """Versions whose checkpoints are missing or damaged."""
     bytes: int
-    """The size of the file."""
+    """Size of the file."""
 
 
-async def write_backup(services: Services, path: Path, report: Report = quietly) -> BackupReport:
-    """Writes everything to a new file, which appears when it is whole.
+async def write_backup(services: Services, path: Path, report: Report = no_report) -> BackupReport:
+    """Writes a new file, which appears when it is whole. Servers may go on writing meanwhile.
 
-    Servers may go on writing. Raises TransferError if the file is there already.
+    Raises:
+        TransferError: the file exists already.
     """
     with new_file(path) as file:
         manifest, packed = await _write(services, file, report)
@@ -62,22 +62,22 @@ async def write_backup(services: Services, path: Path, report: Report = quietly)
     )
 
 
-async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[Manifest, int]:
+async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[BackupManifest, int]:
     with ArchiveWriter(file) as archive:
         tables: dict[str, TableEntry] = {}
         async with _snapshot(services.database) as conn:
             revision = await conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
             for table in metadata.sorted_tables:
                 tables[table.name] = await _pack_table(conn, archive, table, report)
-            kept = await _kept(conn)
-        # The database has been let go of: a checkpoint never changes, and one that retention has
-        # removed by now is named as missing.
+            versions = await _stored_versions(conn)
+        # Outside the snapshot: a checkpoint never changes, and one that retention has removed by
+        # now is reported as missing.
         missing: list[str] = []
-        for done, version in enumerate(kept, 1):
+        for number, version in enumerate(versions, 1):
             if not await pack_checkpoint(services, archive, version):
                 missing.append(version)
-            report("models", done, len(kept))
-        manifest = Manifest(
+            report("models", number, len(versions))
+        manifest = BackupManifest(
             format=FORMAT,
             version=FORMAT_VERSION,
             software=__version__,
@@ -89,10 +89,10 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[M
             members=archive.members,
         )
         archive.finish(manifest)
-    return manifest, len(kept) - len(missing)
+    return manifest, len(versions) - len(missing)
 
 
-async def _kept(conn: AsyncConnection) -> Sequence[str]:
+async def _stored_versions(conn: AsyncConnection) -> Sequence[str]:
     models = metadata.tables["models"]
     query = sa.select(models.c.version).where(models.c.status != "deleted")
     return (await conn.scalars(query.order_by(models.c.version))).all()
@@ -100,7 +100,7 @@ async def _kept(conn: AsyncConnection) -> Sequence[str]:
 
 @asynccontextmanager
 async def _snapshot(database: Database) -> AsyncIterator[AsyncConnection]:
-    """A connection whose reads all see one state of the database."""
+    """A connection whose reads all see one snapshot of the database."""
     async with database.read() as conn:
         if database.dialect == "postgresql":
             await conn.execution_options(
@@ -115,12 +115,13 @@ async def _pack_table(
     total = (await conn.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
     rows = 0
     with archive.member(table_member(table.name)) as write:
-        # In the order of the key: loading then appends to the indices.
+        # In the order of the key, so that a restore appends to the indices.
         result = await conn.stream(
-            sa.select(table).order_by(*table.primary_key), execution_options={"yield_per": CHUNK}
+            sa.select(table).order_by(*table.primary_key),
+            execution_options={"yield_per": CHUNK_ROWS},
         )
         async for chunk in result.partitions():
-            await asyncio.to_thread(lambda some: write(encode(table, some)), chunk)
+            await asyncio.to_thread(lambda part: write(encode(table, part)), chunk)
             rows += len(chunk)
             report(table.name, rows, total)
     return TableEntry(

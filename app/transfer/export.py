@@ -1,10 +1,11 @@
-"""Exports: events and stated preferences as CSV and items as JSON Lines, in a folder that
-`ncr import` reads."""
+"""Exports: events and preferences as CSV, and items as JSON Lines, as `ncr import` reads them."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +14,10 @@ import orjson
 
 from app.catalog.schemas import Item
 from app.events.schemas import StoredEvent
-from app.imports import PREFERENCES
-from app.services import Services
-from app.transfer.archive import Report, quietly
+from app.transfer.archive import Report, no_report
 from app.transfer.files import new_file, refuse_existing
+from app.transfer.import_data import PREFERENCES
+from app.wiring import Services
 
 EVENTS, ITEMS = "events.csv", "items.jsonl"
 PREFERENCE_COLUMNS = ("user", "winner", "loser", "timestamp")
@@ -24,10 +25,12 @@ COLUMNS = ("event_id", "user", "item", "type", "value", "timestamp", "recommenda
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+WriteRows = Callable[[Iterable[Sequence[object]]], None]
+
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written."""
+    """Counts of an export."""
 
     events: int
     items: int
@@ -35,31 +38,36 @@ class ExportReport:
 
 
 async def export(
-    services: Services, folder: Path, *, user: str | None = None, report: Report = quietly
+    services: Services, folder: Path, *, user: str | None = None, report: Report = no_report
 ) -> ExportReport:
-    """Writes all items, events and preferences to new files, or what one user did and said alone.
+    """Writes items, events and preferences to new files; only that of events may be empty.
 
-    There is a file of preferences only if there are any.
-    Raises NotFound for an unknown user, and TransferError where one of the files is there already.
+    Args:
+        services: the service to export.
+        folder: where the files go; made if need be.
+        user: exports only this user's events and preferences.
+        report: called with the progress.
+
+    Raises:
+        NotFound: the user is unknown.
+        TransferError: one of the files exists already.
     """
     for name in (EVENTS, ITEMS, PREFERENCES):
         refuse_existing(folder / name)
-    items = 0
-    if user is None:
-        items = await _export_items(services, folder, report)
+    items = await _export_items(services, folder, report) if user is None else 0
     events = await _export_events(services, folder, user, report)
-    return ExportReport(events, items, await _export_preferences(services, folder, user, report))
+    preferences = await _export_preferences(services, folder, user, report)
+    return ExportReport(events, items, preferences)
 
 
 async def _export_items(services: Services, folder: Path, report: Report) -> int:
     total = len((await services.catalog.catalogue()).external_ids)
+    chunks = services.catalog.iter_items()
+    chunk = await anext(chunks, None)
+    if chunk is None:
+        return 0  # `ncr import` refuses an empty file
     written = 0
-    chunks = services.catalog.every()
-    first = await anext(chunks, None)
-    if first is None:
-        return 0  # an empty file would be none that can be imported
     with new_file(folder / ITEMS) as file:
-        chunk: list[Item] | None = first
         while chunk is not None:
             file.write(b"".join(_item_line(item) for item in chunk))
             written += len(chunk)
@@ -71,45 +79,46 @@ async def _export_items(services: Services, folder: Path, report: Report) -> int
 async def _export_events(services: Services, folder: Path, user: str | None, report: Report) -> int:
     total = await services.events.last_seq()
     written = 0
-    with new_file(folder / EVENTS) as file:
-        # A line feed within an id is quoted; at the end of lines there is nothing else.
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        async for chunk in services.events.every(user):
-            writer.writerows(_event_row(*row) for row in chunk)
+    with _new_csv(folder / EVENTS, COLUMNS) as write_rows:
+        async for chunk in services.events.iter_events(user):
+            write_rows(_event_row(*row) for row in chunk)
             written += len(chunk)
             report("events", chunk[-1][0].seq, total)
-        text.flush()
-        text.detach()
     return written
-
-
-def _item_line(item: Item) -> bytes:
-    row = item.as_json()
-    return orjson.dumps({"item": row.pop("id"), **row}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 async def _export_preferences(
     services: Services, folder: Path, user: str | None, report: Report
 ) -> int:
-    chunks = services.events.every_preference(user)
+    chunks = services.events.iter_preferences(user)
     chunk = await anext(chunks, None)
     if chunk is None:
         return 0
     written = 0
-    with new_file(folder / PREFERENCES) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(PREFERENCE_COLUMNS)
+    with _new_csv(folder / PREFERENCES, PREFERENCE_COLUMNS) as write_rows:
         while chunk is not None:
-            writer.writerows((*row[:-1], _iso(row.timestamp)) for row in chunk)
+            write_rows((*row[:-1], _iso(row.timestamp)) for row in chunk)
             written += len(chunk)
             report("preferences", written, written)
             chunk = await anext(chunks, None)
+    return written
+
+
+@contextmanager
+def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
+    with new_file(path) as file:
+        # Only line feeds end a line; within an id they are quoted.
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        yield writer.writerows
         text.flush()
         text.detach()
-    return written
+
+
+def _item_line(item: Item) -> bytes:
+    row = item.as_json()
+    return orjson.dumps({"item": row.pop("id"), **row}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _iso(micros: int) -> str:

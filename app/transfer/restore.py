@@ -1,4 +1,4 @@
-"""Reading a backup back into an empty service: all of it, or nothing."""
+"""Restoring a backup into an empty service: all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.all_tables import metadata
 from app.core.bulk import insert_many
-from app.core.metadata import now_us
 from app.core.migrations import head_revision
-from app.schema import metadata
-from app.services import Services
-from app.transfer.archive import Backup, Report, TransferError, quietly, table_member
+from app.core.tables import now_us
+from app.transfer.archive import Backup, Report, TransferError, no_report, table_member
 from app.transfer.checkpoints import unpack_checkpoints
-from app.transfer.identities import go_on_after
-from app.transfer.rows import Rows, decode
+from app.transfer.table_io import Rows, continue_ids_after, decode
+from app.wiring import Services
 
 MUST_BE_EMPTY = ("events", "users", "items", "models")
 REPLACED = ("counters", "activation")
-"""Tables that a new database has rows of, in the place of which the backup's come."""
-OWN = ("instance",)
-"""What names the database itself: a copy that went by the same name would share its caches."""
+"""Tables whose rows in a new database are replaced by the backup's."""
+NOT_RESTORED = ("instance",)
+"""The database's own name: a copy with the same name would share its caches."""
 LOCK_SECONDS = 10
 
 Columns = Sequence[str]
@@ -32,18 +31,18 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What a restore brought back."""
+    """Counts of a restore."""
 
     rows: dict[str, int]
     """By table."""
     models: int
-    """Checkpoints that are in place."""
+    """Number of checkpoints."""
     ended_jobs: int
-    """Jobs that ran when the backup was made, and have failed now."""
+    """Jobs that were running when the backup was made; they are marked as failed."""
 
 
 def check_fits(backup: Backup) -> None:
-    """Raises TransferError unless the backup is of the schema that this version has."""
+    """Raises TransferError unless the backup has the schema of this version."""
     manifest = backup.manifest
     if manifest.revision != head_revision():
         raise TransferError(
@@ -52,40 +51,40 @@ def check_fits(backup: Backup) -> None:
             f"({manifest.software[:40]}), then `ncr db upgrade`"
         )
     columns = {table.name: {column.name for column in table.c} for table in metadata.sorted_tables}
-    found = {name: set(entry.columns) for name, entry in manifest.tables.items()}
-    if columns != found or any(len(found[n]) != len(manifest.tables[n].columns) for n in found):
+    stored = {name: set(entry.columns) for name, entry in manifest.tables.items()}
+    if columns != stored or any(len(stored[n]) != len(manifest.tables[n].columns) for n in stored):
         raise TransferError(f"{backup.path} does not have the tables of its own schema")
 
 
 async def restore_backup(
-    services: Services, backup: Backup, report: Report = quietly
+    services: Services, backup: Backup, report: Report = no_report
 ) -> RestoreReport:
     """Loads a verified backup in one transaction and puts its checkpoints in place.
 
-    Raises TransferError, and changes no table, if the service holds anything already or the backup
-    does not fit.
+    Raises:
+        TransferError: the service is not empty or the backup does not fit; no table has changed.
     """
     check_fits(backup)
-    ended = _EndedJobs()
+    end_jobs = _EndRunningJobs()
     rows: dict[str, int] = {}
     async with services.database.write() as conn:
         await _lock(conn)
         await _refuse_unless_empty(conn)
         for table in metadata.sorted_tables:
-            if table.name in OWN:
+            if table.name in NOT_RESTORED:
                 continue
             if table.name in REPLACED:
                 await conn.execute(table.delete())
-            change = ended if table.name == "jobs" else None
+            change = end_jobs if table.name == "jobs" else None
             rows[table.name] = await _load(conn, backup, table, change, report)
-            await go_on_after(conn, table, backup.manifest.tables[table.name].last_id)
-        # Before the commit: a model that is active has its checkpoint.
+            await continue_ids_after(conn, table, backup.manifest.tables[table.name].last_id)
+        # Before the commit, so that the active model has its checkpoint.
         models = await unpack_checkpoints(services, backup, report)
-    return RestoreReport(rows, models, ended.count)
+    return RestoreReport(rows, models, end_jobs.count)
 
 
 async def _lock(conn: AsyncConnection) -> None:
-    """Keeps others from writing until the end. On SQLite the transaction does that already."""
+    """Keeps others from writing until the end. On SQLite the transaction itself does."""
     if conn.dialect.name == "postgresql":
         await conn.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
         quote = conn.dialect.identifier_preparer.format_table
@@ -110,7 +109,7 @@ async def _load(
 ) -> int:
     entry = backup.manifest.tables[table.name]
     columns = [table.c[name] for name in entry.columns]
-    done = 0
+    loaded = 0
     with backup.open(table_member(table.name)) as lines:
         chunks = decode(columns, lines)
         try:
@@ -118,23 +117,23 @@ async def _load(
                 if change is not None:
                     change(entry.columns, rows)
                 await insert_many(conn, table, entry.columns, [tuple(row) for row in rows])
-                done += len(rows)
-                report(table.name, done, entry.rows)
+                loaded += len(rows)
+                report(table.name, loaded, entry.rows)
         except (ValueError, TypeError, DBAPIError) as error:
-            # Of what a database says only the first line: the others repeat the row.
+            # Only the first line of a database error: the others repeat the row.
             reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
             raise TransferError(
-                f"{backup.path} cannot be restored: {table.name} after row {done}: {reason}"
+                f"{backup.path} cannot be restored: {table.name} after row {loaded}: {reason}"
             ) from None
-    if done != entry.rows:
+    if loaded != entry.rows:
         raise TransferError(
-            f"{backup.path} is damaged: {table.name} has {done} rows, not {entry.rows}"
+            f"{backup.path} is damaged: {table.name} has {loaded} rows, not {entry.rows}"
         )
-    return done
+    return loaded
 
 
-class _EndedJobs:
-    """Ends jobs that were running: their workers have never seen this database."""
+class _EndRunningJobs:
+    """Marks running jobs as failed: their workers do not know this database."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -150,6 +149,6 @@ class _EndedJobs:
         status = columns.index("status")
         for row in rows:
             if row[status] == "running":
-                for at, value in ended.items():
-                    row[at] = value
+                for column, value in ended.items():
+                    row[column] = value
                 self.count += 1

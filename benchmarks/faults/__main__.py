@@ -1,25 +1,38 @@
-"""`make faults`: every long run, or those that are named: `make faults ARGS="outages fuzz"`."""
+"""`make faults`: every long run, or some: `make faults ARGS="outages fuzz"`.
+
+    python -m benchmarks.faults [NAME ...]
+    python -m benchmarks.faults NAME NUMBER ...
+
+Numbers are the arguments of one run's `main`, such as how many rounds.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-RUNS = ("server_kill", "worker_kill", "outages", "disk_full", "visibility", "fuzz", "memory")
+from benchmarks.faults import disk_full, fuzz, memory, outages, server_kill, worker_kill
+
+RUNS = {
+    "server_kill": server_kill.main,
+    "worker_kill": worker_kill.main,
+    "outages": outages.main,
+    "disk_full": disk_full.main,
+    "visibility": outages.measure_visibility,
+    "fuzz": fuzz.main,
+    "memory": memory.main,
+}
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or RUNS
-    if unknown := sorted(set(chosen) - set(RUNS)):
+    names = [argument for argument in sys.argv[1:] if not argument.isdigit()] or list(RUNS)
+    if unknown := sorted(set(names) - set(RUNS)):
         sys.exit(f"there is no run {unknown[0]!r}: {', '.join(RUNS)}")
-    failed = [
-        name
-        for name in chosen
-        if subprocess.run(
-            [sys.executable, "-m", f"benchmarks.faults.{name}"], check=False
-        ).returncode
-    ]
-    if failed:
+    if len(names) == 1:
+        RUNS[names[0]](*map(int, sys.argv[2:]))
+        return
+    command = [sys.executable, "-m", "benchmarks.faults"]
+    if failed := [name for name in names if subprocess.run([*command, name]).returncode]:
         sys.exit(f"failed: {', '.join(failed)}")
 
 

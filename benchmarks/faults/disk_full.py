@@ -1,7 +1,5 @@
 """A disk that is full while SQLite commits and while a model is published (root only: it mounts).
 
-    python -m benchmarks.faults.disk_full
-
 The data folder is a small tmpfs that a ballast file fills. Events must be refused with a clear 503
 and nothing half written; the old model goes on serving; a training fails with a clear error; and
 with the ballast gone everything works again, without a restart.
@@ -20,10 +18,10 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.faults.databases import Place
-from benchmarks.faults.training import (
+from benchmarks.faults.setup import (
     LEASE,
     USER,
+    Storage,
     add_events,
     has_ended,
     serves,
@@ -31,8 +29,9 @@ from benchmarks.faults.training import (
     train,
     wait_for,
 )
-from benchmarks.report import publish
-from deploy.processes import NcrServer, temporary_folder
+from benchmarks.harness import publish
+from tests.cluster.process import temporary_folder
+from tests.cluster.servers import NcrServer
 
 MEBIBYTES = 48
 
@@ -73,22 +72,21 @@ def fill(folder: Path, *, leave: int = 0) -> Path:
 def run() -> list[list[Any]]:
     """A row for each of the two moments."""
     with small_disk() as folder, contextlib.ExitStack() as stack:
-        where = Place(folder, None, None)
+        place = Storage(folder)
         logs = temporary_folder("ncr-disk-logs-")
         stack.callback(shutil.rmtree, logs, ignore_errors=True)
-        server = NcrServer(where.env(**LEASE), logs / "server.log", with_worker=True)
+        server = NcrServer(place.env(**LEASE), logs / "server.log", with_worker=True)
         stack.enter_context(server)
         client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
         add_events(server.url)
         version = train(client, server.url)
-        return [
-            _while_committing(client, where), _while_publishing(client, where, server.url, version)
-        ]  # fmt: skip
+        committing = _while_committing(client, place)
+        return [committing, _while_publishing(client, place, server.url, version)]
 
 
-def _while_committing(client: httpx2.Client, where: Place) -> list[Any]:
-    ballast = fill(where.folder)
-    refused = stored = 0
+def _while_committing(client: httpx2.Client, place: Storage) -> list[Any]:
+    ballast = fill(place.folder)
+    refused = 0
     acknowledged: list[str] = []
     for n in range(200):
         rows = [{"event_id": f"full-{n}-{i}", "user": f"x{n}", "item": "film-1"} for i in range(50)]
@@ -105,29 +103,28 @@ def _while_committing(client: httpx2.Client, where: Place) -> list[Any]:
     lists = client.get(f"/recommend/{USER}").status_code
     ballast.unlink()
     after = client.post("/events", json={"event_id": "after", "user": "x", "item": "film-1"})
-    found = {r[0] for r in where.query("SELECT event_id FROM events WHERE event_id LIKE 'full-%'")}
-    stored = len(found - set(acknowledged))
-    lost = len(set(acknowledged) - found)
+    stored_rows = place.query("SELECT event_id FROM events WHERE event_id LIKE 'full-%'")
+    stored = {row[0] for row in stored_rows}
+    lost, left = set(acknowledged) - stored, stored - set(acknowledged)
     return [
-        "SQLite commits", refused, len(acknowledged), lost, stored, lists == 200,
-        after.json().get("accepted") == 1, where.damage() or "none",
+        "SQLite commits", refused, len(acknowledged), len(lost), len(left), lists == 200,
+        after.json().get("accepted") == 1, place.damage(),
     ]  # fmt: skip
 
 
-def _while_publishing(client: httpx2.Client, where: Place, base: str, version: str) -> list[Any]:
+def _while_publishing(client: httpx2.Client, place: Storage, url: str, version: str) -> list[Any]:
     # Room for the rows of the job, not for a checkpoint of this size.
-    ballast = fill(where.folder, leave=2 * 2**20)
+    ballast = fill(place.folder, leave=2 * 2**20)
     job_id = submit(client, model="dncr", factors=96, layers=4, epochs=1)
     job = wait_for(client, job_id, has_ended)
-    still_served = serves(base, version)
-    left = [path.name for path in (where.folder / "var" / "models").iterdir()]
+    still_served = serves(url, version)
+    left = [path.name for path in (place.folder / "var" / "models").iterdir()]
     assert job["status"] == "failed", job
     assert "space" in job["error"], job
     ballast.unlink()
-    train(client, base)
+    train(client, url)
     print("publishing:", job["error"], left, flush=True)
-    damage = where.damage() or "none"
-    return ["a model is published", 1, 0, 0, len(left) - 1, still_served, True, damage]
+    return ["a model is published", 1, 0, 0, len(left) - 1, still_served, True, place.damage()]
 
 
 COLUMNS = [
@@ -140,7 +137,3 @@ def main() -> None:
     if not may_mount():
         sys.exit("this needs to mount a tmpfs: run it as root")
     publish("faults-disk-full", COLUMNS, run(), mebibytes=MEBIBYTES)
-
-
-if __name__ == "__main__":
-    main()

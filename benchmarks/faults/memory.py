@@ -1,7 +1,5 @@
 """Memory of the server and of the training, with five million events taken over HTTP.
 
-    python -m benchmarks.faults.memory [EVENTS [MINUTES]]
-
 Events of 200,000 users and 20,000 items, popular ones more often, in lists of 10,000; then one pass
 of NBPR with 8 factors over all of them, and for some minutes lists for users at random while events
 of theirs come in, with caches so small that they are full after the first minute. On SQLite.
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +17,9 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from benchmarks.faults.databases import place
-from benchmarks.faults.training import ENDED
-from benchmarks.report import publish
-from deploy.processes import NcrServer, NcrWorker
+from benchmarks.faults.setup import ENDED, storage
+from benchmarks.harness import publish
+from tests.cluster.servers import NcrServer, NcrWorker
 
 USERS, ITEMS, ROWS, CLIENTS, LOADERS = 200_000, 20_000, 10_000, 2, 8
 # Full within a minute: what grows after that is no cache.
@@ -68,10 +64,10 @@ async def _ingest(base: str, events: int) -> None:
 
 def run(events: int, minutes: int) -> list[list[Any]]:
     rows: list[list[Any]] = []
-    with place("sqlite") as where:
-        env = where.env(NCR_MODEL_POLL_SECONDS="0.2", **CACHES)
+    with storage("sqlite") as place:
+        env = place.env(NCR_MODEL_POLL_SECONDS="0.2", **CACHES)
         with (
-            NcrServer(env, where.folder / "server.log") as server,
+            NcrServer(env, place.folder / "server.log") as server,
             httpx2.Client(base_url=server.url, timeout=120) as client,
         ):
             peak = 0.0
@@ -87,7 +83,7 @@ def run(events: int, minutes: int) -> list[list[Any]]:
             asyncio.run(_ingest(server.url, events))
             note(f"{events:,} events taken", time.perf_counter() - started, events)
             started = time.perf_counter()
-            with NcrWorker(env, where.folder / "worker.log") as worker:
+            with NcrWorker(env, place.folder / "worker.log") as worker:
                 order = {"model": "nbpr", "factors": 8, "epochs": 1, "force": True}
                 client.post("/admin/train", json=order).raise_for_status()
                 while True:
@@ -104,12 +100,12 @@ def run(events: int, minutes: int) -> list[list[Any]]:
             note("a model trained and loaded", time.perf_counter() - started, None)
             for minute in range(minutes):
                 started = time.perf_counter()
-                lists = _ask(server.url, 60.0, minute)
+                lists = _request_lists(server.url, 60.0, minute)
                 note(f"minute {minute + 1} of load", time.perf_counter() - started, lists)
     return rows
 
 
-def _ask(base: str, seconds: float, seed: int) -> int:
+def _request_lists(base: str, seconds: float, seed: int) -> int:
     """Lists from several clients at a time, every fiftieth after an event of that user."""
     until = time.perf_counter() + seconds
     counts = [0] * LOADERS
@@ -131,11 +127,6 @@ def _ask(base: str, seconds: float, seed: int) -> int:
     return sum(counts)
 
 
-def main(events: int, minutes: int) -> None:
+def main(events: int = 5_000_000, minutes: int = 15) -> None:
     rows = run(events, minutes)
     publish("faults-memory", COLUMNS, rows, users=USERS, items=ITEMS, events=events, caches=CACHES)
-
-
-if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:3]]
-    main(*(given + [5_000_000, 15][len(given) :]))

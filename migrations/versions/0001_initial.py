@@ -18,6 +18,7 @@ ONE_RUNNING = sa.text("status = 'running' AND kind = 'train'")
 
 
 def upgrade() -> None:
+    """Apply this revision."""
     counters = op.create_table(
         "counters",
         sa.Column("name", sa.Text, nullable=False),
@@ -145,5 +146,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Revert this revision."""
     for table in ("jobs", "activation", "models", "events", "items", "users", "counters"):
         op.drop_table(table)

@@ -1,4 +1,4 @@
-"""What was taken back: servers learn from it whose profile they must read again."""
+"""Retractions of events, by which servers notice changed profiles."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
+    """Apply this revision."""
     op.create_table(
         "retractions",
         sa.Column("seq", ROW_ID, autoincrement=False, nullable=False),
@@ -23,4 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Revert this revision."""
     op.drop_table("retractions")

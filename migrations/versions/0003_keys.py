@@ -1,4 +1,4 @@
-"""Keys, and a name for the database itself, by which what several servers share is told apart."""
+"""API keys, and an id of the database that names its keys in Redis."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    """Apply this revision."""
     op.create_table(
         "api_keys",
         sa.Column("key_id", sa.Text, nullable=False),
@@ -37,5 +38,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Revert this revision."""
     for table in ("instance", "api_keys"):
         op.drop_table(table)

@@ -1,4 +1,4 @@
-"""Stated preferences, trials of versions, what was served, and what starts a training by itself."""
+"""Stated preferences, trials, activations, impressions and triggers of trainings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ RUNNING = sa.text("status = 'running'")
 
 
 def upgrade() -> None:
+    """Apply this revision."""
     op.create_table(
         "preferences",
         sa.Column("seq", ROW_ID, autoincrement=False, nullable=False),
@@ -119,6 +120,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Revert this revision."""
     op.drop_index("ix_events_recommendation_id", "events")
     with op.batch_alter_table("activation") as batch:
         batch.drop_column("pinned")

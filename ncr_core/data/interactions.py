@@ -1,7 +1,11 @@
-"""The Interactions matrix: implicit feedback R ∈ {0,1} as CSR, each user's items in time order."""
+"""The Interactions matrix: implicit feedback R ∈ {0,1} as CSR, each user's items in time order.
+
+Beside it the `UserFeedback`: items only seen, dislikes, and stated preferences.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,10 +13,83 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ncr_core.data.stated import BoolArray, FloatArray, IntArray, Stated
 from ncr_core.errors import DataError
 
-__all__ = ["BoolArray", "FloatArray", "IdIndex", "IntArray", "Interactions", "build_interactions"]
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def _no_rows(width: int) -> IntArray:
+    return np.zeros((0, width), dtype=np.int64)
+
+
+def _no_weights() -> FloatArray:
+    return np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class UserFeedback:
+    """Feedback by the user rows and item columns of the `Interactions` that it belongs to.
+
+    A user's ``seen`` and ``disliked`` items are not among the user's positives.
+    """
+
+    seen: IntArray = field(default_factory=lambda: _no_rows(2))
+    """(S, 2) user and item: never drawn as a negative, and no positive either."""
+    disliked: IntArray = field(default_factory=lambda: _no_rows(2))
+    """(D, 2) user and item: a loser against every positive of the user."""
+    disliked_weights: FloatArray = field(default_factory=_no_weights)
+    """(D,) weights, above 0."""
+    pairs: IntArray = field(default_factory=lambda: _no_rows(3))
+    """(P, 3) user, winner and loser of each stated preference."""
+    pair_weights: FloatArray = field(default_factory=_no_weights)
+    """(P,) weights, above 0."""
+
+    def __len__(self) -> int:
+        return len(self.seen) + len(self.disliked) + len(self.pairs)
+
+    def reindexed(self, user_index: IntArray, item_index: IntArray) -> UserFeedback:
+        """The feedback on other rows and columns; that about dropped users and items is left out.
+
+        Args:
+            user_index: (n_users,) the new row of each old one, −1 for dropped users.
+            item_index: (n_items,) the new column of each old one, −1 for dropped items.
+        """
+        seen, disliked = (
+            np.stack([user_index[part[:, 0]], item_index[part[:, 1]]], axis=1)
+            for part in (self.seen, self.disliked)
+        )
+        user, winner, loser = self.pairs.T
+        pairs = np.stack([user_index[user], item_index[winner], item_index[loser]], axis=1)
+        keep_seen, keep_disliked, keep_pairs = (
+            (part >= 0).all(axis=1) for part in (seen, disliked, pairs)
+        )
+        return UserFeedback(
+            seen[keep_seen],
+            disliked[keep_disliked],
+            self.disliked_weights[keep_disliked],
+            pairs[keep_pairs],
+            self.pair_weights[keep_pairs],
+        )
+
+    def without_pairs_about(self, held_out: IntArray) -> UserFeedback:
+        """The feedback without stated preferences about the user's held-out item.
+
+        Args:
+            held_out: (n_users,) the held-out item of each user, −1 where there is none.
+        """
+        item = held_out[self.pairs[:, 0]]
+        keep: BoolArray = (self.pairs[:, 1] != item) & (self.pairs[:, 2] != item)
+        if keep.all():
+            return self
+        return UserFeedback(
+            self.seen,
+            self.disliked,
+            self.disliked_weights,
+            self.pairs[keep],
+            self.pair_weights[keep],
+        )
 
 
 @dataclass(frozen=True)
@@ -22,7 +99,7 @@ class Interactions:
     ``items[indptr[u]:indptr[u + 1]]`` are the items of user ``u`` from the oldest to the latest,
     each at most once. ``user_ids`` and ``item_ids`` give the client's ids of the rows and columns.
     ``weights`` (nnz,), above 0, are how much each entry counts in training beside the others; None:
-    all the same. ``stated`` is what else is known of these users and items.
+    all the same. ``feedback`` is what else is known of these users and items.
     """
 
     indptr: IntArray
@@ -30,7 +107,7 @@ class Interactions:
     user_ids: Sequence[str] = field(repr=False)
     item_ids: Sequence[str] = field(repr=False)
     weights: FloatArray | None = field(default=None, repr=False)
-    stated: Stated | None = field(default=None, repr=False)
+    feedback: UserFeedback | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -42,7 +119,7 @@ class Interactions:
         user_ids: Sequence[str],
         item_ids: Sequence[str],
         weights: FloatArray | None = None,
-        stated: Stated | None = None,
+        feedback: UserFeedback | None = None,
     ) -> Interactions:
         """Builds the matrix from parallel arrays of row and column indices, and of weights.
 
@@ -62,14 +139,16 @@ class Interactions:
         np.cumsum(np.bincount(users, minlength=n_users), out=indptr[1:])
         if weights is not None:
             weights = weights[by_time][kept]
-        return cls(indptr, items.astype(np.int64), user_ids, item_ids, weights, stated)
+        return cls(indptr, items.astype(np.int64), user_ids, item_ids, weights, feedback)
 
     @property
     def n_users(self) -> int:
+        """The number of users, the rows."""
         return len(self.user_ids)
 
     @property
     def n_items(self) -> int:
+        """The number of items, the columns."""
         return len(self.item_ids)
 
     @property
@@ -100,9 +179,9 @@ class Interactions:
         keys = users * self.n_items + items
         if self.nnz == 0:
             return np.zeros(keys.shape, dtype=np.bool_)
-        at = np.searchsorted(self.keys, keys)
-        found: BoolArray = self.keys[np.minimum(at, self.nnz - 1)] == keys
-        return found
+        position = np.searchsorted(self.keys, keys)
+        present: BoolArray = self.keys[np.minimum(position, self.nnz - 1)] == keys
+        return present
 
     def select(self, mask: BoolArray) -> Interactions:
         """The same users and items with only the entries where ``mask`` (nnz,) holds."""
@@ -113,8 +192,8 @@ class Interactions:
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""
-        renumbered = _positions(self.user_ids, user_ids), _positions(self.item_ids, item_ids)
-        to_user, to_item = renumbered[0][self.users], renumbered[1][self.items]
+        new_indices = row_indices(self.user_ids, user_ids), row_indices(self.item_ids, item_ids)
+        to_user, to_item = new_indices[0][self.users], new_indices[1][self.items]
         known = (to_user >= 0) & (to_item >= 0)
         return Interactions.from_arrays(
             to_user[known],
@@ -122,16 +201,16 @@ class Interactions:
             user_ids=user_ids,
             item_ids=item_ids,
             weights=None if self.weights is None else self.weights[known],
-            stated=None if self.stated is None else self.stated.renumbered(*renumbered),
+            feedback=None if self.feedback is None else self.feedback.reindexed(*new_indices),
         )
 
     def with_seen(self) -> Interactions:
         """Everything that users have seen: these items, and those that they have only seen."""
-        if self.stated is None or len(self.stated.seen) == 0:
+        if self.feedback is None or len(self.feedback.seen) == 0:
             return self
         return Interactions.from_arrays(
-            np.concatenate([self.users, self.stated.seen[:, 0]]),
-            np.concatenate([self.items, self.stated.seen[:, 1]]),
+            np.concatenate([self.users, self.feedback.seen[:, 0]]),
+            np.concatenate([self.items, self.feedback.seen[:, 1]]),
             user_ids=self.user_ids,
             item_ids=self.item_ids,
         )
@@ -144,35 +223,79 @@ class IdIndex:
         self._number: dict[str, int] = {}
 
     def number(self, key: str) -> int:
+        """The number of an id, the next one if it is new."""
         return self._number.setdefault(key, len(self._number))
 
     def ids(self) -> list[str]:
+        """The ids in the order of their numbers."""
         return list(self._number)
 
 
 def build_interactions(rows: Iterable[tuple[str, str, float]]) -> Interactions:
     """Interactions from (user, item, order) rows, in one pass.
 
-    Raises DataError when there is no row at all.
+    Raises DataError if there is no row.
     """
     users, items = IdIndex(), IdIndex()
-    flat: list[tuple[int, int]] = []
-    order: list[float] = []
+    user_rows, item_rows, order = array("q"), array("q"), array("d")
     for user, item, when in rows:
-        flat.append((users.number(user), items.number(item)))
+        user_rows.append(users.number(user))
+        item_rows.append(items.number(item))
         order.append(when)
-    if not flat:
+    if not user_rows:
         raise DataError("there are no interactions to learn from")
-    pairs = np.array(flat, dtype=np.int64)
     return Interactions.from_arrays(
-        pairs[:, 0],
-        pairs[:, 1],
+        np.array(user_rows, dtype=np.int64),
+        np.array(item_rows, dtype=np.int64),
         np.array(order, dtype=np.float64),
         user_ids=users.ids(),
         item_ids=items.ids(),
     )
 
 
-def _positions(old: Sequence[Hashable], new: Sequence[Hashable]) -> IntArray:
-    where = {key: i for i, key in enumerate(new)}
-    return np.array([where.get(key, -1) for key in old], dtype=np.int64)
+def row_indices(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> IntArray:
+    """(n,) the index of each of ``ids`` in ``all_ids``, −1 for those that are not there."""
+    index = {key: row for row, key in enumerate(all_ids)}
+    return np.fromiter((index.get(key, -1) for key in ids), np.int64, len(ids))
+
+
+def min_interactions(interactions: Interactions, at_least: int) -> Interactions:
+    """Keep the items with at least ``at_least`` interactions, in one pass (§5.1).
+
+    One pass as in the paper: users are not filtered, and items are not counted again. Users that
+    lose all their items leave the matrix. Raises DataError if nothing is left.
+    """
+    counts = interactions.item_counts()
+    kept = interactions.select((counts >= at_least)[interactions.items])
+    if kept.nnz == 0:
+        raise DataError(
+            f"no item has {at_least} interactions: nothing is left of "
+            f"{interactions.nnz:,} interactions on {interactions.n_items:,} items"
+        )
+    return compact(kept)
+
+
+def compact(interactions: Interactions) -> Interactions:
+    """Drop users and items without interactions and renumbers the rest, order kept."""
+    user_rows = np.flatnonzero(np.diff(interactions.indptr))
+    item_rows = np.flatnonzero(interactions.item_counts())
+    new_item = _renumber(item_rows, interactions.n_items)
+    feedback = interactions.feedback
+    if feedback is not None:
+        feedback = feedback.reindexed(_renumber(user_rows, interactions.n_users), new_item)
+    lengths = np.diff(interactions.indptr)[user_rows]
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Interactions(
+        indptr,
+        new_item[interactions.items],
+        [interactions.user_ids[u] for u in user_rows.tolist()],
+        [interactions.item_ids[i] for i in item_rows.tolist()],
+        interactions.weights,
+        feedback,
+    )
+
+
+def _renumber(rows: IntArray, n: int) -> IntArray:
+    new = np.full(n, -1, dtype=np.int64)
+    new[rows] = np.arange(len(rows))
+    return new

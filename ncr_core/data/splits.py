@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from ncr_core.data.interactions import BoolArray, IntArray, Interactions
 from ncr_core.errors import DataError
+
+HashArray = npt.NDArray[np.uint64]
+
+
+def hashes_of(user_ids: Sequence[str]) -> HashArray:
+    """(n,) hashes of ids, the same wherever and whenever they are computed."""
+    digests = b"".join(hashlib.blake2b(i.encode(), digest_size=8).digest() for i in user_ids)
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+
+
+HELD_OUT_SHARE, MIN_HELD_OUT, MAX_HELD_OUT = 0.2, 1_000, 10_000  # users
+
+
+def hold_out_users(
+    interactions: Interactions,
+    share: float = HELD_OUT_SHARE,
+    at_least: int = MIN_HELD_OUT,
+    at_most: int = MAX_HELD_OUT,
+) -> tuple[BoolArray, BoolArray]:
+    """The users with the smallest hashes: those to hold out from, and all below the same bound.
+
+    Of the users that have enough items, ``share``, and between ``at_least`` and ``at_most`` of
+    them. A user stays on one side of the bound from training to training but where it moves: it
+    falls where only as many users as before are taken of more. The second (n_users,) mask holds,
+    beside the first, users with too few items as yet.
+    """
+    eligible = np.flatnonzero(np.diff(interactions.indptr) >= MIN_ITEMS)
+    n = min(len(eligible), at_most, max(at_least, round(share * len(eligible))))
+    chosen = np.zeros(interactions.n_users, dtype=np.bool_)
+    hashes = hashes_of(interactions.user_ids)
+    chosen[eligible[np.argsort(hashes[eligible], kind="stable")[:n]]] = True
+    if n == len(eligible):
+        return chosen, np.ones_like(chosen)
+    bound = hashes[chosen].max() if n else np.uint64(0)
+    return chosen, hashes <= bound
+
 
 MIN_ITEMS = 3  # one to test on, one to validate on, and at least one to learn from
 
@@ -53,7 +92,7 @@ class Split:
             user_ids=self.train.user_ids,
             item_ids=self.train.item_ids,
             weights=weights,
-            stated=self.train.stated,
+            feedback=self.train.feedback,
         )
         return replace(self, train=train, validation=np.full_like(self.validation, -1))
 
@@ -63,8 +102,13 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
 
     What users said about items that are held out of theirs is left out of training too.
 
-    ``users`` (n_users,) limits that to some users; all interactions of the others are for training.
-    Raises DataError when no user has three items.
+    Args:
+        interactions: what to split.
+        users: (n_users,) the users to hold out from, None for all; all interactions of the others
+            are for training.
+
+    Raises:
+        DataError: no user has three items.
     """
     lengths = np.diff(interactions.indptr)
     enough = lengths >= MIN_ITEMS
@@ -85,7 +129,7 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
     test[enough] = interactions.items[last]
     validation[enough] = interactions.items[last - 1]
     train = interactions.select(mask)
-    if train.stated is not None:
-        stated = train.stated.without_pairs_of(test).without_pairs_of(validation)
-        train = replace(train, stated=stated)
+    if train.feedback is not None:
+        feedback = train.feedback.without_pairs_about(test).without_pairs_about(validation)
+        train = replace(train, feedback=feedback)
     return Split(train, validation, test)

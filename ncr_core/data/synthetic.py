@@ -30,6 +30,8 @@ STYLES = 4
 
 @dataclass(frozen=True)
 class SyntheticItem:
+    """An item of the synthetic catalogue."""
+
     id: str
     title: str
     genre: str
@@ -46,7 +48,7 @@ class SyntheticData:
 def synthetic_catalogue(
     n_users: int = 1_000, n_items: int = 480, mean_length: int = 40, seed: int = 7
 ) -> SyntheticData:
-    """Makes the catalogue and its interactions; the same seed gives the same data."""
+    """Make the catalogue and its interactions; the same seed gives the same data."""
     rng = np.random.default_rng(seed)
     genre = rng.integers(len(GENRES), size=n_items)
     style = rng.integers(STYLES, size=n_items)
@@ -59,10 +61,10 @@ def synthetic_catalogue(
     rows: list[tuple[str, str, int]] = []
     for user in range(n_users):
         tastes = rng.choice(len(GENRES), size=3, replace=False)
-        own_style = rng.integers(STYLES, size=len(GENRES))
+        preferred_style = rng.integers(STYLES, size=len(GENRES))
         liking = np.full(len(GENRES), 0.02)
         liking[tastes] = (1.0, 0.7, 0.5)
-        weight = popularity * liking[genre] * np.where(style == own_style[genre], 1.0, 0.15)
+        weight = popularity * liking[genre] * np.where(style == preferred_style[genre], 1.0, 0.15)
         length = int(np.clip(rng.poisson(mean_length), 5, n_items // 4))
         chosen = rng.choice(n_items, size=length, replace=False, p=weight / weight.sum())
         # The likely come first in such a draw; real histories have no such order.

@@ -1,1 +1,1 @@
-"""Protocols and metrics."""
+"""Protocols, metrics, calibration and significance."""

@@ -1,19 +1,20 @@
-"""Calibration: how far "preferred with probability p" can be taken at its word.
+"""Calibration: whether preference probabilities agree with how often users prefer the item.
 
 P(i preferred to j) = σ((z_ij − z_ji) / 2T), with one temperature T a model (Platt 1999; Guo et al.,
-ICML'17). It is fitted to pairs that the model has not learned from: the held-out item of a user,
-which won, and an item that the user has not interacted with, drawn evenly as in P1. Drawn evenly,
-what is asked is which of the two the user takes up next, p(i) / (p(i) + p(j)) (Luce 1959); rivals
-drawn by popularity would ask how far i is liked beyond its popularity, and that has another answer.
+ICML'17). T is fitted to pairs that the model has not learned: the held-out item of a user, which
+won, and an item that the user has not interacted with, drawn uniformly as in P1. With uniform
+draws the probability is that of which of the two the user takes up next, p(i) / (p(i) + p(j)) (Luce
+1959). Draws by popularity would ask how far i is liked beyond its popularity: another question with
+another answer.
 
-Each pair stands for both of its orders: as (i, j), which i won, and as (j, i), which j lost. Half
-of all outcomes are then wins whatever the model says, and both orders are off by the same.
+Each pair stands for both of its orders: (i, j), which i won, and (j, i), which j lost. Half of all
+outcomes are then wins whatever the model says, and both orders have the same error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,49 +24,49 @@ from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
 from ncr_core.evaluation.protocols import CandidateSet, sampled_candidates
-from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.ranking.exact import PAD, ExactRanker
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.ranker import PAD, ExactRanker
 
 BINS = 15
-USERS_AT_ONCE = 1024
-COLDEST, HOTTEST = 1e-2, 1e2  # bounds of T, in units of the mean size of a margin
-STEPS = 100
+USERS_PER_BLOCK = 1024
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-2, 1e2  # in units of the mean size of a margin
+MAX_STEPS = 100
 PRECISION = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
-    """What pairs that were decided say of a model.
-
-    ``users`` (P,) are the rows of those who decided; ``margins`` (P,) are z_ij − z_ji of the item
-    i that won over the item j that did not.
-    """
+class DecidedPairs:
+    """A model's margins of pairs of items of which the user chose one."""
 
     users: IntArray
+    """(P,) the rows of the users."""
     margins: FloatArray
+    """(P,) z_ij − z_ji of the item i that won over the item j."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
-    """Pairs that the model was about equally sure of: what it said, and how often it was right."""
+class ReliabilityBin:
+    """DecidedPairs that the model was about equally sure of."""
 
     pairs: int
     probability: float
+    """The mean probability of the item that the model prefers."""
     share: float
+    """The share of pairs that this item won."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A temperature, and how far probabilities are off without and with it.
-
-    ``bins`` are of the pairs with it, from unsure to sure.
-    """
+    """A temperature, and the calibration error with and without it."""
 
     temperature: float
     ece: float
+    """The expected calibration error with the temperature."""
     ece_before: float
+    """The expected calibration error at temperature 1."""
     pairs: int
-    bins: Sequence[Bin]
+    bins: Sequence[ReliabilityBin]
+    """The pairs with the temperature, from unsure to sure."""
 
     def figures(self) -> dict[str, float | int]:
         """The figures without the bins, for JSON."""
@@ -78,28 +79,30 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        bins = [Bin(one.pairs, round(one.probability, 5), round(one.share, 5)) for one in self.bins]
-        return {**self.figures(), "bins": [asdict(one) for one in bins]}
+        bins = [
+            {"pairs": b.pairs, "probability": round(b.probability, 5), "share": round(b.share, 5)}
+            for b in self.bins
+        ]
+        return {**self.figures(), "bins": bins}
 
 
 def probability(margins: FloatArray, temperature: float = 1.0) -> FloatArray:
     """P(i preferred to j) of margins z_ij − z_ji, any shape."""
-    found: FloatArray = 0.5 + 0.5 * np.tanh(margins / (4.0 * temperature))
-    return found
+    result: FloatArray = 0.5 + 0.5 * np.tanh(margins / (4.0 * temperature))
+    return result
 
 
 def fit_temperature(margins: FloatArray) -> float:
-    """The T with the largest likelihood of (P,) margins of winners over losers.
+    """The maximum-likelihood temperature of (P,) margins of winners over losers.
 
-    The likelihood is smoothed as Platt (1999) does it: the targets are (P + 1)/(P + 2) and not 1,
-    so that few pairs which the model all got right do not make it certain. It is concave in 1/T,
-    whose best value is found by Newton's method inside a bracket. A model that is no better than
-    chance gets the upper bound, a hundred times the mean size of a margin: all is about even then.
-
-    Raises ValueError when there is no margin, or one that is not finite.
+    The likelihood is smoothed (Platt 1999): the targets are (P + 1)/(P + 2) and not 1, so that a
+    few pairs, all predicted correctly, do not make the model certain. It is concave in 1/T, which
+    Newton's method finds inside a bracket. A model that is no better than chance gets
+    `MAX_TEMPERATURE` times the mean size of a margin: all probabilities are then about even. Raises
+    ValueError if there is no margin, or one is not finite.
     """
     if not len(margins) or not bool(np.isfinite(margins).all()):
-        raise ValueError(f"{len(margins)} margins, all of them finite, cannot be had")
+        raise ValueError(f"one or more margins, all finite, are needed; there are {len(margins)}")
     size = float(np.abs(margins).mean())
     if size == 0.0:
         return 1.0
@@ -107,17 +110,17 @@ def fit_temperature(margins: FloatArray) -> float:
     target = (len(half) + 1) / (len(half) + 2)
 
     def slopes(b: float) -> tuple[float, float]:
-        """First and second derivative by b of the loss mean(softplus(b·half) − target·b·half)."""
+        """First and second derivative in b of the loss mean(softplus(b·half) − target·b·half)."""
         p = 0.5 + 0.5 * np.tanh(0.5 * b * half)
         return float((half * (p - target)).mean()), float((half * half * p * (1 - p)).mean())
 
-    low, high = 1.0 / HOTTEST, 1.0 / COLDEST
+    low, high = 1.0 / MAX_TEMPERATURE, 1.0 / MIN_TEMPERATURE
     if slopes(low)[0] >= 0.0:
         return size / low
     if slopes(high)[0] <= 0.0:
         return size / high
     b = 1.0
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         first, second = slopes(b)
         low, high = (b, high) if first < 0.0 else (low, b)
         step = b - first / second if second > 0.0 else low
@@ -128,47 +131,54 @@ def fit_temperature(margins: FloatArray) -> float:
     return size / b
 
 
-def reliability(margins: FloatArray, temperature: float = 1.0, bins: int = BINS) -> list[Bin]:
-    """(P,) margins of winners over losers → at most ``bins`` bins of about as many pairs each.
+def reliability(
+    margins: FloatArray, temperature: float = 1.0, bins: int = BINS
+) -> list[ReliabilityBin]:
+    """(P,) margins of winners over losers → at most ``bins`` bins of about equally many pairs.
 
-    A pair counts where the model's probability for the item that it prefers puts it, between ½ and
-    1; with both orders of each pair and bins over [0, 1] the same would stand there twice. Pairs of
-    one probability share a bin; a tie counts as right half the time.
+    A pair is binned by the model's probability of the item that it prefers, between ½ and 1: with
+    both orders of each pair, bins over [0, 1] would show the same twice. Pairs of one probability
+    share a bin; a tie counts as right half the time.
     """
-    sure = probability(np.abs(margins), temperature)
-    right = 0.5 + 0.5 * np.sign(margins)
-    edges = np.unique(np.quantile(sure, np.arange(1, bins) / bins))
-    of_pair = np.searchsorted(edges, sure, side="right")
+    confidence = probability(np.abs(margins), temperature)
+    correct = 0.5 + 0.5 * np.sign(margins)
+    edges = np.unique(np.quantile(confidence, np.arange(1, bins) / bins))
+    bin_of_pair = np.searchsorted(edges, confidence, side="right")
     return [
-        Bin(int(inside.sum()), float(sure[inside].mean()), float(right[inside].mean()))
-        for at in range(len(edges) + 1)
-        if (inside := of_pair == at).any()
+        ReliabilityBin(
+            int(inside.sum()), float(confidence[inside].mean()), float(correct[inside].mean())
+        )
+        for index in range(len(edges) + 1)
+        if (inside := bin_of_pair == index).any()
     ]
 
 
-def calibration_error(bins: Sequence[Bin]) -> float:
-    """Expected calibration error: the mean |probability − share| of the bins by their pairs."""
-    pairs = sum(one.pairs for one in bins)
-    return sum(one.pairs * abs(one.probability - one.share) for one in bins) / pairs
+def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
+    """The expected calibration error: the mean |probability − share|, weighted by pairs."""
+    pairs = sum(b.pairs for b in bins)
+    return sum(b.pairs * abs(b.probability - b.share) for b in bins) / pairs
 
 
-def measured(pairs: Pairs) -> Calibration | None:
-    """Fits the temperature to all pairs and measures it on users that it was not fitted to.
+def cross_fit(pairs: DecidedPairs) -> Calibration | None:
+    """Fit the temperature to all pairs, and measure it on users that it was not fitted to.
 
     Each half of the users is measured with the temperature of the other half; ``ece`` and ``bins``
-    are of both halves together. None for fewer than two users.
+    are of both halves together.
+
+    Returns:
+        The calibration; None for fewer than two users.
     """
-    users, of_pair = np.unique(pairs.users, return_inverse=True)
+    users, user_of_pair = np.unique(pairs.users, return_inverse=True)
     if len(users) < 2:
         return None
-    # The halves by a fixed draw: rows of users may be in the order of their size.
-    first = np.zeros(len(users), dtype=np.bool_)
-    first[np.random.default_rng(0).permutation(len(users))[: len(users) // 2]] = True
-    in_first = first[of_pair]
-    cooled = np.empty_like(pairs.margins)
-    for half in (in_first, ~in_first):
-        cooled[half] = pairs.margins[half] / fit_temperature(pairs.margins[~half])
-    bins = reliability(cooled)
+    # The halves are drawn with a fixed seed: rows of users may be in the order of their size.
+    first_half = np.zeros(len(users), dtype=np.bool_)
+    first_half[np.random.default_rng(0).permutation(len(users))[: len(users) // 2]] = True
+    in_first_half = first_half[user_of_pair]
+    scaled = np.empty_like(pairs.margins)
+    for half in (in_first_half, ~in_first_half):
+        scaled[half] = pairs.margins[half] / fit_temperature(pairs.margins[~half])
+    bins = reliability(scaled)
     return Calibration(
         temperature=fit_temperature(pairs.margins),
         ece=calibration_error(bins),
@@ -179,28 +189,27 @@ def measured(pairs: Pairs) -> Calibration | None:
 
 
 def calibrate(model: PairwiseRanker, split: Split, seed: int = 0) -> Calibration | None:
-    """The calibration of a model on the test items of a split that it was trained on.
+    """The calibration of a model on the test items of the split that it was trained on.
 
-    None where that takes more users than are held out.
+    Returns:
+        The calibration; None for fewer than two users with a test item.
     """
-    return measured(decided_pairs(model, sampled_candidates(split, split.test, seed)))
+    return cross_fit(decided_pairs(model, sampled_candidates(split, split.test, seed)))
 
 
 @torch.inference_mode()
-def decided_pairs(model: PairwiseRanker, candidates: CandidateSet) -> Pairs:
+def decided_pairs(model: PairwiseRanker, candidates: CandidateSet) -> DecidedPairs:
     """The held-out item of each user over each of the other candidates."""
-    ranker, parts = ExactRanker(model), list[Pairs]()
-    for at in range(0, len(candidates.users), USERS_AT_ONCE):
-        users = candidates.users[at : at + USERS_AT_ONCE]
-        items = candidates.candidates[at : at + USERS_AT_ONCE]
-        own = np.broadcast_to(candidates.held_out[at : at + USERS_AT_ONCE, None], items.shape)
-        vectors = model.user_vectors(torch.from_numpy(users).to(model.device))
-        won = torch.from_numpy(own.copy())
-        margins = ranker.compare(vectors, won, torch.from_numpy(items).clamp(min=0))
-        rival = (items != PAD) & (items != own)
-        every = np.broadcast_to(users[:, None], items.shape)
-        parts.append(Pairs(every[rival], margins.cpu().numpy()[rival]))
-    return Pairs(
-        np.concatenate([np.zeros(0, np.int64), *(part.users for part in parts)]),
-        np.concatenate([np.zeros(0), *(part.margins for part in parts)]),
-    )
+    ranker = ExactRanker(model)
+    users, margins = [np.zeros(0, np.int64)], [np.zeros(0)]
+    for start in range(0, len(candidates.users), USERS_PER_BLOCK):
+        block = slice(start, start + USERS_PER_BLOCK)
+        rows, items = candidates.users[block], candidates.candidates[block]
+        target = np.broadcast_to(candidates.held_out[block, None], items.shape)
+        vectors = model.user_vectors(torch.from_numpy(rows).to(model.device))
+        winners = torch.from_numpy(target.copy())
+        compared = ranker.compare(vectors, winners, torch.from_numpy(items).clamp(min=0))
+        is_rival = (items != PAD) & (items != target)
+        users.append(np.broadcast_to(rows[:, None], items.shape)[is_rival])
+        margins.append(compared.cpu().numpy()[is_rival])
+    return DecidedPairs(np.concatenate(users), np.concatenate(margins))

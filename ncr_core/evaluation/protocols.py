@@ -1,7 +1,7 @@
-"""Evaluation protocols: which users are asked for which candidates, in which order.
+"""Evaluation protocols: the candidates that are ranked for each user, and their metrics.
 
-Sampled metrics mislead when models are compared (Krichene & Rendle, KDD'20), so ``full`` stands
-beside ``sampled`` wherever figures are given.
+Sampled metrics can mislead when models are compared (Krichene & Rendle, KDD'20), so figures are
+given over the whole catalogue too.
 """
 
 from __future__ import annotations
@@ -14,24 +14,44 @@ import numpy as np
 import torch
 
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.published import PublishedSplit
 from ncr_core.data.splits import Split
+from ncr_core.evaluation.metrics import K as K
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
-from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.ranking.exact import PAD, ExactRanker
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.ranker import PAD, ExactRanker
 
 NEGATIVES = 100
-K = 10
 
 
 class Ranks(Protocol):
-    """Anything that can be evaluated: (B,) users, (B, M) candidates padded −1 → (B, ≤ k)."""
+    """Anything that ranks candidates and can be evaluated."""
 
-    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray: ...
+    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
+        """(B,) users and (B, M) candidates, padded with −1 → (B, ≤ k) candidates, best first."""
+        ...
+
+
+class SplitWithNegatives(Protocol):
+    """A split that was published with the negatives of each test user."""
+
+    @property
+    def test_users(self) -> IntArray:
+        """(n,) the users with a test item, ascending."""
+        ...
+
+    @property
+    def test(self) -> IntArray:
+        """(n_users,) test items, −1 where there is none."""
+        ...
+
+    @property
+    def negatives(self) -> IntArray:
+        """(n, M) the negatives of each test user, padded with −1."""
+        ...
 
 
 class ModelRanks:
-    """A trained model as a protocol sees it."""
+    """Ranks candidates by a trained model."""
 
     def __init__(self, model: PairwiseRanker) -> None:
         self._model = model
@@ -39,6 +59,7 @@ class ModelRanks:
 
     @torch.inference_mode()
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
+        """See `Ranks.rank`."""
         rows = torch.from_numpy(users).to(self._model.device)
         vectors = self._model.user_vectors(rows)
         ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
@@ -50,17 +71,18 @@ class ModelRanks:
         """(B,) how many candidates of each row beat the held-out item, or tie before it.
 
         For additive models, and wherever preferences are transitive, that is the held-out item's
-        place in the list of Algorithm 1, for a fifth of the comparisons.
+        position in the list of Algorithm 1, for a fifth of the comparisons.
         """
         rows = torch.from_numpy(users).to(self._model.device)
         items = torch.from_numpy(candidates).to(self._model.device)
-        own = torch.from_numpy(held_out).to(self._model.device).unsqueeze(1).expand_as(items)
+        target = torch.from_numpy(held_out).to(self._model.device).unsqueeze(1).expand_as(items)
         vectors = self._model.user_vectors(rows)
-        margins = self._ranker.compare(vectors, own, items.clamp(min=0))
-        place_of_own = (items == own).long().argmax(dim=1, keepdim=True)
-        before = torch.arange(items.shape[1], device=items.device) < place_of_own
+        margins = self._ranker.compare(vectors, target, items.clamp(min=0))
+        is_target = items == target
+        target_column = is_target.long().argmax(dim=1, keepdim=True)
+        before = torch.arange(items.shape[1], device=items.device) < target_column
         # Written so that a margin that is not a number counts against the held-out item.
-        beaten = ~((margins > 0) | ((margins == 0) & ~before)) & (items != PAD) & (items != own)
+        beaten = ~((margins > 0) | ((margins == 0) & ~before)) & (items != PAD) & ~is_target
         result: IntArray = beaten.sum(dim=1).cpu().numpy()
         return result
 
@@ -75,12 +97,14 @@ class Metrics:
     items: int
 
     def line(self, name: str) -> str:
+        """The figures as one line of text."""
         return (
             f"{name} HR@{K} {self.hr:.4f} NDCG@{K} {self.ndcg:.4f} "
             f"({self.users:,} users, {self.items:,} items)"
         )
 
     def as_dict(self) -> dict[str, float | int]:
+        """The figures, for JSON."""
         return asdict(self)
 
 
@@ -98,8 +122,8 @@ def sampled_candidates(
 ) -> CandidateSet:
     """P1: the held-out item among ``negatives`` sampled items that were not interacted with.
 
-    The held-out item's place is random: in a fixed place it would gain or lose by every tie. Users
-    with fewer unseen items than that get all of them.
+    The held-out item's position is random: in a fixed one it would gain or lose by every tie. Users
+    with fewer unseen items than ``negatives`` get all of them.
     """
     rng = np.random.default_rng(seed)
     seen = split.all_seen
@@ -113,8 +137,8 @@ def sampled_candidates(
     return CandidateSet(users, held_out[users], rows)
 
 
-def given_candidates(published: PublishedSplit, seed: int) -> CandidateSet:
-    """P2: the held-out item at a random place among the negatives that were published for it.
+def given_candidates(published: SplitWithNegatives, seed: int) -> CandidateSet:
+    """P2: the held-out item at a random position among the negatives that were published for it.
 
     The negatives keep their published order, and the candidates are (n, M + 1), padded with −1
     where the held-out item was among its own M negatives.
@@ -122,12 +146,12 @@ def given_candidates(published: PublishedSplit, seed: int) -> CandidateSet:
     users, negatives = published.test_users, published.negatives
     held_out = published.test[users]
     lengths = (negatives != PAD).sum(axis=1)
-    place = np.random.default_rng(seed).integers(lengths + 1)[:, None]
+    position = np.random.default_rng(seed).integers(lengths + 1)[:, None]
     columns = np.arange(negatives.shape[1] + 1)
     # A column after the held-out item has the negative of the column before.
-    source = np.minimum(columns - (columns > place), negatives.shape[1] - 1)
+    source = np.minimum(columns - (columns > position), negatives.shape[1] - 1)
     rows = np.take_along_axis(negatives, source, axis=1)
-    rows = np.where(columns == place, held_out[:, None], rows)
+    rows = np.where(columns == position, held_out[:, None], rows)
     return CandidateSet(users, held_out, rows)
 
 
@@ -171,15 +195,24 @@ def evaluate_full(
     on_users: Callable[[int], None] | None = None,
     k: int = K,
 ) -> Metrics:
-    """HR and NDCG over all unseen items; ``on_users`` is told of each block that is done."""
+    """HR and NDCG over all unseen items.
+
+    Args:
+        model: what ranks.
+        split: the split that the model was trained on.
+        held_out: (n_users,) the items to find, −1 for users who do not take part.
+        seed: of the order of the candidates, which decides ties.
+        on_users: called with the number of users of each block that is done.
+        k: the length of the lists.
+    """
     ranks, items = [], 0
     for block in full_candidates(split, held_out, seed):
         ranks.append(ranks_of(model, block, k))
         items = max(items, block.candidates.shape[1])
         if on_users is not None:
             on_users(len(block.users))
-    every = np.concatenate(ranks)
-    return Metrics(hit_ratio(every, k), ndcg(every, k), len(every), items)
+    all_ranks = np.concatenate(ranks)
+    return Metrics(hit_ratio(all_ranks, k), ndcg(all_ranks, k), len(all_ranks), items)
 
 
 def ranks_of(model: Ranks, candidates: CandidateSet, k: int, *, block: int = 1024) -> IntArray:
@@ -197,10 +230,10 @@ def _unseen_sample(rng: np.random.Generator, seen: IntArray, n_items: int, n: in
     if n_items - len(seen) <= 2 * n:
         unseen = np.setdiff1d(np.arange(n_items), seen)
         return rng.permutation(unseen)[:n]
-    known, picked = set(seen.tolist()), list[int]()
-    while len(picked) < n:
+    excluded, sample = set(seen.tolist()), list[int]()
+    while len(sample) < n:
         for item in rng.integers(n_items, size=2 * n).tolist():
-            if item not in known:
-                known.add(item)
-                picked.append(item)
-    return np.array(picked[:n], dtype=np.int64)
+            if item not in excluded:
+                excluded.add(item)
+                sample.append(item)
+    return np.array(sample[:n], dtype=np.int64)

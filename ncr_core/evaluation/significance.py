@@ -1,7 +1,7 @@
-"""How sure a figure is: bootstrap intervals, the paired t-test, and means over drawn negatives.
+"""Significance of figures: bootstrap intervals, the paired t-test and the sign test.
 
-Everything is per user: two models are compared on the same users, and P1 draws its negatives, so
-that one draw moves the figures by some thousandths; the mean of several draws moves less.
+Everything is per user: two models are compared on the same users. P1 draws its negatives, and one
+draw moves the figures by some thousandths; the mean of several draws moves less.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.splits import Split
-from ncr_core.evaluation.distributions import student_t_p
-from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
-from ncr_core.evaluation.protocols import NEGATIVES, K, Ranks, ranks_of, sampled_candidates
+from ncr_core.evaluation.metrics import FloatArray, K, hit_of_each, ndcg_of_each
 
-_CELLS = 2**21  # resampled values at once: 16 MiB of indices and as much of values
+_MAX_CELLS = 2**21  # resampled values at once: 16 MiB of indices and as much of values
 _ROUNDING = 16 * float(np.finfo(np.float64).eps)
 
 
@@ -29,8 +26,8 @@ def bootstrap_interval(
     """The percentile bootstrap interval of the mean of (n,) values, one a user (Efron 1979).
 
     The ends are the (1 ∓ ``level``)/2 quantiles of the means of ``resamples`` samples of n users
-    drawn with replacement. Raises ValueError when there are no values or ``level`` is not between
-    0 and 1.
+    drawn with replacement. Raises ValueError if there are no values, or ``level`` is not between 0
+    and 1.
     """
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"one value for each user is needed, not an array of {values.shape}")
@@ -39,7 +36,7 @@ def bootstrap_interval(
     rng = np.random.default_rng(seed)
     n = len(values)
     means = np.empty(resamples)
-    at_once = max(1, _CELLS // n)
+    at_once = max(1, _MAX_CELLS // n)
     for start in range(0, resamples, at_once):
         part = means[start : start + at_once]
         part[:] = values[rng.integers(n, size=(len(part), n))].mean(axis=1)
@@ -58,11 +55,11 @@ class PairedTest:
 
 
 def paired_t_test(a: FloatArray, b: FloatArray) -> PairedTest:
-    """Whether two models differ, by (n,) values of the same users in the same order (Student 1908).
+    """Test whether two models differ by (n,) values of the same users in order (Student 1908).
 
-    Differences that are all the same up to rounding have no variance to measure by: p is then 1
-    where they are 0, else 0 (and t infinite). Raises ValueError unless both have one value for each
-    of two or more users.
+    Differences that are all equal up to rounding have no variance to measure by: p is then 1 where
+    they are 0, else 0 (and t infinite). Raises ValueError unless both have one value for each of
+    two or more users.
     """
     if a.shape != b.shape or a.ndim != 1 or len(a) < 2:
         raise ValueError(
@@ -80,22 +77,49 @@ def paired_t_test(a: FloatArray, b: FloatArray) -> PairedTest:
     return PairedTest(t, student_t_p(t, n - 1), mean, n)
 
 
-def sampled_over_seeds(
-    model: Ranks,
-    split: Split,
-    held_out: IntArray,
-    seeds: Sequence[int],
-    *,
-    k: int = K,
-    negatives: int = NEGATIVES,
-) -> list[IntArray]:
-    """P1 with the negatives drawn anew by each seed: for each, (n,) ranks as of ``ranks_of``.
+def student_t_p(t: float, degrees: float) -> float:
+    """P(|T| ≥ |t|) for Student's t with ``degrees`` of freedom.
 
-    The n users are those with a held-out item, in the same order for every seed and every model.
+    It is I_x(ν/2, 1/2) with x = ν/(ν + t²) (Abramowitz & Stegun 26.7.1), by its complement for
+    small t: `scipy.stats.t` is off by up to 1e-9 there. Raises ValueError if there is no such
+    distribution, or ``t`` is not a number.
     """
-    return [
-        ranks_of(model, sampled_candidates(split, held_out, seed, negatives), k) for seed in seeds
-    ]
+    from scipy.special import betainc, betaincc
+
+    if math.isnan(t) or not 0 < degrees < math.inf:
+        raise ValueError(f"t = {t} with {degrees} degrees of freedom has no p")
+    square = abs(t) / math.sqrt(degrees)
+    square *= square
+    if square < 1:
+        return float(betaincc(0.5, degrees / 2, square / (1 + square)))
+    return float(betainc(degrees / 2, 0.5, 1 / (1 + square)))
+
+
+def student_t_quantile(p: float, degrees: float) -> float:
+    """The t with P(T ≤ t) = ``p`` for Student's t with ``degrees`` of freedom.
+
+    Raises ValueError unless 1/2 ≤ ``p`` < 1.
+    """
+    from scipy.special import stdtrit
+
+    if not 0.5 <= p < 1:
+        raise ValueError(f"{p} is not a probability from 1/2 to below 1")
+    return float(stdtrit(degrees, p))
+
+
+def sign_test_p(above: int, below: int) -> float:
+    """The exact two-sided sign test (Arbuthnot 1710); ties take no part.
+
+    It is min(1, 2 P(X ≥ max(above, below))), where X is binomial with n = above + below and 1/2.
+    Raises ValueError if a count is negative.
+    """
+    from scipy.special import bdtrc
+
+    if min(above, below) < 0:
+        raise ValueError(f"{above} above and {below} below cannot be")
+    if above == below:
+        return 1.0
+    return min(1.0, float(2 * bdtrc(max(above, below) - 1, above + below, 0.5)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,19 +133,24 @@ class Evaluation:
 
     @classmethod
     def of(cls, ranks: Sequence[IntArray], k: int = K) -> Evaluation:
-        """From the (n,) ranks of each seed. Raises ValueError when there are none."""
-        if not ranks or any(one.shape != ranks[0].shape for one in ranks) or not len(ranks[0]):
+        """From the (n,) ranks of each seed.
+
+        Raises ValueError if there are none, or they differ in length.
+        """
+        if not ranks or any(r.shape != ranks[0].shape for r in ranks) or not len(ranks[0]):
             raise ValueError("ranks of the same users are needed for one seed or more")
-        hr = np.mean([hit_of_each(one, k) for one in ranks], axis=0)
-        ndcg = np.mean([ndcg_of_each(one, k) for one in ranks], axis=0)
+        hr = np.mean([hit_of_each(r, k) for r in ranks], axis=0)
+        ndcg = np.mean([ndcg_of_each(r, k) for r in ranks], axis=0)
         return cls(hr, ndcg, k, len(ranks))
 
     @property
     def mean_hr(self) -> float:
+        """The mean HR@k over users."""
         return float(self.hr.mean())
 
     @property
     def mean_ndcg(self) -> float:
+        """The mean NDCG@k over users."""
         return float(self.ndcg.mean())
 
     def as_dict(self, *, level: float = 0.95, resamples: int = 10_000) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fold-in of items: a new item's vector, fitted to the few users who took it up."""
+"""Fold-in of items: vectors fitted to the few users who took an item up, and models with them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,78 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ncr_core.errors import DataError
-from ncr_core.fold_in.extended import item_rows, shared_copy, split_rows
-from ncr_core.fold_in.newton import Floats, newton
-from ncr_core.fold_in.pairs import SHARED
-from ncr_core.fold_in.prior import prior_of
-from ncr_core.fold_in.settings import FoldInConfig
-from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.errors import ConfigError, DataError
+from ncr_core.fold_in.evidence import SHARED, FoldInConfig
+from ncr_core.fold_in.prior import Floats, newton, prior_of
+from ncr_core.models import PairwiseRanker, build_model
+from ncr_core.models.user_embeddings import PooledUsers
+
+
+def item_rows(model: PairwiseRanker, items: Tensor) -> Tensor:
+    """(m,) rows → (m, F) all that makes up these items: embeddings, and the bias if there is one.
+
+    Not what users' vectors are pooled from.
+    """
+    tables = [model.get_parameter(name).detach() for name in model.item_tables]
+    return torch.cat([_as_matrix(table)[items] for table in tables], dim=1)
+
+
+def split_rows(model: PairwiseRanker, rows: Tensor) -> dict[str, Tensor]:
+    """(m, F) as ``item_rows`` gives it → what goes into each of the item tables, by its name."""
+    tables = {name: model.get_parameter(name) for name in model.item_tables}
+    widths = [_as_matrix(table).shape[1] for table in tables.values()]
+    if rows.ndim != 2 or rows.shape[1] != sum(widths):
+        raise ConfigError(
+            f"the model's items are {sum(widths)} numbers each, not {tuple(rows.shape)}"
+        )
+    return {
+        name: part.reshape(len(rows), *table.shape[1:])
+        for (name, table), part in zip(
+            tables.items(), torch.split(rows, widths, dim=1), strict=True
+        )
+    }
+
+
+def extended(model: PairwiseRanker, vectors: Tensor) -> PairwiseRanker:
+    """A frozen model with (m, F) fitted item vectors as its items from n_items on.
+
+    Users and all that is no item table share the memory of ``model``. Where users' vectors are
+    pooled from items, the new ones add nothing to them. Raises ConfigError for vectors of another
+    size.
+    """
+    added = {
+        name: rows.to(model.device, torch.float32)
+        for name, rows in split_rows(model, vectors).items()
+    }
+    for name, part in model.named_modules():
+        if isinstance(part, PooledUsers):
+            table = part.items.weight
+            added[f"{name}.items.weight"] = table.new_zeros((len(vectors), table.shape[1]))
+    with torch.device("meta"):
+        larger = build_model(model.config, model.n_users, model.n_items + len(vectors))
+    state = {
+        name: torch.cat([value, added[name].to(value.dtype)]) if name in added else value
+        for name, value in model.state_dict().items()
+    }
+    larger.load_state_dict(state, assign=True)
+    return larger.requires_grad_(False).eval()
+
+
+def shared_copy(model: PairwiseRanker) -> PairwiseRanker:
+    """Another module with the same parameters, in the same memory.
+
+    What is done to it as a module, as ``functional_call`` does, is not seen by others who use
+    ``model``.
+    """
+    with torch.device("meta"):
+        copy = build_model(model.config, model.n_users, model.n_items)
+    copy.load_state_dict(model.state_dict(), assign=True)
+    return copy.requires_grad_(False).eval()
+
+
+def _as_matrix(table: Tensor) -> Tensor:
+    return table if table.ndim == 2 else table.unsqueeze(1)
+
 
 CROWD = 64  # trained users who did not take a new item up
 TASTED, ANCHORS, FAVOURITES = 256, 4, 16  # of so many items, by so many of them, the best
@@ -51,12 +116,12 @@ class ItemFoldIn:
         """
         vectors = torch.empty((len(users), len(self._prior.mean)))
         with torch.inference_mode(False):
-            for at, own in enumerate(users):
-                given = torch.ones(len(own)) if weights is None else weights[at]
-                vectors[at] = torch.from_numpy(self._of(own, given))
+            for item, adopters in enumerate(users):
+                counts = torch.ones(len(adopters)) if weights is None else weights[item]
+                vectors[item] = torch.from_numpy(self._fit(adopters, counts))
         return vectors
 
-    def _of(self, users: Tensor, weights: Tensor) -> Floats:
+    def _fit(self, users: Tensor, weights: Tensor) -> Floats:
         if weights.shape != (len(users),):
             raise DataError(f"{len(users)} users, but weights of shape {tuple(weights.shape)}")
         if not bool((weights.isfinite() & (weights > 0)).all()):
@@ -98,8 +163,10 @@ def _favourites(model: PairwiseRanker, users: Tensor, items: Tensor) -> Tensor:
 
 
 class _ItemMargins:
-    """Half margins of one new item by the network itself, and their gradients in its vector: over
-    the others in the first ``n_wins`` pairs, of the others over it in the rest."""
+    """Half margins of one new item by the network itself, and their gradients in its vector.
+
+    They are over the others in the first ``n_wins`` pairs, and of the others over it in the rest.
+    """
 
     def __init__(self, model: PairwiseRanker, users: Tensor, others: Tensor, n_wins: int) -> None:
         self._model = model = shared_copy(model)
@@ -112,10 +179,10 @@ class _ItemMargins:
         self._j = torch.where(wins, place + len(users), place)
 
     def __call__(self, vector: Floats) -> tuple[Floats, Floats]:
-        own = torch.from_numpy(vector).to(self._others)
+        fitted = torch.from_numpy(vector).to(self._others)
         with torch.enable_grad():
             # A copy a pair: one backward pass gives the gradient of every pair.
-            item = own.expand_as(self._others).clone().requires_grad_(True)
+            item = fitted.expand_as(self._others).clone().requires_grad_(True)
             rows = split_rows(self._model, torch.cat([item, self._others]))
             tables = {f"model.{name}": table for name, table in rows.items()}
             half: Tensor = functional_call(self._halves, tables, (self._users, self._i, self._j))

@@ -1,4 +1,4 @@
-"""Where vectors are expected to lie: around the mean of the trained ones, as they spread."""
+"""The most probable vector: a Gaussian prior from trained vectors, and its fit by Newton steps."""
 
 from __future__ import annotations
 
@@ -10,42 +10,82 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-FloatArray = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
-CELLS_AT_ONCE = 2**22  # of vectors: 32 MiB
-MOST_DIRECTIONS = 64  # a step solves that many equations
-FLOOR = 1e-6  # of the mean variance: a direction in which nothing varies
+HalfMargins = Callable[[Floats], tuple[Floats, Floats]]
+"""(E,) a vector → (P,) half margins of its pairs, and (P, E) their gradients."""
+
+MAX_CELLS = 2**22  # of vectors at once: 32 MiB
+MAX_DIRECTIONS = 64  # a step solves that many equations
+MIN_VARIANCE = 1e-6  # of the mean variance: a direction in which nothing varies
+STEP_DECAY = 0.3  # of the length of a step that made the loss larger
+MIN_STEP = 1e-3  # of a full step: what is shorter ends the fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prior:
     """N(mean, basis·basisᵀ): a vector is mean + basis·v with v ~ N(0, 1)."""
 
-    mean: FloatArray
+    mean: Floats
     """(E,)"""
-    basis: FloatArray
+    basis: Floats
     """(E, r) the principal directions, each as long as its standard deviation."""
 
 
 def prior_of(n: int, rows: Callable[[Tensor], Tensor]) -> Prior:
     """The mean and the spread of n vectors, which ``rows`` gives by their numbers.
 
-    In one pass and without a copy of all of them; of wide vectors the ``MOST_DIRECTIONS`` in which
+    In one pass and without a copy of all of them; of wide vectors the ``MAX_DIRECTIONS`` in which
     they vary most.
     """
     total, squares = torch.zeros(()), torch.zeros(())
     with torch.no_grad():
         # Around one of them, so that nothing is lost to a mean that is far from 0.
         first = rows(torch.zeros(1, dtype=torch.long))[0].double().cpu()
-        at_once = max(1, CELLS_AT_ONCE // max(1, len(first)))
-        for start in range(0, n, at_once):
-            part = rows(torch.arange(start, min(n, start + at_once))).double().cpu() - first
+        n_rows = max(1, MAX_CELLS // max(1, len(first)))
+        for start in range(0, n, n_rows):
+            part = rows(torch.arange(start, min(n, start + n_rows))).double().cpu() - first
             total = total + part.sum(0)
             squares = squares + part.T @ part
     mean = total / n
     covariance = (squares / n - torch.outer(mean, mean)).numpy()
     values, directions = np.linalg.eigh(covariance)
-    values = np.maximum(values, FLOOR * max(float(values.mean()), 0.0))
-    kept = values.argsort()[::-1][:MOST_DIRECTIONS]
-    basis = directions[:, kept] * np.sqrt(values[kept])
+    values = np.maximum(values, MIN_VARIANCE * max(float(values.mean()), 0.0))
+    largest = values.argsort()[::-1][:MAX_DIRECTIONS]
+    basis = directions[:, largest] * np.sqrt(values[largest])
     return Prior((first + mean).numpy(), np.ascontiguousarray(basis))
+
+
+def newton(margins: HalfMargins, weights: Floats, prior: Prior, steps: int, least: float) -> Floats:
+    """The vector (E,) with the least Σ w·softplus(−m), minus its log-probability by the prior.
+
+    Gauss-Newton: the curvature of softplus is taken, that of the margins is not, so that a step
+    always leads down; one that is too long is shortened. At most ``steps`` looks at the margins;
+    stops when a step promises less than ``least``. ``numba_kernel.fit`` is the same
+    in compiled code.
+    """
+    basis = prior.basis
+    v: Floats = np.zeros(basis.shape[1])
+    step: Floats = v
+    tried: Floats = v
+    best, size = np.inf, 1.0
+    for _ in range(steps):
+        half, gradients = margins(prior.mean + basis @ tried)
+        loss = float(weights @ np.logaddexp(0.0, -half) + tried @ tried / 2)
+        if loss <= best + 1e-9:
+            v, best, size = tried, loss, 1.0
+            slopes = gradients @ basis
+            wrong = 1.0 / (1.0 + np.exp(np.minimum(half, 700.0)))
+            slope = v - slopes.T @ (weights * wrong)
+            curvature = (slopes * (weights * wrong * (1.0 - wrong))[:, None]).T @ slopes
+            step = -np.asarray(np.linalg.solve(curvature + np.eye(len(v)), slope), np.float64)
+            if -(slope @ step) / 2 < least:
+                v = v + step
+                break
+        elif np.isfinite(best):
+            size *= STEP_DECAY
+        if size < MIN_STEP or not np.isfinite(best):
+            break
+        tried = v + size * step
+    vector: Floats = prior.mean + basis @ v
+    return vector

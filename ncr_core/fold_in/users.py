@@ -9,23 +9,122 @@ fitted only to dislikes and stated preferences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ncr_core.fold_in.arrays import FitArrays, fit_arrays
-from ncr_core.fold_in.evidence import Evidence, of_first
-from ncr_core.fold_in.loader import fit_kernel_or_none
-from ncr_core.fold_in.newton import Floats, newton
-from ncr_core.fold_in.pairs import PairMaker, Pairs
-from ncr_core.fold_in.prior import Prior, prior_of
-from ncr_core.fold_in.settings import FoldInConfig
-from ncr_core.models.ranker import PairwiseRanker
-from ncr_core.models.tables import PairTables
+from ncr_core.fold_in.evidence import Evidence, FoldInConfig, PairSampler, WeightedPairs
+from ncr_core.fold_in.prior import Floats, Prior, newton, prior_of
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.models.scoring_tables import LinearTable, PairTables, TowerTable
+from ncr_core.optional_imports import numba_kernel
+from ncr_core.ranking.backends.numba_ranker import UNROLLED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FitArrays:
+    """Tables of float32, or of another type for tests.
+
+    A user's vector u becomes t = to_tables·u + offset: the user's part of s_ui, one number a
+    column of ``linear``, and C_u.
+    """
+
+    to_tables: npt.NDArray[np.float64]
+    """(n, E)"""
+    offset: npt.NDArray[np.float64]
+    """(n,)"""
+    tables: tuple[Any, ...]
+    """linear (n_items, d), bias (n_items or 0,), first and second (n_items, h)."""
+    tower: tuple[Any, ...]
+    """widths, weights, the same transposed, biases, w."""
+
+
+def fit_arrays(tables: PairTables, size: int, dtype: torch.dtype) -> FitArrays | None:
+    """The arrays for user vectors of this size; None for what the compiled fit is not made for.
+
+    That is towers over one item, and products that join the last layer (eq. 24).
+    """
+    tower, linear = tables.tower, tables.linear
+    if tables.points or (tower is not None and tower.items is not None):
+        return None
+    maps, offsets = [], []
+    if linear is not None:
+        maps.append(_columns(torch.eye(linear.items.shape[1]), linear.columns, size))
+        offsets.append(torch.zeros(linear.items.shape[1]))
+    if tower is not None:
+        weight, bias = (_padded_rows(x) for x in (tower.user_weight, tower.user_bias))
+        maps.append(_columns(weight, tower.columns, size))
+        offsets.append(bias)
+    n_items = len(linear.items) if linear is not None else len(tower.first) if tower else 0
+    return FitArrays(
+        torch.cat([to_table.double().cpu() for to_table in maps]).numpy(),
+        torch.cat([offset.double().cpu() for offset in offsets]).numpy(),
+        (*_linear(linear, n_items, dtype), *_items(tower, n_items, dtype)),
+        _tower(tower, dtype),
+    )
+
+
+def _columns(weight: Tensor, columns: slice, size: int) -> Tensor:
+    """A map of a part of a vector as one of the whole vector."""
+    start = columns.start or 0
+    return pad(weight, (start, size - start - weight.shape[1]))
+
+
+def _linear(table: LinearTable | None, n_items: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    if table is None:
+        return _array(torch.zeros(n_items, 0), dtype), _array(torch.zeros(0), dtype)
+    bias = torch.zeros(0) if table.bias is None else table.bias
+    return _array(table.items, dtype), _array(bias, dtype)
+
+
+def _items(tower: TowerTable | None, n_items: int, dtype: torch.dtype) -> tuple[Any, Any]:
+    if tower is None:
+        none = _array(torch.zeros(n_items, 0), dtype)
+        return none, none
+    first, second = (_padded_rows(x.T).T for x in (tower.first, tower.second))
+    return _array(first, dtype), _array(second, dtype)
+
+
+def _tower(tower: TowerTable | None, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The layers one after the other. A padded unit has no inputs, and gives act(0) = 0."""
+    none = torch.zeros(0)
+    if tower is None:
+        return (np.zeros(1, dtype=np.int64), *[_array(none, dtype)] * 4)
+    layers = [(_padded_rows(_padded_rows(w).T).T, _padded_rows(b)) for w, b in tower.layers]
+    widths = [_up(tower.first.shape[1]), *(len(bias) for _, bias in layers)]
+    return (
+        np.array(widths, dtype=np.int64),
+        _array(torch.cat([w.flatten().cpu() for w, _ in layers] or [none]), dtype),
+        _array(torch.cat([w.T.flatten().cpu() for w, _ in layers] or [none]), dtype),
+        _array(torch.cat([b.cpu() for _, b in layers] or [none]), dtype),
+        _array(_padded_rows(tower.weight), dtype),
+    )
+
+
+def _padded_rows(x: Tensor) -> Tensor:
+    missing = _up(len(x)) - len(x)
+    return x if not missing else torch.cat([x, x.new_zeros((missing, *x.shape[1:]))])
+
+
+def _up(n: int) -> int:
+    return -(-n // UNROLLED) * UNROLLED
+
+
+def _array(x: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+    """What is of this type and on the CPU already is not copied."""
+    return np.ascontiguousarray(x.detach().to(dtype).cpu().numpy())
+
+
+def fit_kernel() -> ModuleType | None:
+    """The compiled code of the fit; None where it cannot be had."""
+    return numba_kernel("ncr_core.fold_in.numba_kernel")
 
 
 class FoldIn:
@@ -55,7 +154,7 @@ class FoldIn:
         self.model = model
         self.trained_items = model.n_items if trained_items is None else trained_items
         self._pooled = model.config.users == "history"
-        self._make = PairMaker(self.trained_items, self.config)
+        self._sampler = PairSampler(self.trained_items, self.config)
         device = model.device
         self._prior = prior or prior_of(
             model.n_users, lambda rows: model.user_vectors(rows.to(device))
@@ -76,9 +175,15 @@ class FoldIn:
     def __call__(self, users: Sequence[Evidence], known: Tensor | None = None) -> Tensor:
         """Vectors (B, E) in float32 on the CPU, by what is known of each of B users.
 
-        ``known`` (B, E) are vectors to which they are held: the trained ones of users who have
-        done something since, ``newcomer`` for the others. A user of whom nothing is known keeps it.
-        Raises IndexError or DataError for evidence that does not fit, see `Evidence.check`.
+        Args:
+            users: The evidence of each user.
+            known: (B, E) vectors to which they are held: the trained ones of users who have done
+                something since, ``newcomer`` for the others, and for all by default. A user
+                without evidence keeps it.
+
+        Raises:
+            IndexError: An item is not the model's.
+            DataError: Weights or pairs are malformed, see ``Evidence.check``.
         """
         for evidence in users:
             evidence.check(self.model.n_items)
@@ -86,19 +191,19 @@ class FoldIn:
         vectors = np.empty((len(users), len(self._prior.mean)), dtype=np.float32)
         with torch.inference_mode(False):  # where there is no kernel, gradients are asked for
             for row, evidence, centre in zip(vectors, users, centres.numpy(), strict=True):
-                row[:] = self._of(evidence, centre)
+                row[:] = self._fit(evidence, centre)
         return torch.from_numpy(vectors)
 
-    def _of(self, evidence: Evidence, centre: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
+    def _fit(self, evidence: Evidence, centre: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
         if self._pooled:
-            known = of_first(evidence, self.trained_items)
+            known = evidence.of_first(self.trained_items)
             if len(known.items):
                 centre = self._pool(known)
-        pairs = self._make.of(evidence, likes=not self._pooled)
+        pairs = self._sampler.sample(evidence, likes=not self._pooled)
         if not len(pairs.weights):
             return centre
         prior = replace(self._prior, mean=centre.astype(np.float64))
-        kernel = fit_kernel_or_none() if self._may_compile else None
+        kernel = fit_kernel() if self._may_compile else None
         if kernel is None or self._arrays is None:
             margins = UserMargins(self.model, pairs)
             return newton(margins, pairs.weights, prior, self.config.steps, self.config.tolerance)
@@ -123,7 +228,7 @@ class FoldIn:
         if evidence.weights is not None:
             weights = torch.from_numpy(evidence.weights).float().to(device)
         items = torch.from_numpy(evidence.items).to(device)
-        vector: npt.NDArray[np.float32] = self.model.vector_of(items, weights).cpu().numpy()
+        vector: npt.NDArray[np.float32] = self.model.pooled_vector(items, weights).cpu().numpy()
         return vector
 
     @cached_property
@@ -146,18 +251,19 @@ class FoldIn:
 class UserMargins:
     """Half margins of pairs by the network itself, and their gradients in the user's vector."""
 
-    def __init__(self, model: PairwiseRanker, pairs: Pairs) -> None:
+    def __init__(self, model: PairwiseRanker, pairs: WeightedPairs) -> None:
         self._model = model
         self._winners, self._losers = (
             torch.from_numpy(rows).to(model.device) for rows in (pairs.winners, pairs.losers)
         )
 
     def __call__(self, vector: Floats) -> tuple[Floats, Floats]:
+        """(E,) a vector → (P,) half margins and (P, E) their gradients."""
         parameter = next(self._model.parameters())
-        own = torch.from_numpy(vector).to(parameter.device, parameter.dtype)
+        user = torch.from_numpy(vector).to(parameter.device, parameter.dtype)
         with torch.enable_grad():
             # A copy a pair: one backward pass gives the gradient of every pair.
-            users = own.expand(len(self._winners), -1).clone().requires_grad_(True)
+            users = user.expand(len(self._winners), -1).clone().requires_grad_(True)
             z_uij = self._model.logits(users, self._winners, self._losers)
             z_uji = self._model.logits(users, self._losers, self._winners)
             half = (z_uij - z_uji) / 2

@@ -1,12 +1,10 @@
 """The models: NBPR, DNCR, NeuPR and two towers, behind one contract."""
 
-from ncr_core.models.config import ModelConfig
+from ncr_core.model_config import ModelConfig
+from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.dncr import DNCR
-from ncr_core.models.factory import MODELS, build_model
 from ncr_core.models.nbpr import NBPR
-from ncr_core.models.neupr import NeuPR
-from ncr_core.models.neupr_shared import SharedNeuPR
-from ncr_core.models.ranker import PairwiseRanker
+from ncr_core.models.neupr import NeuPR, SharedNeuPR
 from ncr_core.models.twotower import TwoTower
 
 __all__ = [
@@ -20,3 +18,16 @@ __all__ = [
     "TwoTower",
     "build_model",
 ]
+
+MODELS: dict[str, type[PairwiseRanker]] = {
+    "nbpr": NBPR,
+    "dncr": DNCR,
+    "neupr": NeuPR,
+    "twotower": TwoTower,
+}
+
+
+def build_model(config: ModelConfig, n_users: int, n_items: int) -> PairwiseRanker:
+    """A model with fresh parameters: seed torch before for repeatable ones."""
+    kind = SharedNeuPR if config.shared_embeddings else MODELS[config.kind]
+    return kind(config, n_users, n_items)

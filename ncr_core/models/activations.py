@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 
+def sigmoid_tanh(x: Tensor) -> Tensor:
+    """tanh(x) = 2σ(2x) − 1, without gradients: on a CPU less than half the time of torch.tanh."""
+    return x.mul(2).sigmoid_().mul_(2).sub_(1)
+
+
 class _FastTanh(torch.autograd.Function):
-    """tanh(x) = 2σ(2x) − 1 with its gradient 1 − y²: on a CPU half the time of torch.tanh.
+    """``sigmoid_tanh`` with its gradient 1 − y².
 
     Its error is 1e-7 of 1, not of x: too much for inputs of 1e-6, which N(0, 0.01²) everywhere
     (the paper's initialisation) gives in deep towers.
@@ -18,7 +23,7 @@ class _FastTanh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.mul(2).sigmoid_().mul_(2).sub_(1)
+        y = sigmoid_tanh(x)
         ctx.save_for_backward(y)
         return y
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import PairwiseRanker, edge_weight
-from ncr_core.models.tables import LinearTable, PairTables
+from ncr_core.model_config import ModelConfig
+from ncr_core.models.base import PairwiseRanker, edge_weight
+from ncr_core.models.scoring_tables import LinearTable, PairTables
 from ncr_core.models.tower import Tower
-from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
+from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
 
 
 class DNCR(PairwiseRanker):
@@ -24,23 +24,28 @@ class DNCR(PairwiseRanker):
         self.tower = Tower(config)
         self.weight = edge_weight(config.tower_width, config)
 
-    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
+        """The parts of a user's vector, in order."""
         return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
+        """(…) rows → (…, F) everything the model knows of these items."""
         return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
         hidden: Tensor = self.tower(users, self.item_vectors(i), self.item_vectors(j))
         return hidden @ self.weight
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j."""
         table, by_rows = self.items.weight, self.sparse_items
         hidden = self.tower.both_orders(users, i, j, table, self.item_rows, by_rows=by_rows)
         z = hidden @ self.weight
         return z[0], z[1]
 
     def tables(self) -> PairTables:
+        """Tables for ranking in float64, without gradients."""
         columns = slice(0, self.config.tower_embedding)
         bias = self.tower.item_bias(self.items.weight, self.weight)
         none = self.items.weight.new_zeros((self.n_items, 0)).double()

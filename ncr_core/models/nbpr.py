@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import PairwiseRanker, edge_weight
-from ncr_core.models.tables import LinearTable, PairTables
-from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
+from ncr_core.model_config import ModelConfig
+from ncr_core.models.base import PairwiseRanker, edge_weight
+from ncr_core.models.scoring_tables import LinearTable, PairTables
+from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
 
 
 class NBPR(PairwiseRanker):
@@ -35,18 +35,22 @@ class NBPR(PairwiseRanker):
             # which dimensions mean liking.
             nn.init.ones_(self.weight)
 
-    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
+        """The parts of a user's vector, in order."""
         return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
+        """(…) rows → (…, F) everything the model knows of these items."""
         return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
         f = torch.cat([users * self.item_vectors(i), -users * self.item_vectors(j)], dim=-1)
         z = f @ self.weight
         return z if self.bias is None else z + self.bias[i] - self.bias[j]
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j."""
         z_uij, z_uji = element_wise_logits(
             users, self.item_vectors(i), self.item_vectors(j), self.weight
         )
@@ -55,6 +59,7 @@ class NBPR(PairwiseRanker):
     def shared_scores(
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """s_ui (R,) and s_uj (Q, S); see ``PairwiseRanker.shared_scores``."""
         d = self.config.factors
         own = users * ((self.weight[:d] + self.weight[d:]) / 2)
         of_j = self.item_vectors(j)
@@ -65,6 +70,7 @@ class NBPR(PairwiseRanker):
         return (s_i if self.bias is None else s_i + self.bias[i]), s_j
 
     def tables(self) -> PairTables:
+        """Tables for ranking in float64, without gradients."""
         return PairTables(element_wise_table(self.items.weight, self.weight, self.bias), None)
 
 

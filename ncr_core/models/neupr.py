@@ -1,4 +1,4 @@
-"""NeuPR, neural personalised ranking (eq. 25), and its start from pre-trained parts (eq. 26)."""
+"""NeuPR, neural personalised ranking: eq. 25 started by eq. 26, and with one embedding eq. 24."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ncr_core.errors import ConfigError
-from ncr_core.models.config import ModelConfig
+from ncr_core.model_config import ModelConfig
+from ncr_core.models.base import PairwiseRanker, edge_weight
 from ncr_core.models.dncr import DNCR
 from ncr_core.models.nbpr import NBPR, element_wise_logits, element_wise_table, with_bias
-from ncr_core.models.ranker import PairwiseRanker, edge_weight
-from ncr_core.models.tables import PairTables
+from ncr_core.models.scoring_tables import PairTables
 from ncr_core.models.tower import Tower
-from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
+from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
 
 
 class NeuPR(PairwiseRanker):
@@ -36,14 +36,17 @@ class NeuPR(PairwiseRanker):
         if config.init == "xavier":
             nn.init.ones_(self.weight.data[: 2 * d])  # as in NBPR
 
-    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
+        """The parts of a user's vector, in order."""
         return [self.users_n, self.users_d]
 
     def item_vectors(self, items: Tensor) -> Tensor:
+        """(…) rows → (…, F) everything the model knows of these items."""
         of_n = self.item_rows(items, self.items_n.weight)
         return torch.cat([of_n, self.item_rows(items, self.items_d.weight)], dim=-1)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
         d = self.config.factors
         user_n, user_d = users[..., :d], users[..., d:]
         f_n = torch.cat([user_n * self.items_n(i), -user_n * self.items_n(j)], dim=-1)
@@ -52,6 +55,7 @@ class NeuPR(PairwiseRanker):
         return z if self.bias is None else z + self.bias[i] - self.bias[j]
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j."""
         d = self.config.factors
         of_i, of_j = (self.item_rows(rows, self.items_n.weight) for rows in (i, j))
         n_ij, n_ji = element_wise_logits(users[:, :d], of_i, of_j, self.weight[: 2 * d])
@@ -61,6 +65,7 @@ class NeuPR(PairwiseRanker):
         return with_bias(n_ij + z[0], n_ji + z[1], self.bias, i, j)
 
     def tables(self) -> PairTables:
+        """Tables for ranking in float64, without gradients."""
         d, e = self.config.factors, self.config.tower_embedding
         linear = element_wise_table(self.items_n.weight, self.weight[: 2 * d], self.bias)
         deep = self.weight[2 * d :]
@@ -82,3 +87,14 @@ class NeuPR(PairwiseRanker):
         self.weight.copy_(torch.cat([alpha * nbpr.weight, (1 - alpha) * dncr.weight]))
         if self.bias is not None and nbpr.bias is not None:
             self.bias.copy_(alpha * nbpr.bias)
+
+
+class SharedNeuPR(DNCR):
+    """z_uij = w·a([U_u⊙V_i; −U_u⊙V_j] + W_N x_{N−1} + b_N), with x_{N−1} of the tower of eq. 23.
+
+    The sum wants a last layer as wide as the element-wise part, 2e; the equation leaves it open.
+    """
+
+    def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
+        super().__init__(config, n_users, n_items)
+        self.weight = edge_weight(2 * config.tower_embedding, config)

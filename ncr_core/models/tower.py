@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ncr_core.model_config import ModelConfig
 from ncr_core.models.activations import activation_of
-from ncr_core.models.config import ModelConfig
-from ncr_core.models.tables import TowerTable
-from ncr_core.models.users import EMBEDDING_STD
+from ncr_core.models.scoring_tables import TowerTable
+from ncr_core.models.user_embeddings import EMBEDDING_STD
 
 Rows = Callable[[Tensor, Tensor], Tensor]
 """(rows, table) → the rows of a table."""

@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ncr_core.model_config import ModelConfig
 from ncr_core.models.activations import activation_of
-from ncr_core.models.config import ModelConfig
-from ncr_core.models.ranker import PairwiseRanker, edge_weight
-from ncr_core.models.tables import PairTables, PointTable
+from ncr_core.models.base import PairwiseRanker, edge_weight
+from ncr_core.models.scoring_tables import PairTables, PointTable
 from ncr_core.models.tower import dense_layers
-from ncr_core.models.users import FreeUsers, HistoryUsers, embedding
+from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
 
 
 class PointTower(nn.Module):
@@ -80,18 +80,22 @@ class TwoTower(PairwiseRanker):
         self.preferred = PointTower(config)
         self.other = None if config.shared_towers else PointTower(config)
 
-    def user_parts(self) -> Sequence[FreeUsers | HistoryUsers]:
+    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
+        """The parts of a user's vector, in order."""
         return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
+        """(…) rows → (…, F) everything the model knows of these items."""
         return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
         of_i: Tensor = self.preferred(users, self.item_vectors(i))
         of_j: Tensor = (self.other or self.preferred)(users, self.item_vectors(j))
         return of_i - of_j
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j."""
         items = self.item_vectors(torch.cat([i.unsqueeze(1), j], dim=1))
         users = users.unsqueeze(1)
         first: Tensor = self.preferred(users, items)
@@ -99,6 +103,7 @@ class TwoTower(PairwiseRanker):
         return first[:, :1] - second[:, 1:], first[:, 1:] - second[:, :1]
 
     def tables(self) -> PairTables:
+        """Tables for ranking in float64, without gradients."""
         items = self.items.weight
         if self.other is None:
             return PairTables(None, None, ((2.0, self.preferred.table(items)),))

@@ -3,30 +3,34 @@
 from ncr_core.ranking.algorithm1 import algorithm1
 from ncr_core.ranking.candidates import (
     CandidateGenerator,
+    ExactRetriever,
+    FaissRetriever,
+    Retriever,
     anchors_of,
     cheap_to_rank,
+    shortlist_for,
     spread_over_popularity,
 )
-from ncr_core.ranking.exact import PAD, ExactRanker
 from ncr_core.ranking.margins import Margins
-from ncr_core.ranking.scan import resumable_scan
-from ncr_core.ranking.shortlist import FaissShortlist, FullShortlist, Shortlist, shortlist_for
+from ncr_core.ranking.ranker import PAD, BoundRanker, ExactRanker, Ranker, compile_kernels
 from ncr_core.ranking.tournament import STRATEGIES, Strategy
 
 __all__ = [
     "PAD",
     "STRATEGIES",
+    "BoundRanker",
     "CandidateGenerator",
     "ExactRanker",
-    "FaissShortlist",
-    "FullShortlist",
+    "ExactRetriever",
+    "FaissRetriever",
     "Margins",
-    "Shortlist",
+    "Ranker",
+    "Retriever",
     "Strategy",
     "algorithm1",
     "anchors_of",
     "cheap_to_rank",
-    "resumable_scan",
+    "compile_kernels",
     "shortlist_for",
     "spread_over_popularity",
 ]

@@ -1,19 +1,148 @@
-"""Candidates: for each user the best M items by a cheap score, in a fixed order."""
+"""Candidates: for each user the best M items by a cheap score, in a fixed order.
+
+In a very large catalogue a retriever first finds the best by s_ui alone. s_ui = u·v_i + b_i is the
+product of (u, 1) and (v_i, b_i), which an inverted file of faiss searches in a small part of the
+catalogue (Jégou et al. 2011). What it misses is measured when it is built.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ncr_core.ranking.exact import PAD, ExactRanker
-from ncr_core.ranking.shortlist import Shortlist
+from ncr_core.errors import ConfigError
+from ncr_core.optional_imports import is_installed, require
+from ncr_core.ranking.backends.additive_topk import top_of_catalogue
+from ncr_core.ranking.margins import Margins
+from ncr_core.ranking.ranker import PAD, ExactRanker
+
+MIN_ITEMS = 50_000
+MIN_FAISS_ITEMS = 300_000
+MIN_RECALL = 0.98  # of the best by s_ui that the index has to find,
+SAMPLED = 64  # on average over so many users
+PER_LIST = 64  # items to train a list's centre on
+
+
+class Retriever(Protocol):
+    """Finds the best items by s_ui."""
+
+    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
+        """(B, E) user vectors, (B, n_items) allowed items → (B, ≤ n) rows, best first, padded."""
+        ...
+
+
+class ExactRetriever:
+    """By a product with every item."""
+
+    def __init__(self, margins: Margins) -> None:
+        self._margins = margins
+
+    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
+        """See ``Retriever.search``."""
+        return top_of_catalogue(self._margins, users.to(allowed.device), n, allowed, None)
+
+
+class FaissRetriever:
+    """By an inverted file, of which as many lists are searched as ``MIN_RECALL`` takes.
+
+    Built from ``margins`` and a sample of (S, E) user vectors. Raises ConfigError where faiss is
+    not installed, or the model holds no product of vectors.
+    """
+
+    def __init__(self, margins: Margins, users: Tensor, n: int = 1_000) -> None:
+        self._faiss = require("faiss", "faiss")
+        table = margins.single.linear
+        if table is None or not table.items.shape[1]:
+            raise ConfigError("this model holds no product of vectors to make an index of")
+        self._columns = table.columns
+        bias = torch.zeros(len(table.items)) if table.bias is None else table.bias
+        items = torch.cat([table.items, bias.unsqueeze(1)], dim=1).cpu()
+        vectors = np.ascontiguousarray(items.numpy(), dtype=np.float32)
+        n_items, d = vectors.shape
+        self._lists = max(1, min(n_items // 39, int(4 * n_items**0.5)))
+        quantizer = self._faiss.IndexFlatIP(d)
+        self._index: Any = self._faiss.IndexIVFFlat(
+            quantizer, d, self._lists, self._faiss.METRIC_INNER_PRODUCT
+        )
+        sample = np.random.default_rng(0).permutation(n_items)[: PER_LIST * self._lists]
+        self._index.train(vectors[sample])
+        self._index.add(vectors)
+        self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, n_items))
+
+    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
+        """See ``Retriever.search``."""
+        masks = np.packbits(allowed.cpu().numpy(), axis=1, bitorder="little")
+        n = min(n, allowed.shape[1])
+        rows = np.full((len(users), n), PAD, dtype=np.int64)
+        for row, query, mask in zip(rows, self._queries(users), masks, strict=True):
+            # As many lists more as it takes to fill up where filters leave little.
+            probes = self.probes
+            while True:
+                row[:] = self._search_one(query, n, probes, mask)
+                if row[-1] >= 0 or probes == self._lists:
+                    break
+                probes = min(self._lists, 4 * probes)
+        return torch.from_numpy(rows).to(allowed.device)
+
+    def _search_one(
+        self, query: npt.NDArray[np.float32], n: int, probes: int, mask: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.int64]:
+        selector = self._faiss.IDSelectorBitmap(mask)
+        parameters = self._faiss.SearchParametersIVF(sel=selector, nprobe=probes)
+        rows: npt.NDArray[np.int64] = self._index.search(query[None], n, params=parameters)[1][0]
+        return rows
+
+    def _queries(self, users: Tensor) -> npt.NDArray[np.float32]:
+        vectors = users[:, self._columns].float().cpu()
+        ones = torch.ones((len(vectors), 1))
+        return np.ascontiguousarray(torch.cat([vectors, ones], dim=1).numpy(), dtype=np.float32)
+
+    def _tune(self, margins: Margins, users: Tensor, n: int) -> tuple[int, float]:
+        """The fewest lists, by doubling, that hold enough of the true best; and how much."""
+        allowed = torch.ones((len(users), self._index.ntotal), dtype=torch.bool)
+        best = [set(rows) for rows in top_of_catalogue(margins, users, n, None, None).tolist()]
+        masks = np.packbits(allowed.numpy(), axis=1, bitorder="little")
+        probes = 1
+        while True:
+            retrieved = [
+                self._search_one(query, n, probes, mask)
+                for query, mask in zip(self._queries(users), masks, strict=True)
+            ]
+            shares = [
+                len(true & set(rows.tolist())) / n
+                for true, rows in zip(best, retrieved, strict=True)
+            ]
+            recall = float(np.mean(shares)) if shares else 1.0
+            if recall >= MIN_RECALL or probes == self._lists:
+                return probes, recall
+            probes = min(self._lists, 2 * probes)
+
+
+def shortlist_for(margins: Margins, users: Tensor) -> Retriever | None:
+    """The retriever for a catalogue of this size; None where scoring every item is quick enough.
+
+    None too where the model holds no product of vectors. ``users`` (S, E) are some vectors to tune
+    an index on.
+    """
+    table = margins.single.linear
+    if table is None or not table.items.shape[1]:
+        return None
+    n_items = len(table.items)
+    if n_items >= MIN_FAISS_ITEMS and is_installed("faiss"):
+        return FaissRetriever(margins, users)
+    # A sortable model needs no other product than the one that ranks it.
+    return ExactRetriever(margins) if n_items >= MIN_ITEMS and not margins.sortable else None
+
 
 REFERENCES = 16  # that scores are told against
 ANCHORS = 4  # of them that candidates are chosen by: `python -m benchmarks.candidates`
 BEST_LAST = 32
-SHORTLISTED = 5  # times the candidates
+SHORTLIST_FACTOR = 5  # times the candidates
 
 
 def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
@@ -44,7 +173,7 @@ class CandidateGenerator:
         ranker: ExactRanker,
         anchors: Sequence[int],
         seed: int,
-        shortlist: Shortlist | None = None,
+        shortlist: Retriever | None = None,
     ) -> None:
         self.ranker = ranker
         self.shortlist = shortlist
@@ -67,8 +196,8 @@ class CandidateGenerator:
         m = min(m, scores.shape[1])
         scores = scores.nan_to_num(nan=-torch.inf)
         top = torch.topk(scores.masked_fill(~allowed, -torch.inf), m, dim=1)
-        by_place = self.order[top.indices].argsort(dim=1)
-        items, values = top.indices.gather(1, by_place), top.values.gather(1, by_place)
+        by_order = self.order[top.indices].argsort(dim=1)
+        items, values = top.indices.gather(1, by_order), top.values.gather(1, by_order)
         by_score = values.argsort(dim=1, descending=True, stable=True)
         items, values = items.gather(1, by_score), values.gather(1, by_score)
         return torch.where(values > -torch.inf, items, PAD)
@@ -85,13 +214,16 @@ class CandidateGenerator:
             return self.best(self.scores(users), allowed, m)
         if sortable:
             return self.shortlist.search(users, allowed, m)
-        few = self.shortlist.search(users, allowed, SHORTLISTED * m)
-        scores = torch.full(few.shape, -torch.inf, dtype=torch.float64, device=few.device)
-        for row, user, items in zip(scores, torch.split(users, 1), few, strict=True):
-            own = items[items != PAD]
-            row[: len(own)] = self.ranker.bind(user).mean_margins(self.anchors, own)[0]
+        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
+        scores = torch.full(
+            shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
+        )
+        for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
+            rows = items[items != PAD]
+            means = self.ranker.bind(user).mean_margins(self.anchors, rows)
+            row[: len(rows)] = means[0]
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
-        return few.gather(1, order)
+        return shortlisted.gather(1, order)
 
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
         """The candidates: ``best`` as ``cheap_to_rank``."""
@@ -107,7 +239,7 @@ def cheap_to_rank(best: Tensor) -> Tensor:
     """
     m = best.shape[1]
     length = (best != PAD).sum(dim=1, keepdim=True)
-    place = torch.arange(m, device=best.device).expand(len(best), -1)
+    position = torch.arange(m, device=best.device).expand(len(best), -1)
     rest = (length - BEST_LAST).clamp(min=0)
-    source = torch.where(place < rest, place + BEST_LAST, length - 1 - place)
-    return torch.where(place < length, best.gather(1, source.clamp(0, max(0, m - 1))), PAD)
+    source = torch.where(position < rest, position + BEST_LAST, length - 1 - position)
+    return torch.where(position < length, best.gather(1, source.clamp(0, max(0, m - 1))), PAD)

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ncr_core.models.tables import PairTables, TowerTable
+from ncr_core.models.scoring_tables import PairTables, TowerTable
 
 PAD = -1  # where a list of item rows has ended
 CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
@@ -17,6 +17,7 @@ USUAL_GAIN = 100.0  # of the layers above, as the product of their norms
 TIE = 1e-12  # float64 margins smaller than this are ties,
 ROUNDING = 2e-15  # and those smaller than this times the size of what they are a sum of
 TIES = (TIE, ROUNDING)
+MAX_PAIRS = 2**17  # at once, which bounds their memory: some hundred bytes a pair at d = 8
 
 
 class Margins:
@@ -44,6 +45,7 @@ class Margins:
 
     @property
     def additive(self) -> bool:
+        """Whether every margin is a difference of scores s_ui."""
         return self.double.additive
 
     @cached_property
@@ -71,24 +73,37 @@ class BoundMargins:
 
     def __init__(self, margins: Margins, users: Tensor) -> None:
         self._margins = margins
-        self._tables = (margins.single, margins.double)
-        self._users = tuple(users.to(dtype) for dtype in (torch.float32, torch.float64))
+        self.users = users
 
     @cached_property
-    def _projected(self) -> tuple[Tensor | None, ...]:
-        return tuple(
-            tables.tower.project_user(users) if tables.tower else None
-            for tables, users in zip(self._tables, self._users, strict=True)
-        )
+    def _single(self) -> tuple[PairTables, Tensor, Tensor | None]:
+        return self._cast(self._margins.single, torch.float32)
 
     @cached_property
-    def _caution(self) -> Tensor | None:
-        own = self._projected[1]
-        return None if own is None else self._margins.caution(own)
+    def _double(self) -> tuple[PairTables, Tensor, Tensor | None]:
+        return self._cast(self._margins.double, torch.float64)
+
+    def _cast(
+        self, tables: PairTables, dtype: torch.dtype
+    ) -> tuple[PairTables, Tensor, Tensor | None]:
+        users = self.users.to(dtype)
+        return tables, users, tables.tower.project_user(users) if tables.tower else None
+
+    @property
+    def projected(self) -> Tensor | None:
+        """(B, h) C_u in float64; None for an additive model."""
+        return self._double[2]
+
+    @cached_property
+    def caution(self) -> Tensor:
+        """(B,) how much more than usual float32 may err, of at least 1."""
+        if self.projected is None:
+            raise ValueError("an additive model has no tower")
+        return self._margins.caution(self.projected)
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
-        tables, users = self._tables[double], self._users[double]
+        tables, users, _ = self._double if double else self._single
         scores = torch.zeros(items.shape, dtype=users.dtype, device=items.device)
         for scale, point in tables.points:
             scores += scale * point.scores(users[rows], items)
@@ -98,15 +113,22 @@ class BoundMargins:
         scores += (users[rows, table.columns].unsqueeze(1) * table.items[items]).sum(dim=2)
         return scores if table.bias is None else scores + table.bias[items]
 
+    def all_linear_scores(self, items: Tensor) -> Tensor:
+        """(B, M) s_ui in float64, element by element: not dependent on the rest of the batch."""
+        rows = torch.arange(len(items), device=items.device)
+        width = max(1, MAX_PAIRS // max(1, len(items)))
+        blocks = torch.split(items, width, dim=1)
+        return torch.cat([self.linear_scores(rows, part, double=True) for part in blocks], dim=1)
+
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """How far i is preferred to j: (R,) batch rows, (R, L) items each → (R, L) float64."""
         margin = self.linear_scores(rows, i, double=True)
         margin -= self.linear_scores(rows, j, double=True)
-        if self._caution is None:
+        if self.projected is None:
             margin[(margin.abs() < TIE) | (i == j)] = 0.0
             return margin
         deep, size = self._tower(rows, i, j, double=False)
-        bound = CLOSE * self._caution[rows].unsqueeze(1) * size.clamp(min=1.0)
+        bound = CLOSE * self.caution[rows].unsqueeze(1) * size.clamp(min=1.0)
         # What is not a number in float32 may be one in float64.
         close = ~((margin + deep).abs() >= bound) & (i != j)
         exact = margin[close]
@@ -114,23 +136,25 @@ class BoundMargins:
         margin[i == j] = 0.0
         if bool(close.any()):
             row, column = close.nonzero(as_tuple=True)
-            at = i[row, column].unsqueeze(1), j[row, column].unsqueeze(1)
-            deep, size = (x.squeeze(1) for x in self._tower(rows[row], *at, double=True))
+            pairs = i[row, column].unsqueeze(1), j[row, column].unsqueeze(1)
+            deep, size = (x.squeeze(1) for x in self._tower(rows[row], *pairs, double=True))
             exact += deep
             margin[close] = torch.where(exact.abs() < (ROUNDING * size).clamp(min=TIE), 0.0, exact)
         return margin
 
     def _tower(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> tuple[Tensor, Tensor]:
-        tower, projected = self._tables[double].tower, self._projected[double]
+        tables, users, projected = self._double if double else self._single
+        tower = tables.tower
         if tower is None or projected is None:
             raise ValueError("an additive model has no tower")
-        own = tower.own(self._users[double][rows])
-        return tower.margins(projected[rows], own, i, j)
+        return tower.margins(projected[rows], tower.user_columns(users[rows]), i, j)
 
 
 def _sizes(tower: TowerTable) -> tuple[float, float]:
-    """The largest that items can put into the first activation, and by how much the layers above
-    may enlarge an error in their inputs."""
+    """The largest input of the first activation that items give, and the gain of the layers above.
+
+    The gain is by how much these may enlarge an error in their inputs.
+    """
     inputs, gain = 0.0, 1.0
     for table in (tower.first, tower.second):
         if table.numel():

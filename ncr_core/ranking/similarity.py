@@ -1,4 +1,9 @@
-"""How alike items are to a model: the cosine of what ranking knows of them."""
+"""How alike items are to a model, and lists with more variety by that.
+
+Items are alike by the cosine of what ranking knows of them. Variety is maximal marginal relevance
+(Carbonell & Goldstein, The use of MMR, diversity-based reranking, SIGIR'98) with the item's
+place in the ranked list for its relevance: an order by pairwise comparison has no scores to go by.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ncr_core.models.tables import PairTables
+from ncr_core.models.scoring_tables import PairTables
 
-MOST_DIMENSIONS = 64
-AT_ONCE = 2**16  # items, so that double precision takes little memory
+MAX_DIMENSIONS = 64
+ITEMS_AT_ONCE = 2**16  # items, so that double precision takes little memory
 
 Floats = NDArray[np.float32]
 
@@ -32,17 +37,17 @@ class ItemSpace:
         mean = [part.double().mean(dim=0) for part in parts]
         basis = _basis(parts, mean)
         self.vectors = np.zeros((n_items, basis.shape[1]), dtype=np.float32)
-        for start in range(0, n_items, AT_ONCE):
+        for start in range(0, n_items, ITEMS_AT_ONCE):
             projected = _block(parts, mean, start) @ basis
             norms = projected.norm(dim=1, keepdim=True)
             unit = torch.where(norms > 0, projected / norms, 0.0)
-            self.vectors[start : start + AT_ONCE] = unit.float().cpu().numpy()
+            self.vectors[start : start + ITEMS_AT_ONCE] = unit.float().cpu().numpy()
 
     def nearest(self, item: int, allowed: NDArray[np.bool_], n: int) -> list[tuple[int, float]]:
-        """The ``n`` of the allowed items that are most like an item, which is not among them, with
-        their similarity, highest first; of equal ones the lower row.
+        """The ``n`` items most like an item, with their similarities, highest first.
 
-        ``allowed`` is (n_items,).
+        ``allowed`` is (n_items,); the item itself is never among them. Of equally similar items
+        the lower row comes first.
         """
         similarity = self.vectors @ self.vectors[item]
         similarity[~allowed] = -np.inf
@@ -50,8 +55,8 @@ class ItemSpace:
         n = min(n, int(np.isfinite(similarity).sum()))
         if n <= 0:
             return []
-        least = np.partition(similarity, -n)[-n]
-        rows = np.flatnonzero(similarity >= least)
+        lowest = np.partition(similarity, -n)[-n]
+        rows = np.flatnonzero(similarity >= lowest)
         rows = rows[np.argsort(-similarity[rows], kind="stable")][:n]
         return [(int(row), min(1.0, float(similarity[row]))) for row in rows]
 
@@ -66,21 +71,47 @@ def _parts(tables: PairTables) -> list[Tensor]:
 
 
 def _block(parts: list[Tensor], mean: list[Tensor], start: int) -> Tensor:
-    of_parts = [
-        part[start : start + AT_ONCE].double() - own for part, own in zip(parts, mean, strict=True)
-    ]
-    return torch.cat(of_parts, dim=1)
+    stop = start + ITEMS_AT_ONCE
+    centred = [part[start:stop].double() - m for part, m in zip(parts, mean, strict=True)]
+    return torch.cat(centred, dim=1)
 
 
 def _basis(parts: list[Tensor], mean: list[Tensor]) -> Tensor:
     """(dimensions, ≤ 64) orthogonal directions with the most variance."""
     size = sum(part.shape[1] for part in parts)
     covariance = torch.zeros((size, size), dtype=torch.float64, device=parts[0].device)
-    for start in range(0, len(parts[0]), AT_ONCE):
+    for start in range(0, len(parts[0]), ITEMS_AT_ONCE):
         block = _block(parts, mean, start)
         covariance += block.T @ block
-    found = torch.linalg.eigh(covariance)
+    values, directions = torch.linalg.eigh(covariance)
     # Directions in which items do not differ but for rounding say nothing.
-    some = found.eigenvalues > 1e-12 * found.eigenvalues[-1].clamp(min=1e-300)
-    basis: Tensor = found.eigenvectors[:, some][:, -MOST_DIMENSIONS:]
+    varies = values > 1e-12 * values[-1].clamp(min=1e-300)
+    basis: Tensor = directions[:, varies][:, -MAX_DIMENSIONS:]
     return basis
+
+
+def diversified(vectors: NDArray[np.float32], n: int, diversity: float) -> NDArray[np.int64]:
+    """Which ``n`` places of a ranked list to show, and in which order.
+
+    ``vectors`` (P, D) stand for the items of the list, best first; their products are similarities,
+    1 for an item and itself. The item taken next is the one with the largest
+
+        (1 − diversity)·(1 − r/P) − diversity·max(0, its highest similarity to those taken)
+
+    where r is its place from 0; of equal ones the first. The first place therefore always stays,
+    and with a diversity of 0 all do. Returns (min(n, P),) places from 0.
+    """
+    p = len(vectors)
+    n = min(n, p)
+    if diversity <= 0.0 or n <= 1:
+        return np.arange(n, dtype=np.int64)
+    relevance = (1.0 - diversity) * (1.0 - np.arange(p) / p)
+    nearest = np.zeros(p)
+    is_left = np.ones(p, dtype=np.bool_)
+    chosen = np.zeros(n, dtype=np.int64)
+    for position in range(n):
+        value = np.where(is_left, relevance - diversity * nearest, -np.inf)
+        best = int(value.argmax())
+        chosen[position], is_left[best] = best, False
+        np.maximum(nearest, vectors @ vectors[best], out=nearest)
+    return chosen

@@ -1,15 +1,15 @@
 """Training: configuration, losses, the loop, pre-training."""
 
-from ncr_core.training.config import TrainConfig, resolve_device
-from ncr_core.training.loop import History, OnProgress, Progress
-from ncr_core.training.pretraining import Trained, train_model
+from ncr_core.train_config import TrainConfig, resolve_device
+from ncr_core.training.pretraining import TrainingResult, train_model
+from ncr_core.training.trainer import History, OnProgress, Progress
 
 __all__ = [
     "History",
     "OnProgress",
     "Progress",
     "TrainConfig",
-    "Trained",
+    "TrainingResult",
     "resolve_device",
     "train_model",
 ]

@@ -1,19 +1,220 @@
-"""Batches of positives with their negatives, made on the training device without a DataLoader."""
+"""Batches of positives with their negatives, made on the training device without a DataLoader.
+
+Negatives are uniform (§4.2: uniform from D_S and its mirror). Beside the drawn pairs come positives
+over disliked items, and preferences that users stated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.data.interactions import Interactions
-from ncr_core.data.samplers import NegativeSampler
+from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
 from ncr_core.errors import ConfigError, DataError
-from ncr_core.models.users import Histories
-from ncr_core.training.config import TrainConfig
-from ncr_core.training.stated import StatedPairs, StatedRows
+from ncr_core.models.user_embeddings import UserHistories
+from ncr_core.train_config import TrainConfig
+
+MASK_CELLS = 256 * 2**20  # up to 256 MiB a boolean matrix is the fastest look-up
+MAX_ROUNDS = 64
+
+
+class NegativeSampler:
+    """Draws items that a user has not interacted with, uniformly, by rejection.
+
+    Raises DataError when some user has seen every item: such a user has no negatives and must be
+    left out before.
+    """
+
+    def __init__(
+        self, seen: Interactions, device: torch.device, generator: torch.Generator
+    ) -> None:
+        self.n_items = seen.n_items
+        self.device = device
+        self.generator = generator
+        full = (seen.indptr[1:] - seen.indptr[:-1]) >= seen.n_items
+        if full.any():
+            raise DataError(f"{int(full.sum())} users have seen every one of {self.n_items} items")
+        self._mask: Tensor | None = None
+        if seen.n_users * seen.n_items <= MASK_CELLS:
+            self._mask = torch.zeros(seen.n_users * seen.n_items, dtype=torch.bool, device=device)
+            self._mask[torch.from_numpy(seen.keys).to(device)] = True
+        self._keys = torch.from_numpy(seen.keys).to(device)
+
+    def sample(self, users: Tensor, n: int) -> Tensor:
+        """(B,) users → (B, n) items, none of them among the user's, with replacement."""
+        drawn = self._draw((len(users), n))
+        base = (users * self.n_items).unsqueeze(1).expand(-1, n)
+        bad = self.seen(base + drawn)
+        for _ in range(MAX_ROUNDS):
+            if not bool(bad.any()):
+                return drawn
+            at = bad.nonzero(as_tuple=True)
+            again = self._draw((len(at[0]),))
+            drawn[at] = again
+            bad[at] = self.seen(base[at] + again)
+        return self._exhaust(users, drawn, bad)
+
+    def _draw(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(self.n_items, shape, generator=self.generator, device=self.device)
+
+    def seen(self, keys: Tensor) -> Tensor:
+        """Whether each key, user · n_items + item, is an interaction; any shape."""
+        if self._mask is not None:
+            return self._mask[keys]
+        at = torch.searchsorted(self._keys, keys).clamp_(max=len(self._keys) - 1)
+        return self._keys[at] == keys
+
+    def _exhaust(self, users: Tensor, drawn: Tensor, bad: Tensor) -> Tensor:
+        """For users who have seen nearly everything, draws from the list of what they have not."""
+        every = torch.arange(self.n_items, device=self.device)
+        for row in bad.any(dim=1).nonzero().flatten().tolist():
+            unseen = every[~self.seen(users[row] * self.n_items + every)]
+            count = int(bad[row].sum())
+            pick = torch.randint(
+                len(unseen), (count,), generator=self.generator, device=self.device
+            )
+            drawn[row, bad[row]] = unseen[pick]
+        return drawn
+
+
+@dataclass(frozen=True)
+class PreferenceRows:
+    """Pairs of items of which the user would rather have the first.
+
+    ``users``, ``winners``, ``losers`` and ``weights`` are (T,). ``histories`` is there where user
+    vectors come from items.
+    """
+
+    users: Tensor
+    winners: Tensor
+    losers: Tensor
+    weights: Tensor
+    histories: UserHistories | None
+
+
+class PreferencePairs:
+    """Gives each batch its share of the stated pairs, and its positives' disliked rivals.
+
+    Every positive of a user with disliked items meets one of them an epoch, drawn at random, and
+    every stated pair comes once an epoch. The draws are apart from those of the batches, which stay
+    the same with and without.
+    """
+
+    def __init__(
+        self, learned: Interactions, stated: UserFeedback, device: torch.device, seed: int
+    ) -> None:
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self._device = device
+        self._disliked = _RowsByUser(
+            learned.n_users, stated.disliked, stated.disliked_weights, device
+        )
+        self._pairs = _RowsByUser(learned.n_users, stated.pairs, stated.pair_weights, device)
+        positions = _winner_positions(learned, stated.pairs)[self._pairs.order]
+        self._winner_position = torch.from_numpy(positions).to(device)
+
+    def shares(self, batches: int) -> list[Tensor]:
+        """The numbers of the stated pairs for each of so many batches, in random order."""
+        order = torch.randperm(
+            len(self._pairs.users), generator=self._generator, device=self._device
+        )
+        return list(torch.tensor_split(order, batches))
+
+    def pairs_of_users(
+        self, users: Tensor, start: Tensor, end: Tensor
+    ) -> tuple[Tensor, UserHistories]:
+        """The numbers of the stated pairs of whole users (Q,), and the history of each pair.
+
+        The users' items lie in a batch from ``start`` to ``end``; the histories come without them.
+
+        The history leaves the winner out if it is one of the user's items, else the latest of them.
+        """
+        pairs, owner = self._pairs.all_rows(users)
+        position = self._winner_position[pairs]
+        left_out = torch.where(position < 0, end[owner] - 1, start[owner] + position)
+        no_items = torch.empty(0, dtype=torch.long, device=self._device)
+        return pairs, UserHistories(no_items, start[owner], left_out, end[owner])
+
+    def rows(
+        self,
+        pairs: Tensor,
+        pair_histories: UserHistories | None,
+        users: Tensor,
+        items: Tensor,
+        weights: Tensor | None,
+        histories: UserHistories | None,
+    ) -> PreferenceRows | None:
+        """The pairs of these numbers, and a disliked rival for each positive (R,) that has any."""
+        pair_users = self._pairs.users[pairs]
+        winners, losers = self._pairs.columns[pairs].T
+        has, rival = self._disliked.draw(users, self._generator)
+        if len(pairs) + len(has) == 0:
+            return None
+        rival_weights = self._disliked.weights[rival]
+        if weights is not None:
+            rival_weights = rival_weights * weights[has]
+        joined = None
+        if histories is not None and pair_histories is not None:
+            joined = UserHistories(
+                histories.items,
+                torch.cat([pair_histories.start, histories.start[has]]),
+                torch.cat([pair_histories.position, histories.position[has]]),
+                torch.cat([pair_histories.end, histories.end[has]]),
+            )
+        return PreferenceRows(
+            torch.cat([pair_users, users[has]]),
+            torch.cat([winners, items[has]]),
+            torch.cat([losers, self._disliked.columns[rival, 0]]),
+            torch.cat([self._pairs.weights[pairs], rival_weights]),
+            joined,
+        )
+
+
+class _RowsByUser:
+    """Weighted rows whose first column is a user, ordered by user."""
+
+    def __init__(
+        self, n_users: int, rows: IntArray, weights: FloatArray, device: torch.device
+    ) -> None:
+        self.order = np.argsort(rows[:, 0], kind="stable")
+        rows = rows[self.order]
+        counts = np.bincount(rows[:, 0], minlength=n_users)
+        indptr = np.concatenate([[0], np.cumsum(counts)])
+        self.users = torch.from_numpy(rows[:, 0]).to(device)
+        self.columns = torch.from_numpy(rows[:, 1:]).to(device)
+        self.weights = torch.from_numpy(weights[self.order]).to(device)
+        self._indptr = torch.from_numpy(indptr).to(device)
+        self._counts = torch.from_numpy(counts).to(device)
+
+    def draw(self, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Which of (B,) users have any row, and a row of each of these at random."""
+        has = self._counts[users].nonzero().flatten()
+        drawing = users[has]
+        draw = torch.rand(len(drawing), generator=generator, device=drawing.device)
+        return has, self._indptr[drawing] + (draw * self._counts[drawing]).long()
+
+    def all_rows(self, users: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows of (Q,) users, and which of the users each is of."""
+        counts = self._counts[users]
+        owner = torch.arange(len(users), device=users.device).repeat_interleave(counts)
+        first = counts.cumsum(0) - counts
+        offset = torch.arange(len(owner), device=users.device) - first[owner]
+        return self._indptr[users][owner] + offset, owner
+
+
+def _winner_positions(learned: Interactions, pairs: IntArray) -> IntArray:
+    """(P,) where each winner stands among its user's items; −1 where it does not."""
+    order = np.argsort(learned.users * learned.n_items + learned.items)
+    wanted = pairs[:, 0] * learned.n_items + pairs[:, 1]
+    if learned.nnz == 0:
+        return np.full(len(pairs), -1)
+    index = np.minimum(np.searchsorted(learned.keys, wanted), learned.nnz - 1)
+    is_present = learned.keys[index] == wanted
+    return np.where(is_present, order[index] - learned.indptr[pairs[:, 0]], -1)
+
 
 MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
 
@@ -24,15 +225,15 @@ class Rows:
 
     ``users`` and ``items`` i are (R,), ``negatives`` j (R, n). ``histories`` is there where user
     vectors come from items, ``weights`` (R,) where positives do not all count the same, and
-    ``stated`` where there are other pairs to learn beside them.
+    ``preferences`` where there are other pairs to learn beside them.
     """
 
     users: Tensor
     items: Tensor
     negatives: Tensor
-    histories: Histories | None
+    histories: UserHistories | None
     weights: Tensor | None = None
-    stated: StatedRows | None = None
+    preferences: PreferenceRows | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +243,7 @@ class SharedRows:
     ``users`` (Q,) are those a vector is needed for: each user once, or, with ``histories``, the
     user of each row. ``row`` (R,) tells which of them a row belongs to, ``items`` (R,) are the
     positives i, ``negatives`` (S,) the items j and ``valid`` (Q, S) which of these the user has not
-    interacted with. ``weights`` (R,) and ``stated`` are as of ``Rows``.
+    interacted with. ``weights`` (R,) and ``preferences`` are as of ``Rows``.
     """
 
     users: Tensor
@@ -50,16 +251,16 @@ class SharedRows:
     items: Tensor
     negatives: Tensor
     valid: Tensor
-    histories: Histories | None
+    histories: UserHistories | None
     weights: Tensor | None = None
-    stated: StatedRows | None = None
+    preferences: PreferenceRows | None = None
 
 
 class Batches:
     """The positives in random order, each once an epoch, with fresh negatives.
 
-    Negatives are never items that the user has only seen. What users stated comes along, see
-    ``StatedPairs``.
+    Negatives are never items that the user has only seen. Stated preferences
+    come along, see ``PreferencePairs``.
 
     With ``histories`` or shared negatives whole users come in random order, so that a user's items
     are embedded and the negatives scored once for all the user's rows; a batch then has about as
@@ -80,16 +281,16 @@ class Batches:
                 f"there must be at least {config.negatives + 1}"
             )
         seen = train.with_seen()
-        choosing = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
-        useful = choosing[train.users]
-        if not useful.any():
+        has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
+        is_useful = has_unseen[train.users]
+        if not is_useful.any():
             raise DataError(
                 "every user has interacted with every item: there is nothing to compare with"
                 if train.nnz
                 else "there are no interactions to learn from"
             )
         # A user who has seen every item has no negatives, so nothing to learn from.
-        learned = train if useful.all() else train.select(useful)
+        learned = train if is_useful.all() else train.select(is_useful)
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
         self._users = torch.from_numpy(learned.users).to(device)
         self._items = torch.from_numpy(learned.items).to(device)
@@ -97,19 +298,19 @@ class Batches:
         self._weights: Tensor | None = None
         if learned.weights is not None:
             self._weights = torch.from_numpy(learned.weights).to(device)
-        self._stated: StatedPairs | None = None
-        if learned.stated is not None and len(learned.stated):
-            self._stated = StatedPairs(learned, learned.stated, device, config.seed)
+        self._preferences: PreferencePairs | None = None
+        if learned.feedback is not None and len(learned.feedback):
+            self._preferences = PreferencePairs(learned, learned.feedback, device, config.seed)
         if seen is not train:
-            learned = seen.select(choosing[seen.users])
+            learned = seen.select(has_unseen[seen.users])
         self._sampler = NegativeSampler(learned, device, self._generator)
         self.n_items = train.n_items
         self.size = config.batch_size_for(len(self._users))
         self._negatives = config.negatives
         # A matrix of users by shared negatives: bounded whatever the batch.
         queries = self.size if histories else self.size * train.n_users // max(1, train.nnz)
-        most = max(1, MAX_CELLS // max(1, queries))
-        self._shared = min(config.shared_negatives, train.n_items, most)
+        max_shared = max(1, MAX_CELLS // max(1, queries))
+        self._shared = min(config.shared_negatives, train.n_items, max_shared)
         self._histories = histories
         self._device = device
 
@@ -119,68 +320,74 @@ class Batches:
 
     def __iter__(self) -> Iterator[Rows | SharedRows]:
         if self._histories or self._shared:
-            yield from self._by_user()
+            yield from self._whole_users()
             return
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
         parts = torch.split(order, self.size)
-        for part, pairs in zip(parts, self._shares(len(parts)), strict=True):
-            yield self._own(self._users[part], self._items[part], None, self._weigh(part), pairs)
+        for part, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
+            yield self._rows(
+                self._users[part], self._items[part], None, self._weights_at(part), pairs
+            )
 
-    def _shares(self, batches: int) -> Sequence[Tensor | None]:
-        return [None] * batches if self._stated is None else self._stated.shares(batches)
+    def _preference_shares(self, batches: int) -> Sequence[Tensor | None]:
+        return [None] * batches if self._preferences is None else self._preferences.shares(batches)
 
-    def _weigh(self, places: Tensor) -> Tensor | None:
-        return None if self._weights is None else self._weights[places]
+    def _weights_at(self, positions: Tensor) -> Tensor | None:
+        return None if self._weights is None else self._weights[positions]
 
-    def _by_user(self) -> Iterator[Rows | SharedRows]:
+    def _whole_users(self) -> Iterator[Rows | SharedRows]:
         lengths = self._indptr[1:] - self._indptr[:-1]
-        some = lengths.nonzero().flatten()
-        order = some[torch.randperm(len(some), generator=self._generator, device=self._device)]
+        active = lengths.nonzero().flatten()
+        order = active[torch.randperm(len(active), generator=self._generator, device=self._device)]
         # As many batches as an epoch has, cut at the user in whom the next one begins.
         before = lengths[order].cumsum(0) - lengths[order]
         counts = torch.bincount(before // self.size)
         parts = torch.split(order, counts[counts > 0].tolist())
-        for users, pairs in zip(parts, self._shares(len(parts)), strict=True):
-            own = lengths[users]
-            end = own.cumsum(0)
-            at = torch.arange(int(end[-1]), device=self._device)
-            row = torch.arange(len(users), device=self._device).repeat_interleave(own)
-            first = end - own
+        for users, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
+            user_lengths = lengths[users]
+            end = user_lengths.cumsum(0)
+            first = end - user_lengths
+            position = torch.arange(int(end[-1]), device=self._device)
+            row = torch.arange(len(users), device=self._device).repeat_interleave(user_lengths)
             start = first[row]
-            places = self._indptr[users][row] + at - start
-            items, weights = self._items[places], self._weigh(places)
-            histories = Histories(items, start, at, end[row]) if self._histories else None
-            theirs = None
-            if histories is not None and self._stated is not None:
+            index = self._indptr[users][row] + position - start
+            items, weights = self._items[index], self._weights_at(index)
+            histories = None
+            if self._histories:
+                histories = UserHistories(items, start, position, end[row])
+            pair_histories = None
+            if histories is not None and self._preferences is not None:
                 # Pairs of these users alone: others' items are not in this batch.
-                pairs, theirs = self._stated.of_users(users, first, end)
+                pairs, pair_histories = self._preferences.pairs_of_users(users, first, end)
             if self._shared:
-                yield self._share(users, row, items, histories, weights, pairs, theirs)
+                yield self._shared_rows(
+                    users, row, items, histories, weights, pairs, pair_histories
+                )
             else:
-                yield self._own(users[row], items, histories, weights, pairs, theirs)
+                yield self._rows(users[row], items, histories, weights, pairs, pair_histories)
 
-    def _own(
+    def _rows(
         self,
         users: Tensor,
         items: Tensor,
-        histories: Histories | None,
+        histories: UserHistories | None,
         weights: Tensor | None,
         pairs: Tensor | None,
-        theirs: Histories | None = None,
+        pair_histories: UserHistories | None = None,
     ) -> Rows:
         negatives = self._sampler.sample(users, self._negatives)
-        stated = self._state(users, items, histories, weights, pairs, theirs)
-        return Rows(users, items, negatives, histories, weights, stated)
+        preferences = self._preference_rows(users, items, histories, weights, pairs, pair_histories)
+        return Rows(users, items, negatives, histories, weights, preferences)
 
-    def _share(
+    def _shared_rows(
         self,
         users: Tensor,
         row: Tensor,
         items: Tensor,
-        histories: Histories | None,
+        histories: UserHistories | None,
         weights: Tensor | None,
         pairs: Tensor | None,
-        theirs: Histories | None,
+        pair_histories: UserHistories | None,
     ) -> SharedRows:
         if self._shared == self.n_items:
             drawn = torch.arange(self.n_items, device=self._device)
@@ -189,21 +396,25 @@ class Batches:
                 self.n_items, (self._shared,), generator=self._generator, device=self._device
             )
         valid = ~self._sampler.seen(users.unsqueeze(1) * self.n_items + drawn)
-        stated = self._state(users[row], items, histories, weights, pairs, theirs)
+        preferences = self._preference_rows(
+            users[row], items, histories, weights, pairs, pair_histories
+        )
         if histories is None:
-            return SharedRows(users, row, items, drawn, valid, None, weights, stated)
+            return SharedRows(users, row, items, drawn, valid, None, weights, preferences)
         each = torch.arange(len(row), device=self._device)
-        return SharedRows(users[row], each, items, drawn, valid[row], histories, weights, stated)
+        return SharedRows(
+            users[row], each, items, drawn, valid[row], histories, weights, preferences
+        )
 
-    def _state(
+    def _preference_rows(
         self,
         users: Tensor,
         items: Tensor,
-        histories: Histories | None,
+        histories: UserHistories | None,
         weights: Tensor | None,
         pairs: Tensor | None,
-        theirs: Histories | None,
-    ) -> StatedRows | None:
-        if self._stated is None or pairs is None:
+        pair_histories: UserHistories | None,
+    ) -> PreferenceRows | None:
+        if self._preferences is None or pairs is None:
             return None
-        return self._stated.rows(pairs, theirs, users, items, weights, histories)
+        return self._preferences.rows(pairs, pair_histories, users, items, weights, histories)

@@ -9,12 +9,11 @@ import torch
 
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
+from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
-from ncr_core.models.config import Kind
-from ncr_core.training.als import als_start
-from ncr_core.training.config import TrainConfig
-from ncr_core.training.loop import History, OnProgress, Schedule, train_loop
-from ncr_core.training.spectral import spectral_start
+from ncr_core.train_config import TrainConfig
+from ncr_core.training.initializers import als_start, spectral_start
+from ncr_core.training.trainer import History, OnProgress, TrainingPhase, train_loop
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}
@@ -24,7 +23,7 @@ Parts = tuple[NBPR, DNCR]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """A trained model and what each of its phases gave."""
 
     model: PairwiseRanker
@@ -37,7 +36,7 @@ def train_model(
     split: Split,
     on_progress: OnProgress | None = None,
     parts: Parts | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
     ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from. Repeatable
@@ -49,8 +48,8 @@ def train_model(
         )
     if not pretrains(model_config, config):
         model = _started(model_config, config, split)
-        schedule = Schedule(f"train {model_config.kind}", config.epochs, config.learning_rate)
-        return Trained(model, [train_loop(model, split, config, schedule, on_progress)])
+        phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
+        return TrainingResult(model, [train_loop(model, split, config, phase, on_progress)])
 
     histories: list[History] = []
     fine_tuning = config.fine_tune_epochs * EPOCH_COST["neupr"]
@@ -58,20 +57,20 @@ def train_model(
 
     def pretrained(kind: Kind) -> PairwiseRanker:
         part = _started(part_config(model_config, kind), config, split)
-        schedule = Schedule(f"pre-train {kind}", config.epochs, config.learning_rate)
+        phase = TrainingPhase(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
-        own = config if part.shares_negatives else replace(config, shared_negatives=0)
-        histories.append(train_loop(part, split, own, schedule, on_progress, left))
+        phase_config = config if part.shares_negatives else replace(config, shared_negatives=0)
+        histories.append(train_loop(part, split, phase_config, phase, on_progress, left))
         return part
 
     if parts is None:
         parts = (cast(NBPR, pretrained("nbpr")), cast(DNCR, pretrained("dncr")))
     neupr = cast(NeuPR, _build(model_config, split, config.seed).to(parts[0].device))
     neupr.start_from(*parts, config.alpha)
-    schedule = Schedule("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
-    own = replace(config, shared_negatives=0)
-    histories.append(train_loop(neupr, split, own, schedule, on_progress))
-    return Trained(neupr, histories)
+    phase = TrainingPhase("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
+    phase_config = replace(config, shared_negatives=0)
+    histories.append(train_loop(neupr, split, phase_config, phase, on_progress))
+    return TrainingResult(neupr, histories)
 
 
 def refit_config(

@@ -10,11 +10,12 @@ import pytest
 from fastapi import FastAPI
 
 from app.core.database import Database
+from app.core.redis import RedisClient
 from app.core.settings import Settings, load_settings, normalise_database_url
-from app.core.shared import Shared
 from app.main import create_app
-from app.services import Services, build_services
-from tests.app.patience import until
+from app.wiring import Services, build_services
+from tests.app.trained_models import add_small_data, publish_model
+from tests.app.waiting import until
 
 
 @pytest.fixture
@@ -69,13 +70,13 @@ async def client(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @pytest.fixture
-async def shared(redis_url: str, redis_prefix: str) -> AsyncIterator[Shared]:
+async def redis(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisClient]:
     """A server's end of what servers share, connected."""
-    shared = Shared(redis_url, redis_prefix)
-    shared.start()
-    await until(lambda: shared.available)
-    yield shared
-    await shared.close()
+    redis = RedisClient(redis_url, redis_prefix)
+    redis.start()
+    await until(lambda: redis.available)
+    yield redis
+    await redis.close()
 
 
 def client_of(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
@@ -83,3 +84,19 @@ def client_of(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app), base_url="http://testserver", headers=headers
     )
+
+
+@pytest.fixture
+async def filled(app: FastAPI) -> Services:
+    """With 60 users and 50 items, and no model."""
+    services: Services = app.state.services
+    await add_small_data(services)
+    return services
+
+
+@pytest.fixture
+async def trained(app: FastAPI, filled: Services) -> str:
+    """With a model that is served, too: its version."""
+    version = await publish_model(filled, epochs=5)
+    await app.state.recommend.models.refresh()
+    return version

@@ -12,7 +12,7 @@ import pytest
 import torch
 from moto.server import ThreadedMotoServer
 
-from app.models.store import CheckpointStore
+from app.registry.checkpoint_store import CheckpointStore
 from ncr_core.checkpoint import save_checkpoint
 from ncr_core.manifest import manifest_checksum
 from ncr_core.models import ModelConfig, build_model

@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from app.all_tables import metadata
 from app.core.database import Database
-from app.schema import metadata
 
 
 async def differences(database: Database) -> list[Any]:

@@ -18,7 +18,7 @@ Answer = Callable[[httpx2.Request], httpx2.Response]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(calls_module, "MAX_WAIT_SECONDS", 0.01)
 
 
 def client(*given: httpx2.Response | Exception) -> tuple[Client, list[httpx2.Request]]:

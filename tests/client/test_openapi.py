@@ -29,10 +29,9 @@ def document() -> dict[str, Any]:
     return create_app(Settings()).openapi()
 
 
-def test_what_is_made_is_up_to_date() -> None:
+def test_the_types_of_answers_follow_the_openapi_document() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "client.py"))
-    for name, content in script["made"]().items():
-        assert (script["FOLDER"] / name).read_text() == content, "run `python scripts/client.py`"
+    assert script["ANSWERS"].read_text() == script["made"](), "run `python scripts/client.py`"
 
 
 def test_both_clients_offer_the_same() -> None:
@@ -45,15 +44,15 @@ def test_both_clients_offer_the_same() -> None:
         for kind in (AsyncClient, Client)
     ]
     rename = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
-    own = {rename.get(name, name): of.replace("Async", "") for name, of in both[0].items()}
-    assert own == both[1]
+    expected = {rename.get(name, name): of.replace("Async", "") for name, of in both[0].items()}
+    assert expected == both[1]
 
 
 def methods() -> list[str]:
     return [
         name
-        for name, found in vars(AsyncClient).items()
-        if not name.startswith("_") and inspect.isfunction(found) and name != "close"
+        for name, value in vars(AsyncClient).items()
+        if not name.startswith("_") and inspect.isfunction(value) and name != "close"
     ]
 
 
@@ -73,12 +72,12 @@ async def sent_by(name: str) -> list[httpx2.Request]:
     }  # fmt: skip
     async with AsyncClient(transport=httpx2.MockTransport(answer)) as client:
         method = getattr(client, name)
-        given = {}
+        arguments = {}
         for parameter in inspect.signature(method).parameters.values():
             kind = str(parameter.annotation).removesuffix(" | None").removesuffix(" | EllipsisType")
             values = re.match(r"Literal\['(.*?)'", kind.replace('"', "'"))
-            given[parameter.name] = values[1] if values else examples[kind]
-        result = method(**given)
+            arguments[parameter.name] = values[1] if values else examples[kind]
+        result = method(**arguments)
         if isinstance(result, AsyncIterator):
             async for _ in result:
                 pass
@@ -90,20 +89,20 @@ async def sent_by(name: str) -> list[httpx2.Request]:
 def answer_of(name: str) -> str:
     """The TypedDict that the method returns, or gives one by one; or another type."""
     annotation = str(inspect.signature(getattr(AsyncClient, name)).return_annotation)
-    found = re.search(r"answers\.(\w+)", annotation)
-    return found[1] if found else annotation
+    match = re.search(r"answers\.(\w+)", annotation)
+    return match[1] if match else annotation
 
 
 def types_of(operation: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
     """The schemas that an operation's answer may be of, or, of a page, that its rows are of."""
-    found = set()
+    names = set()
     for status, response in operation["responses"].items():
         if status.startswith("2"):
             schema = response.get("content", {}).get("application/json", {}).get("schema", {})
             name = schema.get("$ref", "").rpartition("/")[2]
             row = schemas.get(name, {}).get("properties", {}).get("items", {}).get("items", {})
-            found |= {name, row.get("$ref", "").rpartition("/")[2]}
-    return (found - {""}) or {"None", "str", "bool"}
+            names |= {name, row.get("$ref", "").rpartition("/")[2]}
+    return (names - {""}) or {"None", "str", "bool"}
 
 
 def operation_of(document: dict[str, Any], request: httpx2.Request) -> tuple[str, dict[str, Any]]:
@@ -125,8 +124,8 @@ def body_of(operation: dict[str, Any]) -> dict[str, Any]:
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     schema = schema.get("oneOf", [schema])[0]
-    found: dict[str, Any] = schema.get("items", schema).get("properties", {})
-    return found
+    properties: dict[str, Any] = schema.get("items", schema).get("properties", {})
+    return properties
 
 
 def names_in(content: bytes) -> set[str]:
@@ -149,8 +148,8 @@ def test_choices_are_those_of_the_service(document: dict[str, Any]) -> None:
         schemas |= body_of(operation)
         for parameter in inspect.signature(getattr(AsyncClient, name)).parameters.values():
             offered = re.match(r"Literal\[(.*?)\]", str(parameter.annotation))
-            own = set(re.findall(r"[\w-]+", offered[1])) if offered else set()
-            assert own == choices(schemas.get(parameter.name, {})), f"{name}: {parameter.name}"
+            values = set(re.findall(r"[\w-]+", offered[1])) if offered else set()
+            assert values == choices(schemas.get(parameter.name, {})), f"{name}: {parameter.name}"
 
 
 def test_every_operation_is_offered_once_with_its_parameters(document: dict[str, Any]) -> None:
@@ -160,13 +159,13 @@ def test_every_operation_is_offered_once_with_its_parameters(document: dict[str,
             method = request.method.lower()
             template, operation = operation_of(document, request)
             known = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
-            given = set(request.url.params)
+            sent_query = set(request.url.params)
             cursor = {"cursor"} & known
-            assert given == known - cursor, f"{name}: {given ^ known}"
-            sent, taken = names_in(request.content), set(body_of(operation))
+            assert sent_query == known - cursor, f"{name}: {sent_query ^ known}"
+            sent, accepted = names_in(request.content), set(body_of(operation))
             # What the path or the query says is not said once more.
-            left = taken - known - ({"id"} if template == "/items/{item}" else set())
-            assert sent <= taken if name in ROWS else sent == left, f"{name}: {sent ^ left}"
+            left = accepted - known - ({"id"} if template == "/items/{item}" else set())
+            assert sent <= accepted if name in ROWS else sent == left, f"{name}: {sent ^ left}"
             assert answer_of(name) in types_of(operation, document["components"]["schemas"]), name
             if name not in ("post_event", "wait_for"):
                 assert (method, template) not in offered, f"{name} and {offered[method, template]}"

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from ncr_client import AsyncClient
 
-from app.core.protocol import BoundedProtocol
+from app.core.http_protocol import BoundedProtocol
 from app.core.settings import load_settings
 from app.main import create_app
 from tests.conftest import ON_SQLITE

@@ -1,4 +1,4 @@
--- A database at revision 0001, with data in every table; see tests/app/test_upgrade.py.
+-- A database at revision 0001, with data in every table; see tests/app/core/test_upgrade.py.
 
 CREATE TABLE public.activation (
     id integer NOT NULL,

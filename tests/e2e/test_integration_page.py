@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_story import Server
+from tests.e2e.support import Service
 
 pytestmark = pytest.mark.e2e
 
 PAGE = Path(__file__).parents[2] / "docs" / "integration.md"
 
 
-def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_commands_of_the_integration_page_work(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 8
-    server = Server(tmp_path)
-    try:
-        base = f"http://127.0.0.1:{server.port}"
-        names: dict[str, Any] = {"BASE": base}
+    with Service(tmp_path) as service:
+        names: dict[str, Any] = {"BASE": service.url}
         for kind, block in blocks:
             if kind == "python":
                 exec(compile(block, str(PAGE), "exec"), names)
@@ -32,18 +30,14 @@ def test_the_page_works_as_it_is_written(tmp_path: Path) -> None:
             commands = "set -e\n" + block.replace("curl -s", "curl -sSf")
             done = subprocess.run(
                 ["bash", "-c", commands],
-                env={**os.environ, "BASE": base},
+                env={**os.environ, "BASE": service.url},
                 capture_output=True,
                 text=True,
                 timeout=60,
             )
             assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-        answer = server.recommend("newcomer")
+        answer = service.recommend("newcomer")
         assert answer["items"][0]["source"] == "fold_in"
-        assert server.recommend("user-1")["items"][0]["source"] in ("model", "fold_in")
-        history = server.client.get("/users/user-1/events").json()["items"]
+        assert service.recommend("user-1")["items"][0]["source"] in ("model", "fold_in")
+        history = service.client.get("/users/user-1/events").json()["items"]
         assert history[0]["type"] == "click"
-    finally:
-        server.client.close()
-        server.process.kill()
-        server.process.wait()

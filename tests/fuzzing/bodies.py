@@ -132,20 +132,20 @@ def post(client: httpx2.Client, body: Body) -> httpx2.Response:
 
 def check_answer(body: Body, response: httpx2.Response) -> None:
     """What holds of every answer."""
-    told = (response.status_code, response.text[:500])
-    assert response.status_code in DOCUMENTED, told
+    summary = (response.status_code, response.text[:500])
+    assert response.status_code in DOCUMENTED, summary
     if response.status_code != 200:
-        assert response.headers["content-type"] == "application/problem+json", told
-        assert response.json()["status"] == response.status_code, told
-        assert body.rows is None, told  # what is wrong with rows is said row by row
+        assert response.headers["content-type"] == "application/problem+json", summary
+        assert response.json()["status"] == response.status_code, summary
+        assert body.rows is None, summary  # what is wrong with rows is said row by row
         return
     answer = response.json()
-    assert answer.keys() == {"accepted", "duplicates", "rejected", "last_seq"}, told
-    assert min(answer["accepted"], answer["duplicates"], answer["last_seq"]) >= 0, told
+    assert answer.keys() == {"accepted", "duplicates", "rejected", "last_seq"}, summary
+    assert min(answer["accepted"], answer["duplicates"], answer["last_seq"]) >= 0, summary
     indices = [row["index"] for row in answer["rejected"]]
-    assert indices == sorted(set(indices)), told
-    assert all(row["code"] and row["detail"] for row in answer["rejected"]), told
+    assert indices == sorted(set(indices)), summary
+    assert all(row["code"] and row["detail"] for row in answer["rejected"]), summary
     if body.rows is not None:
         counted = answer["accepted"] + answer["duplicates"] + len(indices)
-        assert counted == body.rows, told
-        assert not indices or indices[-1] < body.rows, told
+        assert counted == body.rows, summary
+        assert not indices or indices[-1] < body.rows, summary

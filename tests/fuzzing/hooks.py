@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
-from app.core.http import encode_cursor
+from app.core.requests import encode_cursor
 
 schemathesis.openapi.format("cursor", st.integers(0, 10**18 - 1).map(encode_cursor))
 

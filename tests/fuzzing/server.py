@@ -1,18 +1,24 @@
-"""A real server with a trained model, to be fuzzed; shared by the tests and the long runs."""
+"""A real server with a trained model, to be fuzzed by schemathesis or with bodies of one's own."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
 from app.core.settings import load_settings
-from app.services import build_services
-from deploy.processes import NcrServer, get_status
-from tests.app.models import add_small_data, publish_model
+from app.wiring import build_services
+from tests.app.trained_models import add_small_data, publish_model
+from tests.cluster.servers import NcrServer, get_status
 
 KEY = "a-key-of-sixteen-or-more"
+CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 
 class FuzzedServer(NcrServer):
@@ -49,3 +55,31 @@ async def _prepare(data_dir: Path) -> None:
             await publish_model(services)
     finally:
         await services.close()
+
+
+def fuzz_schema(
+    server: FuzzedServer, examples: int, folder: Path, *, seed: int = 1, timeout: float = 300
+) -> dict[str, Any]:
+    """Runs schemathesis as a process of its own: its report, and what it printed as `output`.
+
+    Raises subprocess.TimeoutExpired after ``timeout`` seconds.
+    """
+    report = folder / "schemathesis.json"
+    headers = [part for item in server.headers.items() for part in ("-H", ": ".join(item))]
+    command = "from schemathesis.cli import schemathesis; schemathesis()"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", command, "--config-file", str(CONFIG)),
+            *("run", f"{server.url}/openapi.json", *headers, "-n", str(examples)),
+            *("--seed", str(seed), "--generation-deterministic", "--no-color"),
+            *("--report", "json", "--report-json-path", str(report)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=folder,
+    )
+    assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(report.read_text())
+    return result | {"output": done.stdout}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ncr_core.data import Interactions, Split, build_interactions, leave_latest_out
-from ncr_core.data.stated import Stated
+from ncr_core.data.interactions import UserFeedback
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 
@@ -105,7 +105,7 @@ def told(synthetic: Interactions) -> Interactions:
     return replace(
         synthetic,
         weights=np.random.default_rng(0).uniform(0.5, 3, synthetic.nnz).astype(np.float32),
-        stated=Stated(
+        feedback=UserFeedback(
             pairs_of(seen, 2),
             pairs_of(disliked, 2),
             np.arange(1, len(disliked) + 1, dtype=np.float32),

@@ -5,8 +5,29 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class ABTestOut(TypedDict):
+    """A trial."""
+
+    trial_id: str
+    kind: Literal["interleaving", "shadow"]
+    version_a: str
+    version_b: str
+    share: float
+    status: Literal["running", "ended"]
+    created_at: str
+    ended_at: str | None
+    report: dict[str, Any] | None
+
+
+class ABTestPage(TypedDict):
+    """Trials, newest first."""
+
+    items: list[ABTestOut]
+    next_cursor: str | None
+
+
 class ActivationOut(TypedDict):
-    """A change of what is served."""
+    """A change of the active version."""
 
     generation: int
     version: str | None
@@ -17,7 +38,7 @@ class ActivationOut(TypedDict):
 
 
 class ActivationPage(TypedDict):
-    """Changes of what is served, newest first."""
+    """Changes of the active version, newest first."""
 
     items: list[ActivationOut]
     next_cursor: str | None
@@ -58,7 +79,7 @@ class Because(TypedDict):
 
 
 class ClickThrough(TypedDict):
-    """How many of a version's lists were clicked."""
+    """Click-through of a version's lists."""
 
     lists: int
     clicked: int
@@ -97,7 +118,7 @@ class EventPage(TypedDict):
 
 
 class EventsAnswer(TypedDict):
-    """The verdict on the rows of `POST /events`."""
+    """The outcome of the rows of `POST /events`."""
 
     accepted: int
     duplicates: int
@@ -123,14 +144,14 @@ class ItemPage(TypedDict):
 
 
 class ItemsAnswer(TypedDict):
-    """The verdict on the rows of `POST /items`."""
+    """The outcome of the rows of `POST /items`."""
 
     accepted: int
     rejected: list[RejectedItem]
 
 
 class JobAccepted(TypedDict):
-    """The answer to a request for training."""
+    """The response to a request for training."""
 
     job_id: str
 
@@ -160,7 +181,7 @@ class JobPage(TypedDict):
 
 
 class JobProgress(TypedDict):
-    """Where a running job stands."""
+    """The progress of a running job."""
 
     phase: str
     epoch: int
@@ -171,7 +192,7 @@ class JobProgress(TypedDict):
 
 
 class ModelDetail(TypedDict):
-    """A model version and what became of it."""
+    """A model version with its activations and click-through."""
 
     version: str
     active: bool
@@ -220,7 +241,7 @@ class ModelPage(TypedDict):
 
 
 class PinOut(TypedDict):
-    """What is served, and whether it stays."""
+    """The active version, and whether it is pinned."""
 
     version: str | None
     previous: str | None
@@ -228,13 +249,13 @@ class PinOut(TypedDict):
 
 
 class PreferenceAnswer(TypedDict):
-    """Where a stated preference stands in the order of everything that happened."""
+    """The seq of a stored preference, in the order of all events and preferences."""
 
     seq: int
 
 
 class PreferencesAnswer(TypedDict):
-    """The verdict on the rows of a list."""
+    """The outcome of the rows of a list of preferences."""
 
     accepted: int
     rejected: list[RejectedRow]
@@ -242,7 +263,7 @@ class PreferencesAnswer(TypedDict):
 
 
 class Problem(TypedDict):
-    """An error as RFC 9457 has it; `code` is stable, `detail` is for people."""
+    """An error as in RFC 9457. `code` is stable; `detail` is for people."""
 
     type: str
     title: str
@@ -302,7 +323,7 @@ class RecommendedItem(TypedDict):
 
 
 class RejectedItem(TypedDict):
-    """An item that was not taken, by its place in the list."""
+    """A rejected item, by its index in the list."""
 
     index: int
     code: str
@@ -310,7 +331,7 @@ class RejectedItem(TypedDict):
 
 
 class RejectedRow(TypedDict):
-    """A row that was not taken, by its place in the request."""
+    """A rejected row, by its index in the request."""
 
     index: int
     code: str
@@ -331,24 +352,3 @@ class SimilarItems(TypedDict):
     item: str
     model_version: str | None
     items: list[SimilarItem]
-
-
-class TrialOut(TypedDict):
-    """A trial."""
-
-    trial_id: str
-    kind: Literal["interleaving", "shadow"]
-    version_a: str
-    version_b: str
-    share: float
-    status: Literal["running", "ended"]
-    created_at: str
-    ended_at: str | None
-    report: dict[str, Any] | None
-
-
-class TrialPage(TypedDict):
-    """Trials, newest first."""
-
-    items: list[TrialOut]
-    next_cursor: str | None

@@ -1,4 +1,4 @@
-"""The client, for asyncio; for threads it is made from this file by `scripts/client.py`."""
+"""The client for asyncio; `client.py`, for threads, is made from it by `hatch_build.py`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import httpx2
 
 from ncr_client import answers
 from ncr_client.calls import (
-    NEVER_SENT,
-    REFUSED,
-    TRIES,
-    TRY_AGAIN,
+    MAX_ATTEMPTS,
+    NOT_SENT_ERRORS,
+    RETRY_STATUSES,
+    TOO_MANY_REQUESTS,
     Body,
     moment,
     path,
@@ -96,8 +96,8 @@ class AsyncClient:
                 "diversity": diversity,
             }
         )
-        found = await self._send("GET", path("/recommend/{}", user), query)
-        return cast(answers.Recommendation, found)
+        answer = await self._send("GET", path("/recommend/{}", user), query)
+        return cast(answers.Recommendation, answer)
 
     async def recommend_batch(
         self,
@@ -137,8 +137,8 @@ class AsyncClient:
         model: str | None = None,
     ) -> answers.Recommendation:
         """These items in the order in which the user would like them."""
-        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
-        body = without_none(given)
+        fields = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(fields)
         return cast(answers.Recommendation, await self._send("POST", "/rerank", body=body))
 
     async def compare(
@@ -150,19 +150,19 @@ class AsyncClient:
         model: str | None = None,
     ) -> answers.Comparison:
         """How probable it is that the user prefers each of these items to each other."""
-        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
-        body = without_none(given)
+        fields = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(fields)
         return cast(answers.Comparison, await self._send("POST", "/compare", body=body))
 
     async def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
         """Items that are liked by the same users."""
-        found = await self._send("GET", path("/items/{}/similar", item), {"n": n})
-        return cast(answers.SimilarItems, found)
+        answer = await self._send("GET", path("/items/{}/similar", item), {"n": n})
+        return cast(answers.SimilarItems, answer)
 
     async def questions(self, user: str, n: int = 5) -> answers.Questions:
         """Pairs of items to ask the user about: their answers go to ``prefer``."""
-        found = await self._send("GET", path("/users/{}/questions", user), {"n": n})
-        return cast(answers.Questions, found)
+        answer = await self._send("GET", path("/users/{}/questions", user), {"n": n})
+        return cast(answers.Questions, answer)
 
     # What users did
 
@@ -173,8 +173,8 @@ class AsyncClient:
         datetime, ISO-8601 or epoch seconds), ``recommendation_id`` and ``event_id``. A row that is
         rejected harms no other: see ``rejected`` in the answers.
         """
-        found = [await self._send("POST", "/events", body=rows) for rows in with_ids(events)]
-        return cast(list[answers.EventsAnswer], found)
+        answer = [await self._send("POST", "/events", body=rows) for rows in with_ids(events)]
+        return cast(list[answers.EventsAnswer], answer)
 
     async def post_event(
         self,
@@ -206,17 +206,12 @@ class AsyncClient:
         await self._send("DELETE", path("/events/{}", event_id))
 
     async def prefer(
-        self,
-        user: str,
-        winner: str,
-        loser: str,
-        *,
-        timestamp: datetime | str | float | None = None,
+        self, user: str, winner: str, loser: str, *, timestamp: datetime | str | float | None = None
     ) -> answers.PreferenceAnswer:
         """Records that the user said to prefer ``winner`` to ``loser``; without a time, now."""
         said = {"user": user, "winner": winner, "loser": loser, "timestamp": moment(timestamp)}
-        found = await self._send("POST", "/preferences", body=without_none(said), again=False)
-        return cast(answers.PreferenceAnswer, found)
+        answer = await self._send("POST", "/preferences", body=without_none(said), again=False)
+        return cast(answers.PreferenceAnswer, answer)
 
     async def events_of(self, user: str, n: int = 100) -> AsyncIterator[answers.EventOut]:
         """The user's events, newest first, ``n`` a request."""
@@ -242,7 +237,7 @@ class AsyncClient:
         hidden: bool | None = None,
         attributes: dict[str, Any] | None = None,
     ) -> answers.ItemOut:
-        """Describes an item; what is not given is empty afterwards."""
+        """Describes an item; fields left out are empty afterwards."""
         body = without_none(
             {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
         )
@@ -257,8 +252,9 @@ class AsyncClient:
         hidden: bool | EllipsisType | None = ...,
         attributes: dict[str, Any] | EllipsisType | None = ...,
     ) -> answers.ItemOut:
-        """Changes what is given of an item's description; None empties it. ``attributes`` are added
-        to those there are; one that is None is removed.
+        """Changes these fields of an item's description; None empties a field.
+
+        ``attributes`` are added to those that exist; one that is None is removed.
         """
         body = without_unset(
             {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
@@ -300,7 +296,7 @@ class AsyncClient:
         start: Literal["scratch", "warm"] | None = None,
         force: bool | None = None,
     ) -> answers.JobAccepted:
-        """Asks for a training; what is not given takes the service's default."""
+        """Submits a training; parameters left out take the service's defaults."""
         body = without_none(
             {
                 "model": model,
@@ -319,8 +315,8 @@ class AsyncClient:
                 "force": force,
             }
         )
-        found = await self._send("POST", "/admin/train", body=body, again=False)
-        return cast(answers.JobAccepted, found)
+        answer = await self._send("POST", "/admin/train", body=body, again=False)
+        return cast(answers.JobAccepted, answer)
 
     async def job(self, job_id: str) -> answers.JobOut:
         """How a job stands."""
@@ -348,8 +344,8 @@ class AsyncClient:
 
     async def cancel(self, job_id: str) -> answers.JobOut:
         """Asks for an end of the job."""
-        found = await self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
-        return cast(answers.JobOut, found)
+        answer = await self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
+        return cast(answers.JobOut, answer)
 
     async def models(self, n: int = 100) -> AsyncIterator[answers.ModelOut]:
         """All versions, newest first, ``n`` a request."""
@@ -376,8 +372,8 @@ class AsyncClient:
 
     async def rollback(self) -> answers.ModelOut:
         """Serves the version before."""
-        found = await self._send("POST", "/admin/models/rollback", again=False)
-        return cast(answers.ModelOut, found)
+        answer = await self._send("POST", "/admin/models/rollback", again=False)
+        return cast(answers.ModelOut, answer)
 
     async def activations(self, n: int = 100) -> AsyncIterator[answers.ActivationOut]:
         """What was served when and why, newest first, ``n`` a request."""
@@ -388,25 +384,25 @@ class AsyncClient:
 
     async def begin_trial(
         self, version: str, kind: Literal["interleaving", "shadow"], share: float = 0.1
-    ) -> answers.TrialOut:
+    ) -> answers.ABTestOut:
         """Tries a version beside the active one, with a share of the users or requests."""
         body = {"kind": kind, "version": version, "share": share}
-        found = await self._send("POST", "/admin/trials", body=body, again=False)
-        return cast(answers.TrialOut, found)
+        answer = await self._send("POST", "/admin/trials", body=body, again=False)
+        return cast(answers.ABTestOut, answer)
 
-    async def trial(self, trial_id: str) -> answers.TrialOut:
+    async def trial(self, trial_id: str) -> answers.ABTestOut:
         """A trial with its report, while it runs too."""
-        return cast(answers.TrialOut, await self._send("GET", path("/admin/trials/{}", trial_id)))
+        return cast(answers.ABTestOut, await self._send("GET", path("/admin/trials/{}", trial_id)))
 
-    async def trials(self, n: int = 100) -> AsyncIterator[answers.TrialOut]:
+    async def trials(self, n: int = 100) -> AsyncIterator[answers.ABTestOut]:
         """All trials, newest first, ``n`` a request."""
         async for row in self._pages("/admin/trials", {"n": n}):
-            yield cast(answers.TrialOut, row)
+            yield cast(answers.ABTestOut, row)
 
-    async def end_trial(self, trial_id: str) -> answers.TrialOut:
+    async def end_trial(self, trial_id: str) -> answers.ABTestOut:
         """Ends a trial and keeps its report."""
-        found = await self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
-        return cast(answers.TrialOut, found)
+        answer = await self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
+        return cast(answers.ABTestOut, answer)
 
     # How the service is
 
@@ -441,13 +437,14 @@ class AsyncClient:
         *,
         again: bool = True,
     ) -> Any:
-        """The body of the answer. Unless it may be sent ``again``, it is only where it was surely
-        not carried out. Raises ServiceError and NotReachedError.
+        """The body of the answer. Raises ServiceError and NotReachedError.
+
+        A request that may not be sent ``again`` is repeated only if it was surely not carried out.
         """
         answer: httpx2.Response | None = None
         error: httpx2.TransportError | None = None
         doubt = False  # whether a try may have been carried out that did not say so
-        for tried in range(TRIES):
+        for tried in range(MAX_ATTEMPTS):
             if tried:
                 await asyncio.sleep(waits(answer, tried - 1))
             answer = None
@@ -455,12 +452,12 @@ class AsyncClient:
                 answer = await self._http.request(method, where, params=query, json=body)
             except httpx2.TransportError as failure:
                 error = failure
-                doubt = doubt or not isinstance(failure, NEVER_SENT)
+                doubt = doubt or not isinstance(failure, NOT_SENT_ERRORS)
             else:
-                if answer.status_code not in TRY_AGAIN:
+                if answer.status_code not in RETRY_STATUSES:
                     break
                 # A 503 may come after the commit, where the database is lost just then.
-                doubt = doubt or answer.status_code != REFUSED
+                doubt = doubt or answer.status_code != TOO_MANY_REQUESTS
             if doubt and not again:
                 break
         if answer is None:

@@ -12,13 +12,13 @@ import httpx2
 
 from ncr_client.errors import ServiceError
 
-LIST_OF_EVENTS = 1_000
-TRIES = 4
-FIRST_WAIT = 0.2
-LONGEST_WAIT = 10.0
-REFUSED = 429
-TRY_AGAIN = (REFUSED, 503)
-NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+MAX_EVENTS_PER_REQUEST = 1_000
+MAX_ATTEMPTS = 4
+FIRST_WAIT_SECONDS = 0.2
+MAX_WAIT_SECONDS = 10.0
+TOO_MANY_REQUESTS = 429
+RETRY_STATUSES = (TOO_MANY_REQUESTS, 503)
+NOT_SENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 Body = Mapping[str, Any] | Sequence[Any] | None
 
@@ -58,7 +58,7 @@ def with_ids(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any
         if "timestamp" in row:
             row["timestamp"] = moment(row["timestamp"])
         rows.append(row)
-        if len(rows) == LIST_OF_EVENTS:
+        if len(rows) == MAX_EVENTS_PER_REQUEST:
             yield rows
             rows = []
     if rows:
@@ -67,9 +67,9 @@ def with_ids(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any
 
 def waits(answer: httpx2.Response | None, tried: int) -> float:
     """Seconds until the next try: as the service asks, or twice as long as before."""
-    asked = answer.headers.get("retry-after", "") if answer is not None else ""
-    seconds = float(asked) if asked.isdigit() else FIRST_WAIT * 2.0**tried
-    return min(seconds, LONGEST_WAIT)
+    retry_after = answer.headers.get("retry-after", "") if answer is not None else ""
+    seconds = float(retry_after) if retry_after.isdigit() else FIRST_WAIT_SECONDS * 2.0**tried
+    return min(seconds, MAX_WAIT_SECONDS)
 
 
 def result(answer: httpx2.Response) -> Any:

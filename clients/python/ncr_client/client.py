@@ -1,9 +1,9 @@
-"""The client, for threads; it is made from `async_client.py` by `scripts/client.py`."""
+"""The client for threads, made from `async_client.py` by `hatch_build.py`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import EllipsisType, TracebackType
 from typing import Any, Literal, Self, cast
@@ -12,10 +12,10 @@ import httpx2
 
 from ncr_client import answers
 from ncr_client.calls import (
-    NEVER_SENT,
-    REFUSED,
-    TRIES,
-    TRY_AGAIN,
+    MAX_ATTEMPTS,
+    NOT_SENT_ERRORS,
+    RETRY_STATUSES,
+    TOO_MANY_REQUESTS,
     Body,
     moment,
     path,
@@ -95,8 +95,8 @@ class Client:
                 "diversity": diversity,
             }
         )
-        found = self._send("GET", path("/recommend/{}", user), query)
-        return cast(answers.Recommendation, found)
+        answer = self._send("GET", path("/recommend/{}", user), query)
+        return cast(answers.Recommendation, answer)
 
     def recommend_batch(
         self,
@@ -136,8 +136,8 @@ class Client:
         model: str | None = None,
     ) -> answers.Recommendation:
         """These items in the order in which the user would like them."""
-        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
-        body = without_none(given)
+        fields = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(fields)
         return cast(answers.Recommendation, self._send("POST", "/rerank", body=body))
 
     def compare(
@@ -149,19 +149,19 @@ class Client:
         model: str | None = None,
     ) -> answers.Comparison:
         """How probable it is that the user prefers each of these items to each other."""
-        given = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
-        body = without_none(given)
+        fields = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
+        body = without_none(fields)
         return cast(answers.Comparison, self._send("POST", "/compare", body=body))
 
     def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
         """Items that are liked by the same users."""
-        found = self._send("GET", path("/items/{}/similar", item), {"n": n})
-        return cast(answers.SimilarItems, found)
+        answer = self._send("GET", path("/items/{}/similar", item), {"n": n})
+        return cast(answers.SimilarItems, answer)
 
     def questions(self, user: str, n: int = 5) -> answers.Questions:
         """Pairs of items to ask the user about: their answers go to ``prefer``."""
-        found = self._send("GET", path("/users/{}/questions", user), {"n": n})
-        return cast(answers.Questions, found)
+        answer = self._send("GET", path("/users/{}/questions", user), {"n": n})
+        return cast(answers.Questions, answer)
 
     # What users did
 
@@ -172,8 +172,8 @@ class Client:
         datetime, ISO-8601 or epoch seconds), ``recommendation_id`` and ``event_id``. A row that is
         rejected harms no other: see ``rejected`` in the answers.
         """
-        found = [self._send("POST", "/events", body=rows) for rows in with_ids(events)]
-        return cast(list[answers.EventsAnswer], found)
+        answer = [self._send("POST", "/events", body=rows) for rows in with_ids(events)]
+        return cast(list[answers.EventsAnswer], answer)
 
     def post_event(
         self,
@@ -205,17 +205,12 @@ class Client:
         self._send("DELETE", path("/events/{}", event_id))
 
     def prefer(
-        self,
-        user: str,
-        winner: str,
-        loser: str,
-        *,
-        timestamp: datetime | str | float | None = None,
+        self, user: str, winner: str, loser: str, *, timestamp: datetime | str | float | None = None
     ) -> answers.PreferenceAnswer:
         """Records that the user said to prefer ``winner`` to ``loser``; without a time, now."""
         said = {"user": user, "winner": winner, "loser": loser, "timestamp": moment(timestamp)}
-        found = self._send("POST", "/preferences", body=without_none(said), again=False)
-        return cast(answers.PreferenceAnswer, found)
+        answer = self._send("POST", "/preferences", body=without_none(said), again=False)
+        return cast(answers.PreferenceAnswer, answer)
 
     def events_of(self, user: str, n: int = 100) -> Iterator[answers.EventOut]:
         """The user's events, newest first, ``n`` a request."""
@@ -241,7 +236,7 @@ class Client:
         hidden: bool | None = None,
         attributes: dict[str, Any] | None = None,
     ) -> answers.ItemOut:
-        """Describes an item; what is not given is empty afterwards."""
+        """Describes an item; fields left out are empty afterwards."""
         body = without_none(
             {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
         )
@@ -256,8 +251,9 @@ class Client:
         hidden: bool | EllipsisType | None = ...,
         attributes: dict[str, Any] | EllipsisType | None = ...,
     ) -> answers.ItemOut:
-        """Changes what is given of an item's description; None empties it. ``attributes`` are added
-        to those there are; one that is None is removed.
+        """Changes these fields of an item's description; None empties a field.
+
+        ``attributes`` are added to those that exist; one that is None is removed.
         """
         body = without_unset(
             {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
@@ -268,7 +264,9 @@ class Client:
         """An item's description."""
         return cast(answers.ItemOut, self._send("GET", path("/items/{}", item)))
 
-    def items(self, n: int = 100, category: str | None = None) -> Iterator[answers.ItemOut]:
+    def items(
+        self, n: int = 100, category: str | None = None
+    ) -> Iterator[answers.ItemOut]:
         """All items, ``n`` a request."""
         for row in self._pages("/items", without_none({"n": n, "category": category})):
             yield cast(answers.ItemOut, row)
@@ -297,7 +295,7 @@ class Client:
         start: Literal["scratch", "warm"] | None = None,
         force: bool | None = None,
     ) -> answers.JobAccepted:
-        """Asks for a training; what is not given takes the service's default."""
+        """Submits a training; parameters left out take the service's defaults."""
         body = without_none(
             {
                 "model": model,
@@ -316,8 +314,8 @@ class Client:
                 "force": force,
             }
         )
-        found = self._send("POST", "/admin/train", body=body, again=False)
-        return cast(answers.JobAccepted, found)
+        answer = self._send("POST", "/admin/train", body=body, again=False)
+        return cast(answers.JobAccepted, answer)
 
     def job(self, job_id: str) -> answers.JobOut:
         """How a job stands."""
@@ -328,7 +326,9 @@ class Client:
         for row in self._pages("/admin/jobs", {"n": n}):
             yield cast(answers.JobOut, row)
 
-    def wait_for(self, job_id: str, timeout: float = 3600.0, poll: float = 1.0) -> answers.JobOut:
+    def wait_for(
+        self, job_id: str, timeout: float = 3600.0, poll: float = 1.0
+    ) -> answers.JobOut:
         """The job when it has succeeded. Raises JobFailedError, or TimeoutError."""
         until = time.monotonic() + timeout
         while True:
@@ -343,8 +343,8 @@ class Client:
 
     def cancel(self, job_id: str) -> answers.JobOut:
         """Asks for an end of the job."""
-        found = self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
-        return cast(answers.JobOut, found)
+        answer = self._send("POST", path("/admin/jobs/{}/cancel", job_id), again=False)
+        return cast(answers.JobOut, answer)
 
     def models(self, n: int = 100) -> Iterator[answers.ModelOut]:
         """All versions, newest first, ``n`` a request."""
@@ -371,8 +371,8 @@ class Client:
 
     def rollback(self) -> answers.ModelOut:
         """Serves the version before."""
-        found = self._send("POST", "/admin/models/rollback", again=False)
-        return cast(answers.ModelOut, found)
+        answer = self._send("POST", "/admin/models/rollback", again=False)
+        return cast(answers.ModelOut, answer)
 
     def activations(self, n: int = 100) -> Iterator[answers.ActivationOut]:
         """What was served when and why, newest first, ``n`` a request."""
@@ -383,25 +383,25 @@ class Client:
 
     def begin_trial(
         self, version: str, kind: Literal["interleaving", "shadow"], share: float = 0.1
-    ) -> answers.TrialOut:
+    ) -> answers.ABTestOut:
         """Tries a version beside the active one, with a share of the users or requests."""
         body = {"kind": kind, "version": version, "share": share}
-        found = self._send("POST", "/admin/trials", body=body, again=False)
-        return cast(answers.TrialOut, found)
+        answer = self._send("POST", "/admin/trials", body=body, again=False)
+        return cast(answers.ABTestOut, answer)
 
-    def trial(self, trial_id: str) -> answers.TrialOut:
+    def trial(self, trial_id: str) -> answers.ABTestOut:
         """A trial with its report, while it runs too."""
-        return cast(answers.TrialOut, self._send("GET", path("/admin/trials/{}", trial_id)))
+        return cast(answers.ABTestOut, self._send("GET", path("/admin/trials/{}", trial_id)))
 
-    def trials(self, n: int = 100) -> Iterator[answers.TrialOut]:
+    def trials(self, n: int = 100) -> Iterator[answers.ABTestOut]:
         """All trials, newest first, ``n`` a request."""
         for row in self._pages("/admin/trials", {"n": n}):
-            yield cast(answers.TrialOut, row)
+            yield cast(answers.ABTestOut, row)
 
-    def end_trial(self, trial_id: str) -> answers.TrialOut:
+    def end_trial(self, trial_id: str) -> answers.ABTestOut:
         """Ends a trial and keeps its report."""
-        found = self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
-        return cast(answers.TrialOut, found)
+        answer = self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
+        return cast(answers.ABTestOut, answer)
 
     # How the service is
 
@@ -436,13 +436,14 @@ class Client:
         *,
         again: bool = True,
     ) -> Any:
-        """The body of the answer. Unless it may be sent ``again``, it is only where it was surely
-        not carried out. Raises ServiceError and NotReachedError.
+        """The body of the answer. Raises ServiceError and NotReachedError.
+
+        A request that may not be sent ``again`` is repeated only if it was surely not carried out.
         """
         answer: httpx2.Response | None = None
         error: httpx2.TransportError | None = None
         doubt = False  # whether a try may have been carried out that did not say so
-        for tried in range(TRIES):
+        for tried in range(MAX_ATTEMPTS):
             if tried:
                 time.sleep(waits(answer, tried - 1))
             answer = None
@@ -450,12 +451,12 @@ class Client:
                 answer = self._http.request(method, where, params=query, json=body)
             except httpx2.TransportError as failure:
                 error = failure
-                doubt = doubt or not isinstance(failure, NEVER_SENT)
+                doubt = doubt or not isinstance(failure, NOT_SENT_ERRORS)
             else:
-                if answer.status_code not in TRY_AGAIN:
+                if answer.status_code not in RETRY_STATUSES:
                     break
                 # A 503 may come after the commit, where the database is lost just then.
-                doubt = doubt or answer.status_code != REFUSED
+                doubt = doubt or answer.status_code != TOO_MANY_REQUESTS
             if doubt and not again:
                 break
         if answer is None:

@@ -1,13 +1,12 @@
 """Readers that stream interactions and items from files, row by row and without trust.
 
-`open_source` finds out what a file or folder has; the `Source` it returns yields the rows. What
-cannot be read as a whole raises `DataError`; a row that cannot be read is told to `on_bad` and left
+`open_source` finds out what a file or folder has; the `DataSource` it returns yields the rows. What
+cannot be read as a whole raises `DataError`; a row that cannot be read goes to `on_bad` and is left
 out.
 """
 
 from __future__ import annotations
 
-from ncr_core.data.readers.formats import Format
 from ncr_core.data.readers.rows import (
     LATEST_OFFSET,
     BadRow,
@@ -15,15 +14,15 @@ from ncr_core.data.readers.rows import (
     InteractionRow,
     ItemRow,
 )
-from ncr_core.data.readers.source import Source, open_source
+from ncr_core.data.readers.source import DataSource, Format, open_source
 
 __all__ = [
     "LATEST_OFFSET",
     "BadRow",
     "Columns",
+    "DataSource",
     "Format",
     "InteractionRow",
     "ItemRow",
-    "Source",
     "open_source",
 ]

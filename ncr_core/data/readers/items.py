@@ -1,32 +1,59 @@
-"""Items from tables: an id, a title, categories, and whatever else there is."""
+"""Items from tables and from MovieLens's own files: an id, a title, categories and attributes.
+
+MovieLens's titles are Latin-1 in the older sets and UTF-8 in the later ones (10M has the older
+format with UTF-8), so each line is tried as UTF-8 first.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ncr_core.data.readers.columns import ItemNames, item_names
-from ncr_core.data.readers.delimited import Record, read_header, read_records
-from ncr_core.data.readers.jsonlines import keys_of, read_objects
-from ncr_core.data.readers.parquet import columns_of, read_rows
 from ncr_core.data.readers.rows import (
     BadRow,
     Columns,
     ItemRow,
     OnBad,
     RowFault,
+    check_id,
     check_text,
     id_of,
     shown,
 )
+from ncr_core.data.readers.tables import (
+    TypedRecord,
+    column_names,
+    item_column,
+    read_typed,
+)
+from ncr_core.data.readers.text import Record, read_header, read_records
 
+TableKind = Literal["csv", "jsonl", "parquet"]
 NO_CATEGORY = "(no genres listed)"
 """What MovieLens writes where a film has none."""
+GENRES = (
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary",
+    "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi",
+    "Thriller", "War", "Western",
+)  # fmt: skip
+"""The genres that the flags of `u.item` stand for, unless a `u.genre` beside it says otherwise."""
+_FIELDS_BEFORE_GENRES = 5
+_TITLES = ("title", "name")
+_CATEGORIES = ("categories", "genres", "category")
+
+
+@dataclass(frozen=True)
+class ItemNames:
+    """The columns of one file of items; every other column is an attribute."""
+
+    item: str
+    title: str | None
+    categories: str | None
 
 
 @dataclass(frozen=True)
@@ -34,7 +61,7 @@ class ItemTable:
     """A CSV, JSON Lines or Parquet file of items."""
 
     path: Path
-    kind: str
+    kind: TableKind
     names: ItemNames
     delimiter: str = ","
     header: tuple[str, ...] = ()
@@ -48,20 +75,16 @@ class ItemTable:
                 except RowFault as fault:
                     on_bad(BadRow(self.path.name, number, str(fault)))
 
-    def _records(self, on_bad: OnBad) -> Iterator[Iterable[tuple[int, dict[str, Any]]]]:
-        if self.kind == "jsonl":
-            yield from read_objects(self.path, on_bad=on_bad)
-        elif self.kind == "parquet":
-            yield from read_rows(self.path, None, on_bad=on_bad)
-        else:
+    def _records(self, on_bad: OnBad) -> Iterator[Iterable[TypedRecord]]:
+        if self.kind == "csv":
             for records in read_records(
                 self.path, self.delimiter, quoted=True, header=True, on_bad=on_bad
             ):
                 yield self._named(records, on_bad)
+        else:
+            yield from read_typed(self.path, self.kind, on_bad=on_bad)
 
-    def _named(
-        self, records: Iterable[Record], on_bad: OnBad
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _named(self, records: Iterable[Record], on_bad: OnBad) -> Iterator[TypedRecord]:
         for number, fields in records:
             if len(fields) == len(self.header):
                 yield number, dict(zip(self.header, fields, strict=True))
@@ -88,20 +111,82 @@ class ItemTable:
         )
 
 
-def open_items(path: Path, kind: str, columns: Columns) -> ItemTable:
+def open_items(path: Path, kind: TableKind, columns: Columns) -> ItemTable:
     """Find the columns of a file of items.
 
-    Raises:
-        DataError: it is empty, unreadable, or has no column for the item.
+    Raises DataError if it is empty, unreadable, or has no column for the item.
     """
-    if kind == "jsonl":
-        return ItemTable(path, kind, item_names(columns, keys_of(path), path.name))
-    if kind == "parquet":
-        return ItemTable(path, kind, item_names(columns, columns_of(path), path.name))
+    if kind != "csv":
+        return ItemTable(path, kind, _item_names(columns, column_names(path, kind), path.name))
     delimiter, header, names = read_header(
-        path, lambda found: item_names(columns, found, path.name)
+        path, lambda found: _item_names(columns, found, path.name)
     )
     return ItemTable(path, kind, names, delimiter, tuple(header))
+
+
+def _item_names(columns: Columns, found: Sequence[str], file: str) -> ItemNames:
+    return ItemNames(
+        item=item_column(columns, found, file),
+        title=next((name for name in _TITLES if name in found), None),
+        categories=next((name for name in _CATEGORIES if name in found), None),
+    )
+
+
+@dataclass(frozen=True)
+class MoviesDat:
+    """`movies.dat`: MovieID::Title::Genre|Genre."""
+
+    path: Path
+
+    def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
+        """Yield the items."""
+        for number, fields in _records(self.path, "::", on_bad):
+            try:
+                if len(fields) < 3:
+                    raise RowFault(f"{len(fields)} fields instead of 3")
+                # A title may have the separator in it; the first and last field may not.
+                title = "::".join(fields[1:-1])
+                yield _film(fields[0], title, categories_of(fields[-1]), {})
+            except RowFault as fault:
+                on_bad(BadRow(self.path.name, number, str(fault)))
+
+
+@dataclass(frozen=True)
+class UItem:
+    """`u.item`: id|title|release date|video date|address|a flag a genre."""
+
+    path: Path
+    genres: tuple[str, ...]
+
+    def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
+        """Yield the items."""
+        width = _FIELDS_BEFORE_GENRES + len(self.genres)
+        for number, fields in _records(self.path, "|", on_bad):
+            try:
+                if len(fields) != width:
+                    raise RowFault(f"{len(fields)} fields instead of {width}")
+                flags = zip(self.genres, fields[_FIELDS_BEFORE_GENRES:], strict=True)
+                genres = tuple(genre for genre, flag in flags if flag == "1" and genre != "unknown")
+                further = {"release_date": fields[2], "imdb_url": fields[4]}
+                yield _film(fields[0], fields[1], genres, further)
+            except RowFault as fault:
+                on_bad(BadRow(self.path.name, number, str(fault)))
+
+
+def open_u_item(path: Path) -> UItem:
+    """Read the names of the genres, if they are beside the file.
+
+    Raises DataError if it is empty or unreadable.
+    """
+    for beside in (path.with_name("u.genre"), path.with_name("u.genre.gz")):
+        if beside.is_file():
+            numbered: dict[int, str] = {}
+            for _, fields in _records(beside, "|", lambda _: None):
+                if len(fields) == 2 and fields[1].strip().isdecimal():
+                    numbered[int(fields[1])] = fields[0]
+            if numbered and sorted(numbered) == list(range(len(numbered))):
+                return UItem(path, tuple(numbered[at] for at in range(len(numbered))))
+    return UItem(path, GENRES)
 
 
 def categories_of(value: object) -> tuple[str, ...]:
@@ -138,3 +223,19 @@ def _plain(name: str, value: object) -> Any:
     if isinstance(value, dict):
         return {check_text(name, str(key)): _plain(name, part) for key, part in value.items()}
     raise RowFault(f"{shown(name)} is of a kind that cannot be kept: {type(value).__name__}")
+
+
+def _records(path: Path, delimiter: str, on_bad: OnBad) -> Iterator[tuple[int, list[str]]]:
+    for records in read_records(
+        path, delimiter, quoted=False, header=False, on_bad=on_bad, latin1=True
+    ):
+        yield from records
+
+
+def _film(item: str, title: str, categories: tuple[str, ...], further: dict[str, str]) -> ItemRow:
+    return ItemRow(
+        item=check_id("item", item),
+        title=check_text("title", title) or None,
+        categories=categories,
+        attributes={name: check_text(name, value) for name, value in further.items() if value},
+    )

@@ -91,7 +91,7 @@ class RowFault(ValueError):  # noqa: N818 - a verdict on a row, which nobody out
 class Memo(dict[str, T], Generic[T]):
     """Parses each distinct text once. Ratings and positions repeat in nearly every row."""
 
-    _MOST = 50_000  # a column of all-different values must not grow it without end
+    MAX_SIZE = 50_000  # a column of all-different values must not grow it without end
 
     def __init__(self, parse: Callable[[str], T]) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Memo(dict[str, T], Generic[T]):
 
     def __missing__(self, text: str) -> T:
         value = self._parse(text)
-        if len(self) >= self._MOST:
+        if len(self) >= self.MAX_SIZE:
             self.clear()
         self[text] = value
         return value
@@ -163,7 +163,7 @@ def rating_of(value: object) -> float | None:
     return None if value is None else _finite("rating", _typed_number("rating", value))
 
 
-def parse_timestamp(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Epoch seconds from a number or from ISO 8601 (without an offset: UTC)."""
     if not text:
         return None
@@ -183,7 +183,7 @@ def parse_timestamp(text: str) -> float | None:
 def timestamp_of(value: object) -> float | None:
     """The timestamp in a typed cell."""
     if isinstance(value, str):
-        return parse_timestamp(value)
+        return parse_seconds(value)
     return None if value is None else _plausible(_typed_number("timestamp", value), value)
 
 

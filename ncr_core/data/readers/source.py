@@ -2,44 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeGuard
 
-from ncr_core.data.readers.delimited import open_csv
-from ncr_core.data.readers.formats import (
-    ITEMS_STEMS,
-    PROTOCOL_STEMS,
-    RATINGS_STEMS,
-    Format,
-    Kind,
-    fits,
-    kind_by_name,
-    kind_of,
-    stem,
-)
-from ncr_core.data.readers.items import open_items
-from ncr_core.data.readers.jsonlines import open_jsonl
-from ncr_core.data.readers.lines import cannot_read
-from ncr_core.data.readers.movielens import (
-    RATINGS_DAT,
-    U_DATA,
-    MoviesDat,
-    open_ratings,
-    open_u_item,
-)
-from ncr_core.data.readers.parquet import open_parquet
-from ncr_core.data.readers.rows import (
-    BadRow,
-    Columns,
-    InteractionRow,
-    ItemRow,
-    OnBad,
-    OnBytes,
-)
+from ncr_core.data.readers.items import MoviesDat, TableKind, open_items, open_u_item
+from ncr_core.data.readers.rows import BadRow, Columns, InteractionRow, ItemRow, OnBad, OnBytes
+from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv, open_typed
+from ncr_core.data.readers.text import cannot_read, first_line, opened
 from ncr_core.errors import DataError
 
+Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
+Kind = TableKind | Literal["ratings.dat", "u.data", "movies.dat", "u.item"]
+
+RATINGS_STEMS = ("train", "ratings", "interactions", "events")
+"""Files of interactions, the first found being taken: where there is a split, its training part."""
+ITEMS_STEMS = ("items", "movies")
+PROTOCOL_STEMS = ("test", "negative", "valid", "tags", "links")
+"""Beginnings of names that have users and items in them but no interactions to learn from."""
+_BY_SUFFIX: dict[str, Kind] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+_BY_NAME: dict[str, Kind] = {
+    "ratings.dat": "ratings.dat",
+    "u.data": "u.data",
+    "movies.dat": "movies.dat",
+    "u.item": "u.item",
+}
+_U_DATA = re.compile(r"\d+\t\d+\t\d+\t\d+")
+RATINGS_DAT = Layout(
+    delimiter="::", width=4, user=0, item=1, rating=2, timestamp=3, header=False, quoted=False
+)
+U_DATA = Layout(
+    delimiter="\t", width=4, user=0, item=1, rating=2, timestamp=3, header=False, quoted=False
+)
 _ORIGINALS: tuple[tuple[Kind, Kind], ...] = (("ratings.dat", "movies.dat"), ("u.data", "u.item"))
 _SOUGHT = "ratings.dat, u.data, ratings.csv, or CSV, JSON Lines or Parquet files with columns"
 
@@ -48,7 +51,9 @@ class InteractionFile(Protocol):
     """One file of interactions, its columns found."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The file."""
+        ...
 
     def blocks(self, on_bad: OnBad, on_bytes: OnBytes | None) -> Iterator[list[InteractionRow]]:
         """Yield the rows in lists of whatever length."""
@@ -59,7 +64,9 @@ class ItemFile(Protocol):
     """One file of items, its columns found."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The file."""
+        ...
 
     def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
         """Yield the items."""
@@ -67,7 +74,7 @@ class ItemFile(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """What a path has to read. Nothing but the beginnings of its files has been read yet."""
 
     format: str
@@ -81,11 +88,6 @@ class Source:
     def interaction_files(self) -> list[Path]:
         """The files of interactions, in the order in which they are read."""
         return [file.path for file in self._interactions]
-
-    @property
-    def item_files(self) -> list[Path]:
-        """The files of items."""
-        return [file.path for file in self._items]
 
     @property
     def total_bytes(self) -> int:
@@ -102,8 +104,8 @@ class Source:
         """Yield the interactions in lists of at most `chunk_size`, never empty.
 
         Args:
-            on_bad: told of every row that is left out.
-            on_bytes: told how many more bytes on disk have been read.
+            on_bad: called with every row that is left out.
+            on_bytes: called with how many more bytes on disk have been read.
             chunk_size: the most rows in a list.
 
         Raises:
@@ -129,7 +131,7 @@ class Source:
             yield from file.rows(on_bad)
 
 
-def open_source(path: Path, format: Format = "auto", columns: Columns = Columns()) -> Source:  # noqa: A002, B008
+def open_source(path: Path, format: Format = "auto", columns: Columns = Columns()) -> DataSource:  # noqa: A002, B008
     """Find out what a file or folder has to read.
 
     In a folder, MovieLens's own files come first, then one file named train, ratings, interactions
@@ -157,7 +159,7 @@ def open_source(path: Path, format: Format = "auto", columns: Columns = Columns(
     return _open_file(path, format, columns)
 
 
-def _open_file(path: Path, wanted: Format, columns: Columns) -> Source:
+def _open_file(path: Path, wanted: Format, columns: Columns) -> DataSource:
     kind = kind_of(path, wanted)
     if kind in ("movies.dat", "u.item") or (_is_table(kind) and stem(path) in ITEMS_STEMS):
         return _source(path, [], [(path, kind)], columns)
@@ -167,7 +169,7 @@ def _open_file(path: Path, wanted: Format, columns: Columns) -> Source:
     return _source(path, [(path, kind)], beside, columns)
 
 
-def _open_folder(folder: Path, files: list[Path], wanted: Format, columns: Columns) -> Source:
+def _open_folder(folder: Path, files: list[Path], wanted: Format, columns: Columns) -> DataSource:
     kinds = {file: kind for file in files if (kind := kind_by_name(file)) and fits(kind, wanted)}
     for ratings, _ in _ORIGINALS:
         named = [(file, kind) for file, kind in kinds.items() if kind == ratings]
@@ -217,9 +219,9 @@ def _source(
     interactions: list[tuple[Path, Kind]],
     items: list[tuple[Path, Kind]],
     columns: Columns,
-) -> Source:
+) -> DataSource:
     kinds = {_format(kind): None for _, kind in interactions or items}
-    return Source(
+    return DataSource(
         format="+".join(kinds),
         name=path.resolve().name,
         _interactions=[_open_interactions(file, kind, columns) for file, kind in interactions],
@@ -228,24 +230,20 @@ def _source(
 
 
 def _open_interactions(path: Path, kind: Kind, columns: Columns) -> InteractionFile:
-    if kind == "ratings.dat":
-        return open_ratings(path, RATINGS_DAT)
-    if kind == "u.data":
-        return open_ratings(path, U_DATA)
-    if kind == "jsonl":
-        return open_jsonl(path, columns)
-    return open_parquet(path, columns) if kind == "parquet" else open_csv(path, columns)
+    if kind == "ratings.dat" or kind == "u.data":
+        return _open_ratings(path, RATINGS_DAT if kind == "ratings.dat" else U_DATA)
+    if kind == "jsonl" or kind == "parquet":
+        return open_typed(path, kind, columns)
+    return open_csv(path, columns)
 
 
 def _open_items(path: Path, kind: Kind, columns: Columns) -> ItemFile:
     if kind == "movies.dat":
         return MoviesDat(path)
-    if kind == "u.item":
-        return open_u_item(path)
-    return open_items(path, kind, columns)
+    return open_items(path, kind, columns) if _is_table(kind) else open_u_item(path)
 
 
-def _is_table(kind: Kind) -> bool:
+def _is_table(kind: Kind) -> TypeGuard[TableKind]:
     return kind in ("csv", "jsonl", "parquet")
 
 
@@ -258,3 +256,71 @@ def _siblings(path: Path) -> list[Path]:
         return sorted(entry for entry in path.parent.iterdir() if entry.is_file())
     except OSError:  # the file itself may be readable where its folder cannot be listed
         return []
+
+
+def bare_name(path: Path) -> str:
+    """A file's name in lower case and without `.gz`."""
+    return path.name.lower().removesuffix(".gz")
+
+
+def stem(path: Path) -> str:
+    """The name without what says its format."""
+    name = bare_name(path)
+    suffix = Path(name).suffix
+    return name.removesuffix(suffix) if suffix in _BY_SUFFIX else name
+
+
+def kind_by_name(path: Path) -> Kind | None:
+    """What a file's name says it is."""
+    name = bare_name(path)
+    return _BY_NAME.get(name) or _BY_SUFFIX.get(Path(name).suffix)
+
+
+def fits(kind: Kind, wanted: Format) -> bool:
+    """Whether a file may be read when the caller asked for a format."""
+    if wanted == "auto":
+        return True
+    if wanted == "movielens":
+        return kind not in ("jsonl", "parquet")
+    return kind == wanted
+
+
+def kind_of(path: Path, wanted: Format) -> Kind:
+    """What a file that the caller named is. Raises DataError if it is empty or cannot be read."""
+    if wanted in ("csv", "jsonl", "parquet"):
+        return wanted
+    kind = kind_by_name(path)
+    if kind is not None and fits(kind, wanted):
+        return kind
+    if _begins_as_parquet(path):
+        return "parquet"
+    line = first_line(path)
+    if "::" in line:
+        return "movies.dat" if line.count("::") == 2 else "ratings.dat"
+    if _U_DATA.fullmatch(line):
+        return "u.data"
+    return "jsonl" if line.lstrip().startswith("{") else "csv"
+
+
+def _begins_as_parquet(path: Path) -> bool:
+    with opened(path) as (stream, _):
+        try:
+            return stream.read(4) == b"PAR1"
+        except EOFError as error:
+            raise DataError(f"{path.name} is damaged: {error}") from None
+        except OSError as error:
+            raise cannot_read(path, error) from None
+
+
+def _open_ratings(path: Path, layout: Layout) -> DelimitedFile:
+    """Check that an original ratings file is what its name says.
+
+    Raises DataError if it is empty, unreadable or otherwise laid out.
+    """
+    found = len(first_line(path).split(layout.delimiter))
+    if found != layout.width:
+        raise DataError(
+            f"{path.name} is not a MovieLens ratings file: its first line has {found} fields "
+            f"separated by {layout.delimiter!r} instead of {layout.width}"
+        )
+    return DelimitedFile(path, layout)

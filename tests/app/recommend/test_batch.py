@@ -12,9 +12,9 @@ from fastapi import FastAPI
 
 from app.core.errors import Unavailable
 from app.recommend import batch as module
-from app.services import Services
-from tests.app.models import publish_model
-from tests.app.recommend.asking import ITEMS, USERS, ask, ids, post, refused, seen_by, sources
+from app.wiring import Services
+from tests.app.recommend.requests import ITEMS, USERS, ask, ids, post, refused, seen_by, sources
+from tests.app.trained_models import publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -58,18 +58,18 @@ async def test_the_options_are_those_of_a_single_list(
 async def test_users_whose_lists_have_to_be_ranked_share_passes(
     app: FastAPI, client: httpx2.AsyncClient, trained: str
 ) -> None:
-    size = app.state.ranker_metrics.batch_size
+    size = app.state.inference_metrics.batch_size
     answer = await post(client, "/recommend/batch", users=USERS)
     assert [result["status"] for result in answer["results"]] == [200] * len(USERS)
     assert size._sum.get() == len(USERS)
-    app.state.recommend.lists.clear()
+    app.state.recommend.lists.cache.clear()
     before = _passes(app)
     await post(client, "/recommend/batch", users=USERS)  # now that candidates are at hand
-    assert _passes(app) - before <= len(USERS) / module.AT_ONCE + 3
+    assert _passes(app) - before <= len(USERS) / module.MAX_CONCURRENT_USERS + 3
 
 
 def _passes(app: FastAPI) -> float:
-    buckets = app.state.ranker_metrics.batch_size._buckets
+    buckets = app.state.inference_metrics.batch_size._buckets
     return sum(bucket.get() for bucket in buckets)
 
 
@@ -122,12 +122,12 @@ async def test_a_batch_under_way_leaves_places_for_others(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow passes: a single request is ranked in the next one or two, not after the whole batch."""
-    monkeypatch.setattr(module, "AT_ONCE", 4)
-    app.state.recommend.batch._places = asyncio.Semaphore(4)
+    monkeypatch.setattr(module, "MAX_CONCURRENT_USERS", 4)
+    app.state.recommend.batch._slots = asyncio.Semaphore(4)
     await post(client, "/recommend/batch", users=USERS)
-    app.state.recommend.lists.clear()
-    model = app.state.recommend.host.current
-    honest, passes = model.rank, 0
+    app.state.recommend.lists.cache.clear()
+    model = app.state.recommend.models.current
+    honest, passes = model.engine.rank, 0
     begun, go, waiting = Event(), Event(), asyncio.Event()
 
     def held(requests: Any) -> Any:
@@ -137,12 +137,12 @@ async def test_a_batch_under_way_leaves_places_for_others(
         assert go.wait(60)
         return honest(requests)
 
-    monkeypatch.setattr(model, "rank", held)
+    monkeypatch.setattr(model.engine, "rank", held)
     batcher = app.state.recommend.batcher
     queue = batcher.rank
 
     async def queued(model: Any, request: Any, *args: Any) -> Any:
-        if request.state[0] == "user-1":
+        if request.user.key[0] == "user-1":
             waiting.set()  # and nothing else comes to its turn before it is in the queue
         return await queue(model, request, *args)
 
@@ -177,7 +177,7 @@ async def test_a_batch_waits_where_a_single_request_is_refused(
     monkeypatch.setattr(service, "recommend", overloaded_at_first)
     assert (await post(client, "/recommend/batch", users=["user-1"]))["results"][0]["items"]
     calls = -(10**9)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.0)
     result = (await post(client, "/recommend/batch", users=["user-1"]))["results"][0]
     assert (result["status"], result["code"]) == (503, "overloaded")
 
@@ -185,7 +185,7 @@ async def test_a_batch_waits_where_a_single_request_is_refused(
 async def test_too_many_batches_at_once_are_refused(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app.state.recommend.batch._batches, "most", 1)
+    monkeypatch.setattr(app.state.recommend.batch._batches, "limit", 1)
     service, begun, go = app.state.recommend.service, asyncio.Event(), asyncio.Event()
     honest = service.recommend
 
@@ -211,7 +211,7 @@ async def test_a_version_is_the_same_for_all_of_a_batch(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, filled: Services
 ) -> None:
     other = await publish_model(filled, seed=9)
-    await app.state.recommend.host.refresh()
+    await app.state.recommend.models.refresh()
     answer = await post(client, "/recommend/batch", users=["user-1", "user-2"], model=trained)
     assert {result["model_version"] for result in answer["results"]} == {trained}
     answer = await post(client, "/recommend/batch", users=["user-1", "user-2"])

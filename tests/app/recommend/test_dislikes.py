@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from app.recommend.asking import Asked
-from app.recommend.evidence import MOST, evidence_of
-from app.recommend.filters import Filters
-from app.services import Services
-from tests.app.models import publish_model
-from tests.app.recommend.asking import ITEMS, ask, ids, post, serving
+from app.recommend.context import MAX_EVIDENCE, RecommendationContext, fold_in_evidence
+from app.recommend.schemas import RecommendationQuery
+from app.wiring import Services
+from tests.app.recommend.requests import ITEMS, ask, ids, post, serving
+from tests.app.trained_models import publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +35,7 @@ async def test_in_no_list(
 ) -> None:
     if model:
         await publish_model(filled)
-        await app.state.recommend.host.refresh()
+        await app.state.recommend.models.refresh()
     if who == "fresh":
         await post(client, "/events", user=who, item=ITEMS[5])
     best = ids(await ask(client, who, exclude_seen=False))[0]
@@ -58,7 +57,7 @@ async def test_a_fast_clock_does_not_outweigh_a_dislike(
     assert item not in ids(await ask(client, "user-2", n=100, exclude_seen=False))
     services: Services = app.state.services
     snapshot = await services.events.snapshot_for_training()
-    own = (await services.events.profile("user-2")).disliked
+    own = (await services.events.profiles.get("user-2")).disliked
     assert (snapshot.weight[snapshot.item_id == own[0]] < 0).sum() == 1
     events = (await client.get("/users/user-2/events?n=2")).json()["items"]
     assert events[1]["timestamp"] > events[0]["timestamp"]  # told as it was given
@@ -71,17 +70,20 @@ async def test_thousands_of_statements_are_fitted_to_the_latest(
     pairs = {tuple(map(int, rng.choice(len(ITEMS), 2, replace=False))) for _ in range(6000)}
     rows = [{"user": "talker", "winner": ITEMS[a], "loser": ITEMS[b]} for a, b in sorted(pairs)]
     services: Services = app.state.services
-    await services.events.prefer(rows, 0)
-    profile = await services.events.profile("talker")
-    assert len(profile.pairs) == len(profile.pair_seqs) > MOST
+    await services.events.add_preferences(rows, 0)
+    profile = await services.events.profiles.get("talker")
+    assert len(profile.pairs) == len(profile.pair_seqs) > MAX_EVIDENCE
     catalogue = await services.catalog.catalogue(profile.catalog_seq)
     model = serving(app)
-    evidence = evidence_of(profile, model.rows(catalogue), 0)
+    evidence = fold_in_evidence(profile, model.items(catalogue), 0)
     assert evidence is not None
-    assert len(evidence.pairs) == MOST
-    rows_of = model.rows(catalogue).at(profile.pairs[-1])
+    assert len(evidence.pairs) == MAX_EVIDENCE
+    rows_of = model.items(catalogue).rows(profile.pairs[-1])
     assert evidence.pairs[-1].tolist() == rows_of.tolist()
-    assert Asked("talker", Filters(3), profile, catalogue).state == ("talker", profile.last_seq)
+    assert RecommendationContext("talker", RecommendationQuery(3), profile, catalogue).user_key == (
+        "talker",
+        profile.last_seq,
+    )
     answer = await ask(client, "talker", n=3)
     assert {place["source"] for place in answer["items"]} == {"fold_in"}
     questions = (await client.get("/users/talker/questions?n=3")).raise_for_status().json()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from ncr_core.ranking.diversity import diversified
-from tests.app.recommend.asking import USERS, ask, ids, post, serving
+from ncr_core.ranking.similarity import diversified
+from tests.app.recommend.requests import USERS, ask, ids, post, serving
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_none_is_the_exact_list(client: httpx2.AsyncClient, trained: str) -> None:
@@ -29,7 +29,7 @@ async def test_the_list_is_chosen_from_the_exact_one(
     for user in USERS[:6]:
         exact = [i for i in (await ask(client, user, n=depth))["items"] if i["source"] == "model"]
         rows = [model.item_ids.index(item["id"]) for item in exact]
-        expected = diversified(model.space.vectors[rows], n, diversity)
+        expected = diversified(model.engine.item_space.vectors[rows], n, diversity)
         answer = await ask(client, user, n=n, diversity=diversity)
         assert ids(answer) == [exact[at]["id"] for at in expected]
         assert ids(answer)[0] == exact[0]["id"]
@@ -54,7 +54,7 @@ async def test_more_of_it_makes_lists_less_alike_within(
         for user in USERS[:30]:
             shown = ids(await ask(client, user, diversity=diversity))
             own = [model.item_ids.index(item) for item in shown]
-            vectors = model.space.vectors[own]
+            vectors = model.engine.item_space.vectors[own]
             found.append((vectors @ vectors.T)[np.triu_indices(len(own), 1)].mean())
         return float(np.mean(found))
 
@@ -69,7 +69,7 @@ async def test_it_goes_with_filters_and_company(
     best = ids(await ask(client, "user-1", n=3))
     varied = ids(await ask(client, "user-1", diversity=0.5, exclude=best))
     assert not set(varied) & set(best)
-    app.state.recommend.lists.clear()
+    app.state.recommend.lists.cache.clear()
     both = await post(
         client, "/recommend/batch", users=["user-2", "user-1", "nobody"], diversity=0.5
     )

@@ -10,12 +10,12 @@ import pytest
 import torch
 from fastapi import FastAPI
 
-from app.services import Services
+from app.wiring import Services
 from ncr_core.fold_in import Evidence
-from tests.app.models import publish_model
-from tests.app.recommend.asking import ask, ids, post, seen_by, serving
+from tests.app.recommend.requests import ask, ids, post, seen_by, serving
+from tests.app.trained_models import publish_model
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CALIBRATED = {"temperature", "ece", "ece_before", "pairs"}
 
@@ -24,7 +24,7 @@ CALIBRATED = {"temperature", "ece", "ece_before", "pairs"}
 async def served(request: pytest.FixtureRequest, app: FastAPI, filled: Services) -> str:
     """A model with a tower, and one without."""
     version = await publish_model(filled, model=request.param, epochs=4, pretrain=False)
-    await app.state.recommend.host.refresh()
+    await app.state.recommend.models.refresh()
     return version
 
 
@@ -45,14 +45,16 @@ async def test_each_item_comes_with_the_own_items_that_it_is_due_to_most(
     assert without_reasons(answer) == plain["items"]  # it changes nothing else
     model, own = serving(app), seen_by("user-1")
     rows = {item: row for row, item in enumerate(model.item_ids)}
-    vector = model.vectors_of_rows([model.user_rows["user-1"]])[0]
-    items, effects = model._attribution.effects(
+    vector = model.engine.trained_vectors([model.user_rows["user-1"]])[0]
+    items, effects = model.engine.influence.effects(
         vector,
         Evidence(np.array([rows[item] for item in own])),
         np.array([rows[item] for item in ids(answer)]),
         trained=True,
     )
-    for place, of_place in zip(answer["items"], effects / (2 * model.temperature), strict=True):
+    for place, of_place in zip(
+        answer["items"], effects / (2 * model.engine.temperature), strict=True
+    ):
         best = [at for at in np.argsort(-of_place)[:3] if of_place[at] > 0]
         assert [one["id"] for one in place["because"]] == [model.item_ids[items[at]] for at in best]
         told = [one["effect"] for one in place["because"]]
@@ -116,8 +118,8 @@ async def test_explained_lists_are_kept_apart_from_the_others(
 ) -> None:
     explained = await ask(client, "user-4", explain="pairwise")
     model, calls = serving(app), []
-    honest = model._attribution.effects
-    model._attribution.effects = (  # type: ignore[method-assign]
+    honest = model.engine.influence.effects
+    model.engine.influence.effects = (  # type: ignore[method-assign]
         lambda *args, **named: calls.append(1) or honest(*args, **named)  # type: ignore[func-returns-value]
     )
     assert (await ask(client, "user-4", explain="pairwise"))["items"] == explained["items"]
@@ -156,7 +158,7 @@ async def test_a_model_tells_how_far_its_probabilities_are_off(
     assert 0 <= about["ece"] < 0.5
     assert about["pairs"] > 0
     model = serving(app)
-    assert model.temperature == about["temperature"] != 1.0
+    assert model.engine.temperature == about["temperature"] != 1.0
     exposed = (await client.get("/metrics")).text
     line = next(line for line in exposed.splitlines() if 'metric="ece"' in line)
     assert 'protocol="calibration"' in line
@@ -169,10 +171,10 @@ async def test_probabilities_are_of_the_temperature(
     model = serving(app)
     answer = await ask(client, "user-1")
     rows = [model.item_ids.index(item) for item in ids(answer)]
-    vector = model.vectors_of_rows([model.user_rows["user-1"]])
+    vector = model.engine.trained_vectors([model.user_rows["user-1"]])
     i, j = (torch.tensor(part).unsqueeze(0) for part in (rows[:-1], rows[1:]))
-    margins = model._ranker.compare(vector, i, j)[0]
-    expected = torch.sigmoid(margins / (2 * model.temperature)).tolist()
+    margins = model.engine.ranker.compare(vector, i, j)[0]
+    expected = torch.sigmoid(margins / (2 * model.engine.temperature)).tolist()
     told = [item["preferred_over_next"] for item in answer["items"]]
     assert told[:-1] == pytest.approx(expected, abs=2e-6)
 

@@ -1,4 +1,4 @@
-"""Newcomers' lists: the popular, and in some places others that are drawn for each user."""
+"""Newcomers' lists: the popular, and in some places others that are draw_list for each user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from app.catalog.view import Catalogue, CatalogueRow
+from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.core.settings import Settings
 from app.recommend import exploration as module
-from app.recommend import popular
-from app.recommend.exploration import Pool, drawn
-from app.services import Services
-from tests.app.models import SMALL
-from tests.app.recommend.asking import GENRES, ITEMS, ask, ids, seen_by, sources
+from app.recommend import popularity
+from app.recommend.exploration import Pool, draw_list
+from app.wiring import Services
+from tests.app.recommend.requests import GENRES, ITEMS, ask, ids, seen_by, sources
+from tests.app.trained_models import SMALL
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_without_exploration_everyone_gets_the_most_popular(
     assert lists == [lists[0]] * 5
     places = [COUNTS[item] for item in lists[0]]
     assert places == sorted(COUNTS.values(), reverse=True)[:10]
-    assert app.state.recommend.lists.hits > 0
+    assert app.state.recommend.lists.cache.hits > 0
 
 
 @pytest.mark.parametrize("settings", [0.1], indirect=True)
@@ -112,7 +112,7 @@ async def test_lists_follow_the_popularity_and_the_day(
     client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {user: ids(await ask(client, user)) for user in USERS}
-    monkeypatch.setattr(popular, "INCREMENT_SECONDS", 0.0)
+    monkeypatch.setattr(popularity, "INCREMENT_SECONDS", 0.0)
     rows = [{"user": f"fan-{n}", "item": "hit"} for n in range(100)]
     await client.post("/events", json=rows)
     for user in USERS:
@@ -128,14 +128,14 @@ def test_how_often_an_item_is_drawn_grows_with_the_root_of_its_users() -> None:
     catalogue = Catalogue().updated(
         [CatalogueRow(n, f"i{n}", None, [], False, False, 1) for n in range(1, 8)]
     )
-    popular = (1, 2, 3), ((b'{"rank":', b"}"),) * 3
+    popularity = (1, 2, 3), ((b'{"rank":', b"}"),) * 3
     users = np.array([99, 24, 8, 0])
-    pool = Pool(*popular, np.array([4, 5, 6, 7]), np.cumsum(np.sqrt(users + 1.0)).tolist())
+    pool = Pool(*popularity, np.array([4, 5, 6, 7]), np.cumsum(np.sqrt(users + 1.0)).tolist())
     places: Counter[int] = Counter()
     items: Counter[int] = Counter()
     n = 8000
     for user in range(n):
-        own = drawn(pool, 1, str(user), catalogue).ids
+        own = draw_list(pool, 1, str(user), catalogue).ids
         (other,) = set(own) - {1, 2, 3}
         items[other] += 1
         places[own.index(other)] += 1
@@ -149,14 +149,14 @@ def test_more_places_than_there_are_others() -> None:
     catalogue = Catalogue().updated(
         [CatalogueRow(n, f"i{n}", None, [], False, False, 1) for n in range(1, 8)]
     )
-    popular = (1, 2, 3, 4, 5), ((b'{"rank":', b"}"),) * 5
-    # One of them weighs a million times as much: the other is drawn all the same.
-    pool = Pool(*popular, np.array([6, 7]), [1e6, 1e6 + 1.0])
+    popularity = (1, 2, 3, 4, 5), ((b'{"rank":', b"}"),) * 5
+    # One of them weighs a million times as much: the other is draw_list all the same.
+    pool = Pool(*popularity, np.array([6, 7]), [1e6, 1e6 + 1.0])
     for seed in range(20):
-        own = drawn(pool, 4, str(seed), catalogue).ids
+        own = draw_list(pool, 4, str(seed), catalogue).ids
         assert len(own) == 5
         assert {6, 7} < set(own)
         assert own[0] == 1
-    empty = Pool(*popular, np.zeros(0, np.int64), [])
-    assert drawn(empty, 4, "u", catalogue).ids == (1, 2, 3, 4, 5)
-    assert drawn(Pool((), (), np.zeros(0, np.int64), []), 4, "u", catalogue).ids == ()
+    empty = Pool(*popularity, np.zeros(0, np.int64), [])
+    assert draw_list(empty, 4, "u", catalogue).ids == (1, 2, 3, 4, 5)
+    assert draw_list(Pool((), (), np.zeros(0, np.int64), []), 4, "u", catalogue).ids == ()

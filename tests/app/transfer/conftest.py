@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.core.settings import load_settings
-from app.services import Services, build_services
 from app.transfer.backup import write_backup
+from app.wiring import Services, build_services
 from tests.app.transfer.support import Make
 from tests.conftest import new_database
 

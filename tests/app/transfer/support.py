@@ -14,12 +14,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.roles import Role
-from app.schema import metadata
-from app.services import Services
+from app.all_tables import metadata
+from app.core.access import Role
 from app.transfer.archive import MANIFEST, Backup, TransferError
 from app.transfer.restore import restore_backup
-from tests.app.models import add_small_data, publish_model
+from app.wiring import Services
+from tests.app.trained_models import add_small_data, publish_model
 
 Make = Callable[[str, str], contextlib.AbstractAsyncContextManager[Services]]
 UNICODE = "Zoë/東京 \u202e,\"'\n\\u0000"
@@ -65,11 +65,11 @@ async def fill(services: Services) -> Filled:
     await services.events.delete_event("e-2")
     # The last id that is given out belongs to nobody any more, on this database or any other.
     await services.events.add_rows([{"user": "to be erased", "item": "new"}], 0)
-    erased = (await services.events.profile("to be erased")).user_id
+    erased = (await services.events.profiles.get("to be erased")).user_id
     assert erased is not None
     await services.events.delete_user("to be erased")
     stated = [{"user": UNICODE, "winner": UNICODE, "loser": "new"}]
-    assert (await services.events.prefer(stated, 0)).accepted == 1
+    assert (await services.events.add_preferences(stated, 0)).accepted == 1
     await services.keys.create("a key", [Role.READ], rate=2.5)
     jobs = metadata.tables["jobs"]
     states: list[dict[str, Any]] = [

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.core.metadata import EVENT_SEQ, next_values
+from app.core.tables import EVENT_SEQ, next_values
 from app.transfer.archive import Backup, TransferError
 from app.transfer.backup import write_backup
-from app.transfer.rows import encode
-from tests.app.models import add_small_data, publish_model
+from app.transfer.table_io import encode
+from tests.app.trained_models import add_small_data, publish_model
 from tests.app.transfer.support import Make, contents, restored
 from tests.conftest import BACKENDS
 
@@ -57,6 +57,7 @@ async def test_a_model_without_its_checkpoint_is_named(make: Make, tmp_path: Pat
         assert backup.manifest.missing_models == [version]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_backup_while_others_write_is_of_one_moment(
     make: Make, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -72,7 +73,7 @@ async def test_a_backup_while_others_write_is_of_one_moment(
                 time.sleep(0.001)
             return encode(table, rows)
 
-        monkeypatch.setattr("app.transfer.backup.CHUNK", 50)
+        monkeypatch.setattr("app.transfer.backup.CHUNK_ROWS", 50)
         monkeypatch.setattr("app.transfer.backup.encode", encode_late)
 
         async def write(some: int) -> None:

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from app.core.errors import NotFound
 from app.transfer.archive import TransferError
 from app.transfer.backup import write_backup
-from app.transfer.rows import decode, encode
-from tests.app.models import add_small_data, publish_model
+from app.transfer.table_io import decode, encode
+from tests.app.trained_models import add_small_data, publish_model
 from tests.app.transfer.support import UNICODE, Make, contents, fill, restored
 from tests.conftest import BACKENDS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("target_kind", BACKENDS)
@@ -28,7 +28,7 @@ async def test_what_is_restored_is_what_was_backed_up(
     async with make(source_kind, "source") as source:
         filled = await fill(source)
         before = await contents(source)
-        profile = await source.events.profile(UNICODE)
+        profile = await source.events.profiles.get(UNICODE)
         assert all(before.values()), [name for name, rows in before.items() if not rows]
         report = await write_backup(source, path)
         assert report.rows == {name: len(rows) for name, rows in before.items()}
@@ -54,14 +54,14 @@ async def test_what_is_restored_is_what_was_backed_up(
         checkpoint = await target.models.load(row, "cpu")
         assert len(checkpoint.user_ids) == row.users
         assert target.models.candidates_path(row.version).read_bytes() == b"not looked into"
-        same = await target.events.profile(UNICODE)
+        same = await target.events.profiles.get(UNICODE)
         assert (same.last_seq, same.seen.tolist()) == (profile.last_seq, profile.seen.tolist())
         with pytest.raises(NotFound):
             await target.events.history("to be erased", None, 1)
         last = await target.events.last_seq()
         result = await target.events.add_rows([{"user": "later", "item": "later"}], 0)
         assert result.last_seq == last + 1 > max(event["seq"] for event in before["events"])
-        later = await target.events.profile("later")
+        later = await target.events.profiles.get("later")
         assert later.user_id is not None
         assert later.user_id > filled.erased_id
         assert later.seen[0] > max(item["id"] for item in before["items"])
@@ -97,7 +97,7 @@ async def test_checkpoints_that_are_there_already_stay_if_they_are_the_same(
             shutil.copytree(folder, place)
             weights = place / "model.safetensors"
             weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-            with pytest.raises(TransferError, match="not as in the backup"):
+            with pytest.raises(TransferError, match="differs from the backup"):
                 await restored(target, path)
             assert (await contents(target))["users"] == []
             shutil.copy(folder / "model.safetensors", weights)

@@ -10,13 +10,13 @@ import torch
 
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.errors import ConfigError, DataError
+from ncr_core.explain.influence import InfluenceExplainer
 from ncr_core.fold_in import Evidence, FoldIn, ItemFoldIn, extended
-from ncr_core.fold_in.extended import item_rows
-from ncr_core.fold_in.pairs import Pairs
+from ncr_core.fold_in.evidence import WeightedPairs
+from ncr_core.fold_in.items import item_rows
 from ncr_core.fold_in.users import UserMargins
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import ExactRanker
-from ncr_core.ranking.attribution import Attribution
 from ncr_core.ranking.similarity import ItemSpace
 from ncr_core.training import TrainConfig, train_model
 from tests.ncr_core.conftest import wild_model
@@ -54,9 +54,9 @@ def test_new_items_add_nothing_to_pooled_users() -> None:
     shape = ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0))
     model = wild_model(shape, USERS, N)
     larger = extended(model, item_rows(model, torch.tensor([1])))
-    assert larger.vector_of(torch.tensor([N])).eq(0).all()
+    assert larger.pooled_vector(torch.tensor([N])).eq(0).all()
     own = torch.tensor([3, 4])
-    assert larger.vector_of(own).equal(model.vector_of(own))
+    assert larger.pooled_vector(own).equal(model.pooled_vector(own))
     fold_in = FoldIn(larger, trained_items=N)
     with_it, only_it, without = fold_in([Evidence(np.array(own)) for own in ([N, 3, N], [N], [3])])
     assert with_it.equal(without)
@@ -64,7 +64,7 @@ def test_new_items_add_nothing_to_pooled_users() -> None:
     weighted = Evidence(np.array([3, N, 4]), np.array([1.0, 9.0, 2.0]))
     same = Evidence(np.array([3, 4]), np.array([1.0, 2.0]))
     assert fold_in([weighted]).equal(fold_in([same]))
-    attribution = Attribution(fold_in, ExactRanker(larger), torch.tensor([0, 5]))
+    attribution = InfluenceExplainer(fold_in, ExactRanker(larger), torch.tensor([0, 5]))
     shown = np.array([7, 8, N])
     items, _ = attribution.effects(with_it, weighted, shown, trained=True)
     assert items.tolist() == [3, 4]
@@ -81,7 +81,7 @@ def test_new_items_leave_users_vectors_and_reasons_as_they_are(config: ModelConf
     assert after([evidence])[0].equal(vector)
     shown, anchors = np.array([11, 12, 13]), torch.tensor([0, 5])
     told, again = (
-        Attribution(fold_in, ExactRanker(fold_in.model), anchors).effects(
+        InfluenceExplainer(fold_in, ExactRanker(fold_in.model), anchors).effects(
             vector, evidence, shown, trained=False
         )
         for fold_in in (before, after)
@@ -95,7 +95,7 @@ def test_others_may_use_the_model_while_items_are_fitted(config: ModelConfig) ->
     every = model.user_vectors(torch.arange(USERS))
     fold_in = ItemFoldIn(model)
     items = np.arange(N)
-    pairs = Pairs(items, items[::-1].copy(), np.ones(N))
+    pairs = WeightedPairs(items, items[::-1].copy(), np.ones(N))
     margins = UserMargins(model, pairs)
     own = every[3].double().numpy()
     alone, space, vectors = margins(own), ItemSpace(model.tables(), N), fold_in([every])
@@ -145,6 +145,7 @@ def test_an_item_vector_depends_on_its_users_alone(config: ModelConfig) -> None:
     assert min(losses[:2]) > losses[2]
 
 
+@pytest.mark.slow
 def test_users_find_an_item_that_people_like_them_took_up(synthetic: Interactions) -> None:
     """Popular items left out of training and fitted to 10 users: the others have them ahead of
     where strangers have them."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from ncr_core.data import Interactions, leave_latest_out
-from ncr_core.errors import DataError
+from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, evaluate_sampled, sampled_candidates
 from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig
 from ncr_core.fold_in import users as users_module
-from ncr_core.fold_in.loader import fit_kernel_or_none
+from ncr_core.fold_in.evidence import PairSampler, WeightedPairs
 from ncr_core.models import ModelConfig, PairwiseRanker
-from ncr_core.models.baselines.popularity import Popularity
 from ncr_core.ranking import ExactRanker
+from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import TrainConfig, train_model
 from tests.ncr_core.conftest import wild_model
 
@@ -83,7 +85,7 @@ def test_in_inference_mode_and_without_it(config: ModelConfig) -> None:
 
 @pytest.mark.parametrize("config", COMPILED, ids=lambda c: c.kind)
 def test_compiled_code_gives_what_torch_gives(config: ModelConfig) -> None:
-    assert fit_kernel_or_none() is not None
+    assert users_module.fit_kernel() is not None
     model = wild_model(config, 20, N)
     with torch.no_grad():  # milder: where preferences are wild the loss has many minima
         for part in model.user_parts():
@@ -95,7 +97,7 @@ def test_compiled_code_gives_what_torch_gives(config: ModelConfig) -> None:
 
 def test_without_numba_it_is_done_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = wild_model(FREE[2], 20, N)
-    monkeypatch.setattr(users_module, "fit_kernel_or_none", lambda: None)
+    monkeypatch.setattr(users_module, "fit_kernel", lambda: None)
     without = FoldIn(model)(some_users())
     assert without.equal(FoldIn(model, compiled=False)(some_users()))
 
@@ -147,7 +149,7 @@ def test_a_pooled_vector_is_that_of_the_items_in_their_order(config: ModelConfig
     items = [rows(3, 1, 8), rows(2), np.arange(100)]
     pooled = fold_in([Evidence(own) for own in items])
     # Not bit by bit: a pool with weights is a sum in another order.
-    own_vectors = model.vectors_of([torch.from_numpy(own) for own in items])
+    own_vectors = model.pooled_vectors([torch.from_numpy(own) for own in items])
     torch.testing.assert_close(pooled, own_vectors, atol=2e-6, rtol=0)
     turned = fold_in([Evidence(rows(8, 1, 3))])
     # All items alike, or the latest of them for themselves.
@@ -220,3 +222,115 @@ def test_users_whom_training_never_saw_get_lists_of_their_own(
     folded = evaluate_sampled(Folded(), chosen)
     popular = evaluate_sampled(Popularity(split.train), chosen)
     assert folded.ndcg > 1.5 * popular.ndcg
+
+
+N_OF_PAIRS = 200
+EVEN = FoldInConfig(half_life=0.0, strength=2.0)
+
+
+def as_set(pairs: WeightedPairs) -> set[tuple[int, int, float]]:
+    triples = zip(pairs.winners, pairs.losers, pairs.weights, strict=True)
+    return {(int(i), int(j), round(float(w), 12)) for i, j, w in triples}
+
+
+def total_of(pairs: WeightedPairs, *, winner: int | None = None, loser: int | None = None) -> float:
+    of = pairs.winners == winner if winner is not None else pairs.losers == loser
+    return float(pairs.weights[of].sum())
+
+
+def test_each_event_beats_items_that_the_user_does_not_know() -> None:
+    pairs = PairSampler(N_OF_PAIRS, EVEN).sample(Evidence(rows(5, 9, 3), np.array([1.0, 3.0, 0.5])))
+    assert set(pairs.winners.tolist()) == {5, 9, 3}
+    assert not {5, 9, 3} & set(pairs.losers.tolist())
+    assert (pairs.weights > 0).all()
+    for item, weight in ((5, 1.0), (9, 3.0), (3, 0.5)):
+        assert total_of(pairs, winner=item) == pytest.approx(2.0 * weight)
+        assert len(np.unique(pairs.losers[pairs.winners == item])) > 50
+
+
+def test_order_counts_by_age_alone() -> None:
+    maker = PairSampler(N_OF_PAIRS, EVEN)
+    assert as_set(maker.sample(Evidence(rows(5, 9, 3)))) == as_set(
+        maker.sample(Evidence(rows(3, 5, 9)))
+    )
+    aged = PairSampler(N_OF_PAIRS, FoldInConfig(half_life=2.0, strength=1.0))
+    pairs = aged.sample(Evidence(rows(7, 8, 9)))
+    for item, share in ((7, 0.5), (8, 0.5**0.5), (9, 1.0)):
+        assert total_of(pairs, winner=item) == pytest.approx(share)
+
+
+def test_what_is_long_ago_or_beyond_the_limit_is_left_out() -> None:
+    aged = PairSampler(N_OF_PAIRS, FoldInConfig(half_life=1.0))
+    assert set(aged.sample(Evidence(np.arange(100))).winners.tolist()) == set(range(93, 100))
+    limited = PairSampler(N_OF_PAIRS, FoldInConfig(half_life=0.0, events=3))
+    assert set(limited.sample(Evidence(np.arange(100))).winners.tolist()) == {97, 98, 99}
+
+
+@pytest.mark.parametrize("events", [1, 7, 200, 5_000])
+def test_pairs_are_bounded_whatever_the_number_of_events(events: int) -> None:
+    config = FoldInConfig(half_life=0.0, events=10_000)
+    pairs = PairSampler(20_000, config).sample(Evidence(np.arange(events)))
+    assert 0 < len(pairs.weights) <= max(config.pairs, events)
+
+
+def test_a_disliked_item_loses_every_pair_and_more_than_a_liked_one_wins() -> None:
+    evidence = Evidence(rows(5, 9, 3), disliked=rows(9, 40), disliked_weights=np.array([1.0, 2.0]))
+    pairs = PairSampler(N_OF_PAIRS, EVEN).sample(evidence)
+    assert not {9, 40} & set(pairs.winners.tolist())
+    assert {(5, 40), (3, 40), (5, 9)} <= set(
+        zip(pairs.winners.tolist(), pairs.losers.tolist(), strict=True)
+    )
+    assert total_of(pairs, loser=9) == pytest.approx(2.0 * EVEN.dislike)
+    assert total_of(pairs, loser=40) == pytest.approx(4.0 * EVEN.dislike)
+    assert total_of(pairs, winner=5) > total_of(
+        PairSampler(N_OF_PAIRS, EVEN).sample(Evidence(rows(5))), winner=5
+    )
+    alone = PairSampler(N_OF_PAIRS, EVEN).sample(Evidence(disliked=rows(40)))
+    assert set(alone.losers.tolist()) == {40}
+    assert 40 not in alone.winners
+
+
+def test_stated_pairs_are_pairs_of_their_own() -> None:
+    stated = np.array([[1, 2], [2, 3], [3, 1]])  # a cycle is fine
+    pairs = PairSampler(N_OF_PAIRS, EVEN).sample(Evidence(pairs=stated))
+    assert as_set(pairs) == {(1, 2, 2.0), (2, 3, 2.0), (3, 1, 2.0)}
+    both = PairSampler(N_OF_PAIRS, EVEN).sample(Evidence(rows(1), pairs=stated), likes=False)
+    assert as_set(both) == as_set(pairs)
+
+
+def test_nothing_known_and_everything_known() -> None:
+    maker = PairSampler(4, EVEN)
+    assert len(maker.sample(Evidence()).weights) == 0
+    assert len(maker.sample(Evidence(np.arange(4))).weights) == 0  # nothing to compare with
+    assert set(maker.sample(Evidence(rows(0, 1, 2))).losers.tolist()) == {3}
+    # All that there is to lose to is disliked as well.
+    assert len(maker.sample(Evidence(disliked=np.arange(4))).weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"items": rows(1, 200)}, IndexError),
+        ({"items": rows(-1)}, IndexError),
+        ({"disliked": rows(200)}, IndexError),
+        ({"pairs": np.array([[0, 200]])}, IndexError),
+        ({"pairs": np.array([[3, 3]])}, DataError),
+        ({"pairs": np.array([3, 4])}, DataError),
+        ({"items": rows(1), "weights": np.array([0.0])}, DataError),
+        ({"items": rows(1), "weights": np.array([np.nan])}, DataError),
+        ({"items": rows(1), "weights": np.array([1.0, 2.0])}, DataError),
+        ({"disliked": rows(1), "disliked_weights": np.array([-1.0])}, DataError),
+    ],
+)
+def test_evidence_that_does_not_fit(wrong: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Evidence(**wrong).check(N_OF_PAIRS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"strength": 0.0}, {"half_life": -1.0}, {"steps": 0}, {"pairs": 0}, {"tolerance": np.inf}],
+)
+def test_settings_that_do_not_fit(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        FoldInConfig(**wrong)

@@ -1,0 +1,1 @@
+"""A/B tests of model versions, and the click-through of their lists."""

@@ -1,0 +1,100 @@
+"""Immutable catalogue in memory, by internal item id, for filters and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NO_IDS = np.zeros(0, np.int64)
+
+
+class CatalogueRow(NamedTuple):
+    """The columns of an item that the catalogue holds."""
+
+    id: int
+    external_id: str
+    title: str | None
+    categories: list[str]
+    hidden: bool
+    deleted: bool
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """A state of the catalogue. A change makes another instance."""
+
+    seq: int = 0
+    """The number of the latest change in this state; part of cache keys."""
+    external_ids: Sequence[str] = ()
+    """The client's id by internal id; empty where no item exists."""
+    titles: Sequence[str | None] = ()
+    """The title by internal id."""
+    visible: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(size,) whether the item may be recommended: neither hidden nor deleted."""
+    internal_ids: dict[str, int] = field(default_factory=dict)
+    """The internal id by the client's id, deleted items included."""
+    categories: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The internal ids in each category, ascending; hidden items included, deleted ones not."""
+    deleted: frozenset[int] = frozenset()
+    """Internal ids of deleted items."""
+
+    @property
+    def size(self) -> int:
+        """One more than the highest internal id: the length of the arrays."""
+        return len(self.visible)
+
+    def mask(self, categories: Iterable[str]) -> NDArray[np.bool_]:
+        """Return a mask (size,): whether the item is in any of the categories."""
+        mask = np.zeros(self.size, np.bool_)
+        for category in categories:
+            mask[self.categories.get(category, _NO_IDS)] = True
+        return mask
+
+    def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:
+        """Return the state after these changes, in any order."""
+        if not rows:
+            return self
+        size = max(self.size, max(row.id for row in rows) + 1)
+        external_ids = [*self.external_ids, *([""] * (size - self.size))]
+        titles = [*self.titles, *([None] * (size - self.size))]
+        visible = np.zeros(size, np.bool_)
+        visible[: self.size] = self.visible
+        internal_ids = dict(self.internal_ids)
+        deleted = set(self.deleted)
+        members: dict[str, list[int]] = {}
+        for row in rows:
+            external_ids[row.id] = row.external_id
+            titles[row.id] = row.title
+            visible[row.id] = not (row.hidden or row.deleted)
+            internal_ids[row.external_id] = row.id
+            if row.deleted:
+                deleted.add(row.id)
+            else:
+                deleted.discard(row.id)
+                for category in row.categories:
+                    members.setdefault(category, []).append(row.id)
+        # Only items of the earlier state can have left a category.
+        changed = np.array([row.id for row in rows if row.id < self.size], np.int64)
+        categories = {}
+        for name in dict.fromkeys([*self.categories, *members]):
+            ids = self.categories.get(name, _NO_IDS)
+            if len(changed):
+                ids = ids[~np.isin(ids, changed)]
+            if name in members:
+                ids = np.union1d(ids, np.array(members[name], np.int64))
+            if len(ids):
+                categories[name] = ids
+        return Catalogue(
+            seq=max(self.seq, max(row.seq for row in rows)),
+            external_ids=external_ids,
+            titles=titles,
+            visible=visible,
+            internal_ids=internal_ids,
+            categories=categories,
+            deleted=frozenset(deleted),
+        )

@@ -1,0 +1,179 @@
+"""Access rules of routes: role, body limit and concurrency class, declared at the endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_from_bytes
+
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+ACCESS_KEY = "ncr.access"
+"""Key of the ASGI scope that holds the `RouteAccess` of a request."""
+
+SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+
+_ATTRIBUTE = "route_access"
+# Characters that may stay unencoded in a path. `%` is one: what is encoded stays encoded.
+_PATH_SAFE = "/%:@!$&'()*+,;=-._~"
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+class Role(StrEnum):
+    """What an API key permits."""
+
+    READ = "read"
+    """Recommendations, items, histories of users, metrics and the documentation."""
+    INGEST = "ingest"
+    """Writing events and items."""
+    ADMIN = "admin"
+    """Everything, including training, models and the erasure of users."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteAccess:
+    """The rules that middleware applies to a request before its endpoint runs."""
+
+    role: Role | None
+    """The role that the API key needs. None: public, no key is needed."""
+    max_body_bytes: int | None = None
+    """Size limit of the body. None: the setting `NCR_MAX_BODY_BYTES`."""
+    streamed: bool = False
+    """Whether the route accepts NDJSON, which it reads in pieces and which has no size limit."""
+    concurrency: str | None = None
+    """The concurrency class, whose requests share one limit. None: no limit."""
+
+
+def access(
+    role: Role | None,
+    *,
+    max_body_bytes: int | None = None,
+    streamed: bool = False,
+    concurrency: str | None = None,
+) -> Callable[[Endpoint], Endpoint]:
+    """Declare the rules of a route. Place it below the router's decorator.
+
+    Args:
+        role: see `RouteAccess.role`.
+        max_body_bytes: see `RouteAccess.max_body_bytes`.
+        streamed: see `RouteAccess.streamed`.
+        concurrency: see `RouteAccess.concurrency`.
+    """
+    rules = RouteAccess(role, max_body_bytes, streamed, concurrency)
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        vars(endpoint)[_ATTRIBUTE] = rules
+        return endpoint
+
+    return declare
+
+
+def declared_access(route: BaseRoute) -> RouteAccess | None:
+    """The rules declared at a route's endpoint; None if there are none."""
+    return getattr(getattr(route, "endpoint", None), _ATTRIBUTE, None)
+
+
+class AccessTable:
+    """Finds the rules of a request. One regular expression a method, in the order of the routes.
+
+    The routing of the framework comes after the middleware, and is not repeated here: the patterns
+    are those that the framework compiled, so that both choose the same route.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._access: dict[str, RouteAccess] = {}
+        self._paths: dict[str, tuple[re.Pattern[str], set[str]]] = {}
+        self._areas: dict[str, set[Role | None]] = {}
+        alternatives: dict[str, list[str]] = {}
+        for route in routes:
+            rules = declared_access(route)
+            if rules is None:
+                continue
+            pattern: re.Pattern[str] = getattr(route, "path_regex")  # noqa: B009 - not of the base
+            path: str = getattr(route, "path")  # noqa: B009
+            for method in getattr(route, "methods"):  # noqa: B009
+                group = f"r{len(self._access)}"
+                self._access[group] = rules
+                # Groups of parameters lose their names, which may occur once in an expression.
+                alternative = re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern)
+                alternatives.setdefault(method, []).append(f"(?P<{group}>{alternative})")
+                self._paths.setdefault(path, (pattern, set()))[1].add(method)
+            self._areas.setdefault(_area(path), set()).add(rules.role)
+        self._patterns = {
+            method: re.compile("|".join(parts)) for method, parts in alternatives.items()
+        }
+
+    def find(self, method: str, path: str) -> RouteAccess:
+        """The rules of a request, also of one that no declared route takes."""
+        pattern = self._patterns.get(method)
+        match = None if pattern is None else pattern.match(path)
+        if match is None or match.lastgroup is None:
+            return self._undeclared(method, path)
+        return self._access[match.lastgroup]
+
+    def allowed_methods(self, path: str) -> list[str]:
+        """The methods of a path, sorted; the framework names those of its first route only.
+
+        As in OpenAPI, a path without parameters goes before one with them that matches too.
+        """
+        by_parameters = sorted(self._paths.items(), key=lambda entry: entry[0].count("{"))
+        for _, (pattern, methods) in by_parameters:
+            if pattern.match(path):
+                return sorted(methods)
+        return []
+
+    def _undeclared(self, method: str, path: str) -> RouteAccess:
+        """Rules of the documentation's pages, of wrong methods, and of paths that do not exist.
+
+        The role follows the routes with the same first segment. Without any, reading needs `READ`
+        and everything else `ADMIN`.
+        """
+        same_path = [
+            self.find(allowed, path)
+            for pattern, methods in self._paths.values()
+            if pattern.match(path)
+            for allowed in methods
+        ]
+        streamed = any(rules.streamed for rules in same_path)
+        if same_path and all(rules.role is None for rules in same_path):
+            return RouteAccess(None, streamed=streamed)
+        roles = self._areas.get(_area(path), set())
+        if method in SAFE_METHODS:
+            role = Role.ADMIN if roles == {Role.ADMIN} else Role.READ
+        else:
+            role = Role.INGEST if roles - {Role.READ} == {Role.INGEST} else Role.ADMIN
+        return RouteAccess(role, streamed=streamed)
+
+
+def _area(path: str) -> str:
+    """The first segment of a path."""
+    return path.lstrip("/").partition("/")[0]
+
+
+class ResolveRoute:
+    """Outermost middleware: sets the path to route on, and looks up the rules of its route.
+
+    The path stays percent-encoded as it was sent, so that an id with `%2F` in it is one segment.
+    """
+
+    def __init__(self, app: ASGIApp, *, table: AccessTable) -> None:
+        self.app = app
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Resolve the route of the request, and pass it on."""
+        if scope["type"] == "http":
+            raw = scope.get("raw_path")
+            if raw:
+                # Some servers leave the query in; a client may send UTF-8 without encoding it.
+                path = quote_from_bytes(raw.partition(b"?")[0], safe=_PATH_SAFE)
+            else:
+                path = quote(scope["path"], safe=_PATH_SAFE.replace("%", ""), errors="replace")
+            scope["path"] = path
+            scope[ACCESS_KEY] = self._table.find(scope["method"], path)
+        await self.app(scope, receive, send)

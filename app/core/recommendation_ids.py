@@ -1,0 +1,64 @@
+"""Ids of recommendation lists: source, time and a random part, and conditions to find them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+_RANDOM_BYTES = 6
+_TIME_DIGITS = 11  # of milliseconds since 1970, in hexadecimal: from 2004 up to 2527
+HOUR_MS = 3_600_000
+
+
+def new_recommendation_id(source: str) -> str:
+    """A new id for a list from a source, which is a model version or a trial."""
+    return f"{source}.{time.time_ns() // 1_000_000:x}.{os.urandom(_RANDOM_BYTES).hex()}"
+
+
+def hour_now() -> int:
+    """Hours since 1970, UTC."""
+    return time.time_ns() // (HOUR_MS * 1_000_000)
+
+
+def from_source(column: sa.ColumnElement[Any], source: str) -> sa.ColumnElement[bool]:
+    """The condition that an id is from a source; it can use an index."""
+    return (column > first_of(source)) & (column < last_of(source)) & is_of(column, source)
+
+
+def first_of(source: str) -> str:
+    """A lower bound of the ids from a source, in any collation; `last_of` is the upper bound.
+
+    Other ids may lie between the two: clients may send anything, and collations differ in their
+    treatment of points and dashes.
+    """
+    return f"{source}.0"
+
+
+def last_of(source: str) -> str:
+    """An upper bound of the ids from a source; see `first_of`."""
+    return f"{source}.g"
+
+
+def is_of(column: sa.ColumnElement[Any], source: str) -> sa.ColumnElement[bool]:
+    """The exact condition that an id is from a source; it cannot use an index."""
+    return (sa.func.length(column) == _length(source)) & (
+        sa.func.substr(column, 1, len(source) + 1) == f"{source}."
+    )
+
+
+def is_from(name: str, source: str) -> bool:
+    """Whether an id is from a source."""
+    return len(name) == _length(source) and name.startswith(f"{source}.")
+
+
+def _length(source: str) -> int:
+    return len(source) + _TIME_DIGITS + 2 * _RANDOM_BYTES + 2
+
+
+def bounds(source: str, hour: int) -> tuple[str, str]:
+    """The lowest id that a list of this hour can have, and that a later one can have."""
+    first, after = (f"{start * HOUR_MS:0{_TIME_DIGITS}x}" for start in (hour, hour + 1))
+    return f"{source}.{first}", f"{source}.{after}"

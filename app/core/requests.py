@@ -1,0 +1,200 @@
+"""Helpers for requests and responses: ids, times, JSON in and out, cursors of pages."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, NoReturn
+from urllib.parse import unquote_to_bytes
+
+import orjson
+from fastapi import Path, Query
+from pydantic import AfterValidator, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.errors import Unprocessable, malformed_json
+
+MAX_ID_BYTES = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+MAX_TIMESTAMP_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+NO_NUL = r"^[^\u0000]*$"
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def text_problem(value: Any, limit: int = MAX_ID_BYTES) -> str | None:
+    """Why a value is not a string of 1 to `limit` bytes of UTF-8; None if it is one."""
+    if not isinstance(value, str):
+        return "must be a string"
+    if value.isascii():
+        length = len(value)
+    else:
+        try:
+            length = len(value.encode("utf-8"))
+        except UnicodeEncodeError:
+            return "is not valid Unicode"
+    if length == 0:
+        return "must not be empty"
+    if length > limit:
+        return f"is longer than {limit} bytes of UTF-8"
+    if "\0" in value:
+        return "must not contain NUL"
+    return None
+
+
+def parse_timestamp(value: Any) -> int:
+    """Parse ISO-8601 (UTC unless it names an offset) or epoch seconds to microseconds since 1970.
+
+    Raises:
+        ValueError: the value is neither, or lies outside the years 1970 to 2999.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("timestamp must be ISO-8601 or epoch seconds")
+    try:
+        if isinstance(value, str):
+            parsed = datetime.fromisoformat(value[:64])
+            if parsed.tzinfo is None:
+                parsed = parsed.replace(tzinfo=UTC)
+            micros = (parsed - _EPOCH) // _MICROSECOND
+        elif isinstance(value, int):
+            micros = value * 1_000_000
+        else:
+            micros = round(value * 1e6)
+    except (ValueError, OverflowError):
+        raise ValueError("timestamp must be ISO-8601 or epoch seconds") from None
+    if not 0 <= micros <= MAX_TIMESTAMP_US:
+        raise ValueError("timestamp must lie in the years 1970 to 2999")
+    return micros
+
+
+def datetime_of(micros: int) -> datetime:
+    """Return the UTC time so many microseconds after 1970; as JSON, ISO-8601 with a Z."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def decode_id(raw: str) -> str:
+    """The id in a path segment that is still percent-encoded (see `ResolveRoute`)."""
+    if "%" not in raw:
+        value = raw
+    elif _BROKEN_ESCAPE.search(raw):
+        raise Unprocessable("the id in the path is not percent-encoded properly", code="invalid_id")
+    else:
+        try:
+            value = unquote_to_bytes(raw).decode("utf-8")
+        except UnicodeDecodeError:
+            raise Unprocessable("the id in the path is not UTF-8", code="invalid_id") from None
+    problem = text_problem(value)
+    if problem is not None:
+        raise Unprocessable(f"the id in the path {problem}", code="invalid_id")
+    return value
+
+
+def text_schema(limit: int = MAX_ID_BYTES) -> dict[str, Any]:
+    """JSON Schema of the strings that `text_problem` accepts; it counts characters, not bytes."""
+    return {"minLength": 1, "maxLength": limit, "pattern": NO_NUL}
+
+
+Id = Annotated[str, Field(json_schema_extra=text_schema())]
+"""An id in a body or a query: documented here, checked by `text_problem`."""
+
+PathId = Annotated[
+    str,
+    AfterValidator(decode_id),
+    Path(
+        description="The client's id, 1–256 bytes of UTF-8, as one percent-encoded segment.",
+        json_schema_extra=text_schema(),
+    ),
+]
+"""A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
+
+PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+PageCursor = Annotated[
+    Annotated[str, Field(max_length=200, json_schema_extra={"format": "cursor"})] | None,
+    Query(description="The `next_cursor` of the page before."),
+]
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A JSON response, without the cost of a response model."""
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON in the strict sense; 400 if it is not."""
+    try:
+        return orjson.loads(await request.body())
+    except orjson.JSONDecodeError:
+        raise malformed_json() from None
+
+
+def invalid_body(error: ValidationError) -> Unprocessable:
+    """The error for the first problem of a body, without the values that were sent."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part)[:100] for part in first["loc"]) or "body"
+    return Unprocessable(f"{where}: {first['msg']}")
+
+
+def loads_lenient(body: bytes) -> Any:
+    """Parse JSON that may contain NaN, infinities, huge numbers and lone surrogates.
+
+    The rows of a list are validated one by one, so that such a value concerns one row only.
+
+    Raises:
+        ValueError: the JSON is malformed in another way.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        # Decoded here, because json.loads would also guess UTF-16 and UTF-32.
+        return json.loads(body.decode("utf-8"), parse_int=_parse_int)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON") from None
+
+
+def _parse_int(digits: str) -> int | float:
+    # Beyond that length no float holds it, and Python refuses to read more than 4,300 digits.
+    return int(digits) if len(digits) <= 400 else float("inf")
+
+
+def encode_cursor(position: int) -> str:
+    """An opaque, url-safe cursor that continues below `position`."""
+    return base64.urlsafe_b64encode(f"b{position}".encode()).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str | None) -> int | None:
+    """The position in a cursor.
+
+    Raises:
+        Unprocessable: the cursor is not one that this service made.
+    """
+    if cursor is None:
+        return None
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (ValueError, binascii.Error):
+        _bad_cursor()
+    if not re.fullmatch(rb"b[0-9]{1,18}", text) or encode_cursor(int(text[1:])) != cursor:
+        _bad_cursor()
+    return int(text[1:])
+
+
+def next_cursor(following: int | None) -> str | None:
+    """The cursor of the page that begins at a position; None after the last page."""
+    return None if following is None else encode_cursor(following)
+
+
+def page_response(items: list[dict[str, Any]], following: int | None) -> Response:
+    """A page of a list; ``following`` is where the next one begins, None after the last."""
+    return json_response({"items": items, "next_cursor": next_cursor(following)})
+
+
+def _bad_cursor() -> NoReturn:
+    raise Unprocessable("the cursor is not one that this service gave", code="invalid_cursor")

@@ -1,0 +1,79 @@
+"""The MetaData of all tables, column types, and counters of the whole service."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+metadata = sa.MetaData(
+    # Named constraints, so that a migration can drop them by the same name on both databases.
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Json: sa.types.TypeEngine[Any] = sa.JSON(none_as_null=True).with_variant(
+    JSONB(none_as_null=True), "postgresql"
+)
+"""JSON: `jsonb` on PostgreSQL; None is NULL."""
+
+RowId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""An integer key that the database assigns: on SQLite it must be an INTEGER."""
+
+EVENT_SEQ = "event_seq"
+CATALOG_SEQ = "catalog_seq"
+
+counters = sa.Table(
+    "counters",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.BigInteger, nullable=False),
+)
+
+
+# One row: the name of this database in Redis, which several databases may share.
+instance = sa.Table(
+    "instance",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("instance_id", sa.Text, nullable=False),
+    sa.CheckConstraint("id = 1", name="single"),
+)
+
+
+async def next_values(conn: AsyncConnection, name: str, n: int = 1) -> int:
+    """Take `n` numbers of a counter and return the first. With `n` = 0: only lock the counter.
+
+    The row stays locked until the transaction commits. So the order of the numbers is the order of
+    the commits, on PostgreSQL too: a reader that continues after a number misses nothing. Writers
+    of one counter wait for one another, as they do on SQLite anyway; group commit makes it rare.
+    """
+    value: int = (
+        await conn.execute(
+            counters.update()
+            .where(counters.c.name == name)
+            .values(value=counters.c.value + n)
+            .returning(counters.c.value)
+        )
+    ).scalar_one()
+    return value - n + 1
+
+
+def current_value(name: str) -> sa.ScalarSelect[int]:
+    """The value of a counter, as a scalar subquery."""
+    return sa.select(counters.c.value).where(counters.c.name == name).scalar_subquery()
+
+
+def now_us() -> int:
+    """The current time in microseconds since 1970, UTC, as all tables store it."""
+    return time.time_ns() // 1000

@@ -1,0 +1,226 @@
+"""Profile cache: users' profiles in memory, read by one query and dropped when the user changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from app.core.cache import ByteCache, SingleFlight
+from app.core.database import Database
+from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
+from app.events.event_weights import EventWeights
+from app.events.profile import Profile
+from app.events.tables import event_time, events, preferences, retractions, users
+
+MAX_STALENESS_SECONDS = 0.05
+MIN_HINTED_INTERVAL_SECONDS = 0.005  # between two reads of the counters, however many hints come
+MAX_DELTA_EVENTS = 5_000
+"""With more events since the last look, all profiles are dropped without asking whose they are."""
+PROFILE_BYTES = 800  # of a profile without its arrays
+
+_NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+_NO_WEIGHTS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+_NO_PAIRS: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
+
+_SINCE = sa.bindparam("seq", type_=sa.BigInteger)
+_COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
+_USERS_SINCE = sa.union(
+    *(
+        sa.select(users.c.external_id)
+        .join(table, table.c.user_id == users.c.id)
+        .where(table.c.seq > _SINCE)
+        for table in (events, preferences)
+    )
+)
+_RETRACTED_SINCE = sa.select(retractions.c.user_id).where(retractions.c.seq > _SINCE)
+_ROWS_SINCE = sa.select(
+    *(
+        sa.select(sa.func.count()).select_from(table).where(table.c.seq > _SINCE).scalar_subquery()
+        for table in (events, retractions, preferences)
+    )
+)
+
+
+class ProfileCache:
+    """Answers with what was committed before the request.
+
+    Commits of this process are taken in at once: the database counts its own transactions. Commits
+    of other processes show in the counters, which are read when a profile is requested, at most
+    every ``MAX_STALENESS_SECONDS``, or sooner after a hint. A look at the counters finds the users
+    who changed, and drops only their profiles.
+    """
+
+    def __init__(self, database: Database, event_weights: EventWeights, max_bytes: int) -> None:
+        self._database = database
+        self._event_weights = event_weights
+        self._statement = profile_statement(database.dialect, event_weights)
+        self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
+        self._reads: SingleFlight[str, Profile] = SingleFlight()
+        self._looks: SingleFlight[None, None] = SingleFlight()
+        self._event_seq = self._catalog_seq = -1
+        self._commits_seen = -1
+        self._last_look = self._last_hint = -float("inf")
+
+    def hint(self) -> None:
+        """Note that another process has news: the next request looks at the counters."""
+        self._last_hint = time.monotonic()
+
+    @property
+    def cache(self) -> ByteCache[str, Profile]:
+        """The cached profiles by the client's user id."""
+        return self._cache
+
+    async def get(self, user: str, min_seq: int | None = None) -> Profile:
+        """Return the user's profile; an unknown user's is empty.
+
+        Args:
+            user: the client's id.
+            min_seq: the profile's ``event_seq`` is at least this, unless no such seq exists yet.
+        """
+        now = time.monotonic()
+        since = now - MAX_STALENESS_SECONDS
+        if self._last_hint > since and now - self._last_look > MIN_HINTED_INTERVAL_SECONDS:
+            since = self._last_hint
+        await self._catch_up(since)
+        if min_seq is not None and self._event_seq < min_seq:
+            await self._catch_up(time.monotonic())
+        event_seq, catalog_seq = self._event_seq, self._catalog_seq
+        profile = self._cache.get(user)
+        if profile is None:
+            # Another request may have started this read before those counters were read. If the
+            # user had changed in between, the read would have been dropped.
+            profile = await self._reads.run(user, lambda: self._read_and_cache(user))
+            return profile.at(event_seq, catalog_seq)
+        if profile.event_seq < event_seq or profile.catalog_seq < catalog_seq:
+            # The user has not changed up to here.
+            profile = profile.at(event_seq, catalog_seq)
+            self._put(user, profile)
+        return profile
+
+    async def read(self, user: str) -> Profile:
+        """Read the user's profile from the database, in one query."""
+        row = (await self._database.fetch(self._statement, {"user": user}))[0]
+        event_seq, catalog_seq, user_id, last_seq, packed_events, packed_preferences = row
+        now = event_seq, catalog_seq, self._event_weights
+        if user_id is None:
+            return Profile(None, 0, _NO_IDS, _NO_IDS, _NO_WEIGHTS, _NO_IDS, _NO_PAIRS, *now)
+        items, seqs, timestamps, weights = orjson.loads(packed_events)
+        pairs = orjson.loads(packed_preferences)
+        return Profile(
+            user_id,
+            last_seq,
+            np.array(items, dtype=np.int64),
+            np.array(seqs, dtype=np.int64),
+            np.array(weights, dtype=np.float32),
+            np.array(timestamps, dtype=np.int64),
+            np.array(pairs, dtype=np.int64).T if pairs[0] else _NO_PAIRS,
+            *now,
+        )
+
+    async def _read_and_cache(self, user: str) -> Profile:
+        profile = await self.read(user)
+        # Not current: the user has changed since the read began, and it may have missed the change.
+        if self._reads.is_current(user):
+            self._put(user, profile)
+        return profile
+
+    def _put(self, user: str, profile: Profile) -> None:
+        self._cache.put(user, profile, PROFILE_BYTES + profile.nbytes)
+
+    async def _catch_up(self, since: float) -> None:
+        """Return after a look that began after ``since`` and after this process's own commits."""
+        commits = self._database.commits
+        while self._commits_seen < commits or self._last_look < since:
+            await self._looks.run(None, self._look)
+
+    async def _look(self) -> None:
+        """Read the counters and drop the profiles of the users who changed."""
+        commits, began = self._database.commits, time.monotonic()
+        event_seq, catalog_seq = (await self._database.fetch(_COUNTERS))[0]
+        if event_seq > self._event_seq:
+            await self._drop_changed(event_seq)
+        self._event_seq, self._catalog_seq = event_seq, catalog_seq
+        self._commits_seen, self._last_look = commits, began
+
+    async def _drop_changed(self, event_seq: int) -> None:
+        since = {"seq": self._event_seq}
+        if event_seq - self._event_seq > MAX_DELTA_EVENTS or await self._has_gap(event_seq):
+            self._cache.clear()
+            self._reads.forget_all()
+            return
+        for (user,) in await self._database.fetch(_USERS_SINCE, since):
+            self._cache.pop(user)
+            self._reads.forget(user)
+        retracted = {row[0] for row in await self._database.fetch(_RETRACTED_SINCE, since)}
+        if retracted:
+            self._reads.forget_all()
+            for user in [u for u, p in self._cache.items() if p.user_id in retracted]:
+                self._cache.pop(user)
+
+    async def _has_gap(self, event_seq: int) -> bool:
+        """Return whether new seqs belong to no event, preference or retraction.
+
+        Versions before the table of retractions deleted events without a trace. An event that was
+        added and deleted since the last look leaves a gap, too.
+        """
+        counts = (await self._database.fetch(_ROWS_SINCE, {"seq": self._event_seq}))[0]
+        return sum(map(int, counts)) < event_seq - self._event_seq
+
+
+def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
+    """Return the query for a profile, which gives one row for an unknown user, too.
+
+    Lists come as JSON, which is faster to parse than the driver's arrays.
+    """
+    weight = event_weights.expression(events.c.type, events.c.value).label("weight")
+    columns = (
+        _columns_as_json(
+            dialect,
+            sa.select(events.c.item_id, events.c.seq, event_time(), weight)
+            .where(events.c.user_id == users.c.id)
+            .order_by(events.c.seq),
+        ),
+        _columns_as_json(
+            dialect,
+            sa.select(
+                preferences.c.winner_id,
+                preferences.c.loser_id,
+                preferences.c.seq,
+                preferences.c.timestamp,
+            )
+            .where(preferences.c.user_id == users.c.id)
+            .order_by(preferences.c.seq),
+        ),
+    )
+    counters = sa.select(
+        current_value(EVENT_SEQ).label("event_seq"), current_value(CATALOG_SEQ).label("catalog_seq")
+    ).subquery()
+    return sa.select(counters, users.c.id, users.c.last_seq, *columns).select_from(
+        counters.outerjoin(users, users.c.external_id == sa.bindparam("user", type_=sa.Text))
+    )
+
+
+def _columns_as_json(dialect: str, rows: sa.Select[Any]) -> sa.ScalarSelect[Any]:
+    """Return the user's rows as one JSON value: a list of the columns, each a list."""
+    ordered = rows.correlate(users).subquery()
+    text: sa.ColumnElement[Any]
+    if dialect == "sqlite":
+        text = sa.func.json_array(*(sa.func.json_group_array(column) for column in ordered.c))
+    else:
+        # PostgreSQL takes twice as long to build JSON, and the driver to read arrays.
+        joined = (
+            sa.func.coalesce(sa.func.array_to_string(sa.func.array_agg(column), ","), "")
+            for column in ordered.c
+        )
+        text = sa.func.concat("[[", *_joined(joined, "],["), "]]")
+    return sa.select(text).correlate(users).scalar_subquery()
+
+
+def _joined(parts: Iterable[Any], separator: str) -> list[Any]:
+    return [each for part in parts for each in (separator, part)][1:]

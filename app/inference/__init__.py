@@ -1,0 +1,1 @@
+"""Inference in a server: loaded models, their caches, and the batcher before them."""

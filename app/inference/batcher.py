@@ -1,0 +1,282 @@
+"""The batcher: one inference thread, and one pass for all requests that waited for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from app.core.errors import Unavailable
+from app.inference.metrics import InferenceMetrics
+from ncr_core.inference.engine import (
+    InferenceEngine,
+    PairwiseComparison,
+    RankedItem,
+    RerankRequest,
+)
+from ncr_core.inference.retrieval import RankRequest, UserState
+
+MAX_BATCH = 64
+MAX_QUICK_ITEMS = 50  # longer lists take many times as long, as do users whose candidates have to
+MAX_SLOW_BATCH = 8  # be found first: they go by themselves, few at a time, in turns with the others
+MAX_WAITING = 1024
+MAX_WAIT_SECONDS = 0.05  # of the first in a queue that is longer than a pass takes
+MAX_SLOW_WAIT_SECONDS = 5.0
+TIMEOUT_SECONDS = 10.0
+GONE_CHECK_SECONDS = 0.02  # a client that has waited so long is asked whether it is still there
+CLOSE_SECONDS = 2.0
+
+
+class ClientGone(Exception):  # noqa: N818 - it is what happened, not an error to report
+    """Nobody waits for the list any more."""
+
+
+IsGone = Callable[[], Awaitable[bool]]
+"""Tells whether the client has disconnected."""
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    engine: InferenceEngine
+    operation: Callable[[InferenceEngine, Sequence[Any]], list[Any]]
+    """What is asked of the engine. A batch holds one operation on one engine."""
+    request: Any
+    result: asyncio.Future[Any]
+    since: float
+    is_gone: IsGone | None
+
+    def joins(self, other: _Waiting) -> bool:
+        """Whether the two may be in one batch."""
+        return self.engine is other.engine and self.operation is other.operation
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Requests of one speed."""
+
+    max_batch: int
+    max_wait: float
+    waiting: deque[_Waiting] = field(default_factory=deque)
+
+    def is_full(self, now: float) -> bool:
+        """Whether a new request would wait for more than the next pass, and for too long."""
+        if len(self.waiting) < self.max_batch:
+            return False
+        return len(self.waiting) >= MAX_WAITING or now - self.waiting[0].since > self.max_wait
+
+
+# The operations that a batch may hold.
+
+
+def _rank(engine: InferenceEngine, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+    return engine.rank(requests)
+
+
+def _rerank(engine: InferenceEngine, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
+    return engine.rerank(requests)
+
+
+def _compare(
+    engine: InferenceEngine, requests: Sequence[RerankRequest]
+) -> list[PairwiseComparison]:
+    return engine.compare(requests)
+
+
+def _user_vectors(engine: InferenceEngine, users: Sequence[UserState]) -> list[NDArray[np.float32]]:
+    return engine.user_vectors(users)
+
+
+class Batcher:
+    """Runs a pass as soon as the thread is free; while it is busy, requests collect.
+
+    A request that has gone away or waited too long is dropped before its pass. An error in a batch
+    of several is tried again one by one, so that it fails only the request that caused it.
+    """
+
+    def __init__(self, threads: int, metrics: InferenceMetrics | None = None) -> None:
+        self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
+        self._quick = _Queue(MAX_BATCH, MAX_WAIT_SECONDS)
+        self._slow = _Queue(MAX_SLOW_BATCH, MAX_SLOW_WAIT_SECONDS)
+        self._slow_is_next = False
+        self._runner: asyncio.Task[None] | None = None
+        self._metrics = metrics or InferenceMetrics()
+
+    async def rank(
+        self,
+        engine: InferenceEngine,
+        request: RankRequest,
+        is_gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
+    ) -> list[RankedItem]:
+        """The ranked list; ``on_slow`` is called where it has to wait in the slow queue.
+
+        Raises:
+            Unavailable: too many requests are waiting already.
+            ClientGone: the request was dropped, for nobody waited for it.
+        """
+        quick = (
+            request.depth <= MAX_QUICK_ITEMS
+            and request.explain_by is None
+            and engine.retriever.is_ready(request)
+        )
+        if not quick and on_slow is not None:
+            on_slow()
+        return await self._submit(engine, _rank, request, quick, is_gone)
+
+    async def rerank(
+        self, engine: InferenceEngine, request: RerankRequest, is_gone: IsGone | None = None
+    ) -> list[RankedItem]:
+        """The request's items, ranked. Raises as ``rank``."""
+        quick = self._is_quick(engine, request)
+        return await self._submit(engine, _rerank, request, quick, is_gone)
+
+    async def compare(
+        self, engine: InferenceEngine, request: RerankRequest, is_gone: IsGone | None = None
+    ) -> PairwiseComparison:
+        """The request's items, compared. Raises as ``rank``."""
+        quick = self._is_quick(engine, request)
+        return await self._submit(engine, _compare, request, quick, is_gone)
+
+    async def user_vector(
+        self, engine: InferenceEngine, user: UserState, is_gone: IsGone | None = None
+    ) -> NDArray[np.float32]:
+        """(E,) the user's vector. Raises as ``rank``."""
+        quick = engine.retriever.has_vector(user)
+        return await self._submit(engine, _user_vectors, user, quick, is_gone)
+
+    def _is_quick(self, engine: InferenceEngine, request: RerankRequest) -> bool:
+        return len(request.rows) <= MAX_QUICK_ITEMS and engine.retriever.has_vector(request.user)
+
+    async def _submit(
+        self,
+        engine: InferenceEngine,
+        operation: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
+        request: Request,
+        quick: bool,
+        is_gone: IsGone | None,
+    ) -> Result:
+        queue = self._quick if quick else self._slow
+        self._check(queue)
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Result] = loop.create_future()
+        queue.waiting.append(_Waiting(engine, operation, request, result, loop.time(), is_gone))
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+        return await result
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is running or due."""
+        return self._runner is not None and not self._runner.done()
+
+    def check(self) -> None:
+        """Raises Unavailable when too many are waiting already, whatever would be asked for."""
+        self._check(self._quick)
+
+    def _check(self, queue: _Queue) -> None:
+        if queue.is_full(asyncio.get_running_loop().time()):
+            self._metrics.refused.inc()
+            raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
+
+    async def close(self) -> None:
+        """Ends the thread after the pass that it is in; what waits is answered with 503."""
+        for queue in (self._quick, self._slow):
+            for one in queue.waiting:
+                _set_exception(one, Unavailable("the service is stopping", code="stopping"))
+            queue.waiting.clear()
+        if self._runner is not None:
+            await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self) -> None:
+        while queue := self._next_queue():
+            batch = await self._take(queue)
+            if not batch:
+                continue
+            try:
+                lists = await self._in_thread(batch)
+            except Exception as error:
+                if len(batch) == 1:
+                    _set_exception(batch[0], error)
+                    continue
+                for one in batch:
+                    try:
+                        _set_result(one, (await self._in_thread([one]))[0])
+                    except Exception as error_of_one:
+                        _set_exception(one, error_of_one)
+            else:
+                for one, ranked in zip(batch, lists, strict=True):
+                    _set_result(one, ranked)
+
+    def _next_queue(self) -> _Queue | None:
+        turns = [self._quick, self._slow]
+        if self._slow_is_next:
+            turns.reverse()
+        for queue in turns:
+            if queue.waiting:
+                self._slow_is_next = queue is self._quick
+                return queue
+        return None
+
+    async def _take(self, queue: _Queue) -> list[_Waiting]:
+        """The next requests of one kind that somebody still waits for."""
+        batch: list[_Waiting] = []
+        now = asyncio.get_running_loop().time()
+        while queue.waiting and len(batch) < queue.max_batch:
+            one = queue.waiting[0]
+            if batch and not one.joins(batch[0]):
+                break
+            queue.waiting.popleft()
+            waited = now - one.since
+            if one.result.done():
+                self._metrics.dropped.inc()
+            elif waited > TIMEOUT_SECONDS:
+                self._metrics.dropped.inc()
+                _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
+            elif waited > GONE_CHECK_SECONDS and await _has_gone(one):
+                self._metrics.dropped.inc()
+                _set_exception(one, ClientGone())
+            else:
+                batch.append(one)
+        return batch
+
+    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[Any]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        requests = [one.request for one in batch]
+        try:
+            operation, engine = batch[0].operation, batch[0].engine
+            return await loop.run_in_executor(self._thread, operation, engine, requests)
+        finally:
+            took = loop.time() - started
+            self._metrics.passed(took, [started - one.since for one in batch])
+
+
+async def _has_gone(one: _Waiting) -> bool:
+    if one.is_gone is None:
+        return False
+    try:
+        return await one.is_gone()
+    except Exception as error:  # what its connection has to say must not stop the others
+        _set_exception(one, error)
+        return True
+
+
+def _set_result(one: _Waiting, result: Any) -> None:
+    if not one.result.done():
+        one.result.set_result(result)
+
+
+def _set_exception(one: _Waiting, error: Exception) -> None:
+    if not one.result.done():
+        one.result.set_exception(error)

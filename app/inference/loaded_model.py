@@ -1,0 +1,229 @@
+"""A version of the model in memory: its engine, its caches, and its items in the catalogue."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from app.catalog.snapshot import Catalogue
+from app.core.cache import ByteCache
+from app.registry.schemas import ModelRow
+from ncr_core.checkpoint import Checkpoint
+from ncr_core.fold_in import ItemFoldIn, extended
+from ncr_core.fold_in.prior import Prior, prior_of
+from ncr_core.inference.engine import InferenceEngine
+from ncr_core.inference.retrieval import CandidateList
+
+MAX_CATEGORY_MASKS = 64
+VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemIndex:
+    """The model's items as the catalogue has them at one moment."""
+
+    seq: int
+    """The catalogue's number."""
+    internal: NDArray[np.int64]
+    """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
+    visible: NDArray[np.bool_]
+    """(n_items,) items that may be recommended at all."""
+    visible_digest: str
+    """A digest of ``visible``: it stays while what may be recommended stays."""
+    row_of: NDArray[np.int64]
+    """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
+    _category_masks: dict[tuple[str, ...], NDArray[np.bool_]] = field(default_factory=dict)
+
+    def rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of each of the catalogue's ids, −1 where the model does not have the item."""
+        rows = np.full(len(internal), -1, dtype=np.int64)
+        known = (internal >= 0) & (internal < len(self.row_of))
+        rows[known] = self.row_of[internal[known]]
+        return rows
+
+    def known_rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of the ids that the model has, in their order; of repeated ones the last."""
+        rows = self.rows(internal)
+        rows = rows[rows >= 0]
+        _, from_end = np.unique(rows[::-1], return_index=True)
+        return rows[np.sort(len(rows) - 1 - from_end)]
+
+    def allowed(self, catalogue: Catalogue, categories: tuple[str, ...]) -> NDArray[np.bool_]:
+        """(n_items,) visible items, in any of the categories where there are some.
+
+        The array is shared: it must not be changed.
+        """
+        if not categories:
+            return self.visible
+        mask = self._category_masks.get(categories)
+        if mask is None:
+            mask = self.visible & catalogue.mask(categories)[self.internal]
+            if len(self._category_masks) < MAX_CATEGORY_MASKS:
+                self._category_masks[categories] = mask
+        return mask
+
+    def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+        """What candidates depend on beside the user."""
+        # A change of the catalogue that hides and shows nothing leaves candidates as they are.
+        if not categories:
+            return unfiltered_key(self.visible_digest, exclude_seen)
+        return (exclude_seen, categories, self.seq)
+
+
+def unfiltered_key(visible_digest: str, exclude_seen: bool = True) -> Hashable:
+    """The key of candidates from all visible items."""
+    return (exclude_seen, visible_digest)
+
+
+def digest_of_mask(mask: NDArray[np.bool_]) -> str:
+    """A digest of a mask: the same mask has the same digest."""
+    return hashlib.blake2b(np.packbits(mask).tobytes(), digest_size=16).hexdigest()
+
+
+def index_items(
+    catalogue: Catalogue, item_ids: Sequence[str], previous: ItemIndex | None
+) -> ItemIndex:
+    """The items in this state of the catalogue.
+
+    Args:
+        catalogue: the state.
+        item_ids: the client's id of each of the model's rows.
+        previous: the index of the same items in an earlier state.
+    """
+    ids = catalogue.internal_ids
+    if previous is None:
+        internal = np.array([ids.get(item, -1) for item in item_ids], dtype=np.int64)
+    else:  # an id is for good: only what was not there can have changed
+        internal = previous.internal
+        added = {
+            row: internal_id
+            for row in np.flatnonzero(internal < 0).tolist()
+            if (internal_id := ids.get(item_ids[row])) is not None
+        }
+        if added:
+            internal = internal.copy()
+            internal[list(added)] = list(added.values())
+    visible = np.zeros(len(internal), dtype=np.bool_)
+    known = internal >= 0
+    visible[known] = catalogue.visible[internal[known]]
+    if previous is not None and internal is previous.internal:
+        row_of = previous.row_of
+    else:
+        row_of = np.full(int(internal.max(initial=-1)) + 1, -1, dtype=np.int64)
+        row_of[internal[known]] = np.flatnonzero(known)
+    return ItemIndex(catalogue.seq, internal, visible, digest_of_mask(visible), row_of)
+
+
+class TrainedModel:
+    """The checkpoint of a version as it was trained, without what ranking takes.
+
+    It stays while loaded models that are made of it come and go.
+    """
+
+    def __init__(self, row: ModelRow, checkpoint: Checkpoint) -> None:
+        self.row = row
+        self.checkpoint = checkpoint
+        self.version = row.version
+        self.trained_seq = row.trained_seq
+        self.n_items = checkpoint.model.n_items
+        self.user_rows = {user: i for i, user in enumerate(checkpoint.user_ids)}
+
+    @cached_property
+    def item_fold_in(self) -> ItemFoldIn:
+        """Fits vectors of new items; made when it is first asked for."""
+        return ItemFoldIn(self.checkpoint.model)
+
+    @cached_property
+    def prior(self) -> Prior:
+        """The distribution of the trained users' vectors."""
+        model = self.checkpoint.model
+        return prior_of(model.n_users, lambda rows: model.user_vectors(rows.to(model.device)))
+
+    def extended(self, items: Sequence[str], vectors: Tensor) -> Checkpoint:
+        """The checkpoint with more items, whose vectors (m, F) were fitted."""
+        checkpoint = self.checkpoint
+        if not items:
+            return checkpoint
+        return replace(
+            checkpoint,
+            model=extended(checkpoint.model, vectors),
+            item_ids=[*checkpoint.item_ids, *items],
+            item_counts=np.concatenate([checkpoint.item_counts, np.zeros(len(items), np.int64)]),
+        )
+
+
+class LoadedModel:
+    """One version of the model, ready to answer. Requests change nothing but its caches.
+
+    Args:
+        row: the version's row in the registry.
+        checkpoint: what was loaded, with newer items than the version's where ``trained`` is given.
+        candidates: how many items are ranked exactly a user.
+        cache_bytes: the memory for users' vectors and candidates.
+        on_pairs: called with the number of pairs that a pass compared.
+        on_fallback: called when a device has too little memory.
+        trained: the version as it was trained.
+        revision: names the items beyond those of the version.
+    """
+
+    def __init__(
+        self,
+        row: ModelRow,
+        checkpoint: Checkpoint,
+        candidates: int,
+        cache_bytes: int = 2**26,
+        on_pairs: Callable[[int], None] | None = None,
+        on_fallback: Callable[[str], None] = lambda device: None,
+        *,
+        trained: TrainedModel | None = None,
+        revision: str = "",
+    ) -> None:
+        self._options = (candidates, cache_bytes, on_pairs, on_fallback)
+        self.trained = trained or TrainedModel(row, checkpoint)
+        self.revision = revision
+        self.row = row
+        self.version = row.version
+        self.trained_seq = row.trained_seq
+        self.item_ids: Sequence[str] = checkpoint.item_ids
+        self.user_rows = self.trained.user_rows
+        vector_bytes = cache_bytes // VECTOR_SHARE
+        self.vector_cache: ByteCache[Hashable, NDArray[np.float32]] = ByteCache(vector_bytes)
+        self.candidate_cache: ByteCache[Hashable, CandidateList] = ByteCache(
+            cache_bytes - vector_bytes
+        )
+        self.engine = InferenceEngine(
+            checkpoint,
+            candidates,
+            trained_items=self.trained.n_items,
+            prior=self.trained.prior,
+            vectors=self.vector_cache,
+            lists=self.candidate_cache,
+            on_pairs=on_pairs,
+            on_fallback=on_fallback,
+        )
+        self._items: ItemIndex | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What lists depend on of the model."""
+        return self.version, self.revision
+
+    def items(self, catalogue: Catalogue) -> ItemIndex:
+        """The model's items in this state of the catalogue."""
+        items = self._items
+        if items is None or items.seq != catalogue.seq:
+            self._items = items = index_items(catalogue, self.item_ids, items)
+        return items
+
+    def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
+        """The version as it was trained, with more items, whose vectors (m, F) were fitted."""
+        checkpoint = self.trained.extended(items, vectors)
+        return LoadedModel(
+            self.row, checkpoint, *self._options, trained=self.trained, revision=revision
+        )

@@ -1,0 +1,99 @@
+"""What the ranker and its caches did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from app.core.cache import ByteCache
+from app.core.metrics import new_registry
+from app.core.redis import RedisClient
+
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class InferenceMetrics:
+    """Queue time, compute time, batch sizes and pairs, and whom the batcher turned away."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = registry or new_registry()
+        self.queue_seconds = Histogram(
+            "ncr_rank_queue_seconds",
+            "From joining the queue to the pass that ranked it.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.compute_seconds = Histogram(
+            "ncr_rank_compute_seconds",
+            "One pass of the ranker.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.batch_size = Histogram(
+            "ncr_rank_batch_size", "Requests in a pass.", buckets=SIZES, registry=registry
+        )
+        self.pairs = Counter(
+            "ncr_rank_pairs", "Pairs of items that the network compared.", registry=registry
+        )
+        self.refused = Counter(
+            "ncr_rank_refused",
+            "Requests answered with 503 for too long a queue.",
+            registry=registry,
+        )
+        self.dropped = Counter(
+            "ncr_rank_dropped", "Requests that had gone or timed out.", registry=registry
+        )
+        self.fallbacks = Counter(
+            "ncr_rank_device_fallbacks",
+            "Passes that a device had too little memory for, by what was done instead.",
+            ["to"],
+            registry=registry,
+        )
+
+    def passed(self, seconds: float, queued: Sequence[float]) -> None:
+        """A pass that took ``seconds``, of requests that had waited for so long each."""
+        self.compute_seconds.observe(seconds)
+        self.batch_size.observe(len(queued))
+        for waited in queued:
+            self.queue_seconds.observe(waited)
+
+
+class CacheMetrics(Collector):
+    """Hits, misses and bytes of the caches, read when somebody looks."""
+
+    def __init__(self, registry: CollectorRegistry, redis: RedisClient | None = None) -> None:
+        self._caches: dict[str, ByteCache[Any, Any]] = {}
+        self._redis = redis
+        registry.register(self)
+
+    def add(self, name: str, cache: ByteCache[Any, Any]) -> None:
+        """Shows this cache under a name; a new one of the same name takes its place."""
+        self._caches[name] = cache
+
+    def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
+        """The metrics of all caches and of Redis."""
+        asked = CounterMetricFamily(
+            "ncr_cache_requests", "Look-ups in a cache.", labels=["cache", "tier", "result"]
+        )
+        size = GaugeMetricFamily("ncr_cache_bytes", "Bytes in a cache.", labels=["cache"])
+        for name, cache in self._caches.items():
+            asked.add_metric([name, "process", "hit"], cache.hits)
+            asked.add_metric([name, "process", "miss"], cache.misses)
+            size.add_metric([name], cache.size)
+        if self._redis is None:
+            return [asked, size]
+        for result in ("hit", "miss"):
+            asked.add_metric(["lists", "redis", result], self._redis.calls[result])
+        failed = CounterMetricFamily("ncr_redis_failures", "Calls that Redis did not do.")
+        failed.add_metric([], self._redis.calls["failed"])
+        there = GaugeMetricFamily(
+            "ncr_redis_available",
+            "Whether Redis answers.",
+            value=float(self._redis.available),
+        )
+        return [asked, size, failed, there]

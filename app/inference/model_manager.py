@@ -1,0 +1,327 @@
+"""The models in memory: the active one, which follows the registry, and other versions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from app.core.errors import AppError, Unavailable, Unprocessable
+from app.core.logging import get_logger
+from app.core.settings import Settings
+from app.inference.loaded_model import LoadedModel
+from app.inference.metrics import InferenceMetrics
+from app.inference.new_items import NewItems
+from app.inference.precomputed import PrecomputedCandidates
+from app.registry.errors import checkpoint_unusable, version_deleted
+from app.registry.schemas import ModelRow
+from app.registry.service import ModelRegistry
+from ncr_core.errors import CheckpointError
+from ncr_core.ranking import compile_kernels
+from ncr_core.train_config import resolve_device
+
+log = get_logger(__name__)
+
+GPU = Path("/dev/nvidia0")
+RETRY_SECONDS = 30.0  # a checkpoint on shared storage may come a little after its row
+WAIT_SECONDS = 10.0  # for a version that is being loaded
+
+
+class ModelManager:
+    """Loads the active model and swaps one reference when another is activated.
+
+    ``current`` is the model to answer with; a request keeps the one it began with.
+
+    A version that cannot be loaded is refused and reported, and the one before goes on serving.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        settings: Settings,
+        on_model: Callable[[LoadedModel], None] = lambda model: None,
+        metrics: InferenceMetrics | None = None,
+        new_items: NewItems | None = None,
+    ) -> None:
+        self.current: LoadedModel | None = None
+        self.refused: str | None = None
+        """Why the active version is not the one that serves; None when all is well."""
+        self._on_model = on_model
+        self._metrics = metrics or InferenceMetrics()
+        self._registry = registry
+        self._settings = settings
+        self._device = str(resolve_device(settings.device))
+        self._generation: int | None = None
+        self._candidates_checked: str | None = None
+        self._retry_at = float("inf")
+        self._woken = asyncio.Event()
+        self._new_items = new_items
+        self._tasks: list[asyncio.Task[None]] = []
+        self.versions = ModelVersionCache(registry, self._load, settings.trial_models)
+
+    async def start(self) -> None:
+        """Loads the active model, if there is one, and begins to follow the registry."""
+        log.info("device", device=self._device)
+        if self._settings.device == "auto" and self._device == "cpu" and GPU.exists():
+            log.warning("there is a GPU that torch cannot use: models run on the CPU")
+        if self._device == "cpu":
+            # The first time on a machine this compiles, for a quarter of a minute: now, and not
+            # when the first model has been published and is waited for.
+            await asyncio.to_thread(compile_kernels)
+        await self.refresh()
+        self._tasks = [asyncio.create_task(self._follow())]
+        if self._new_items is not None and self._settings.new_items_seconds > 0:
+            self._tasks.append(asyncio.create_task(self._follow_events(self._new_items)))
+
+    async def stop(self) -> None:
+        """Ends what runs in the background."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.versions.stop()
+
+    async def get(self, version: str | None) -> LoadedModel | None:
+        """A version, loaded where it is not the active one; None stands for the active version.
+
+        Returns None where no version is named and there is no model yet. Raises as
+        `ModelVersionCache.get`.
+        """
+        current = self.current
+        if version is None or (current is not None and current.version == version):
+            return current
+        return await self.versions.get(version)
+
+    def at_hand(self, version: str) -> LoadedModel | None:
+        """A version that is not the active one, if it is loaded; if not, loading it begins."""
+        return self.versions.at_hand(version)
+
+    async def ready(self) -> str | None:
+        """Why requests should not be sent here; None when the active model is loaded."""
+        if self._generation is None:
+            return "the registry has not been read"
+        return self.refused if self.current is None else None
+
+    async def refresh(self) -> None:
+        """Brings ``current`` up to what the registry says."""
+        activation = await self._registry.activation()
+        if self.current is not None:
+            await self._load_candidates(self.current)
+        if activation.generation == self._generation and time.monotonic() < self._retry_at:
+            return
+        self._retry_at = float("inf")
+        if activation.version is None:
+            self.current, self.refused = None, None
+        elif self.current is None or self.current.version != activation.version:
+            try:
+                model = self.versions.take(activation.version)
+                if model is None:
+                    model = await self._load(await self._registry.get(activation.version))
+                self._candidates_checked = None
+                await self._load_candidates(model)
+            except Exception as error:
+                # Not only a damaged file: too little memory for it, say. The old one goes on.
+                reason = str(error).partition("\n")[0] or type(error).__name__
+                # Readiness shows it to everyone: others may name addresses.
+                known = isinstance(error, CheckpointError)
+                self.refused = reason if known else f"it cannot be loaded: {type(error).__name__}"
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                log.error("model refused", version=activation.version, reason=reason)
+            else:
+                self.current, self.refused = model, None
+                self._on_model(model)
+                log.info("model loaded", version=model.version, items=model.engine.n_items)
+        else:
+            self.refused = None
+        self._generation = activation.generation
+
+    async def _load(self, row: ModelRow) -> LoadedModel:
+        checkpoint = await self._registry.load(row, self._device)
+        model = await asyncio.to_thread(
+            LoadedModel,
+            row,
+            checkpoint,
+            self._settings.candidates,
+            self._settings.candidate_cache_bytes,
+            self._metrics.pairs.inc,
+            self._record_fallback,
+        )
+        await asyncio.to_thread(model.engine.warm_up)
+        return model
+
+    async def _load_candidates(self, model: LoadedModel) -> None:
+        """Uses the candidates that a worker computed for this version, once they are there."""
+        if self._candidates_checked == model.version:
+            return
+        try:
+            path = await self._registry.fetch_candidates(model.version)
+            if path is None:
+                return
+            candidates = await asyncio.to_thread(
+                PrecomputedCandidates.load, path, model.engine.n_items
+            )
+        except (OSError, CheckpointError) as error:  # it may be there the next time
+            log.warning("precomputed candidates cannot be read", reason=str(error))
+        except ValueError as error:
+            self._candidates_checked = model.version
+            log.warning("precomputed candidates are not used", reason=str(error))
+        else:
+            self._candidates_checked = model.version
+            model.engine.retriever.precomputed = candidates
+            log.info("candidates loaded", version=model.version, users=len(candidates))
+
+    def _record_fallback(self, to: str) -> None:
+        log.warning("the GPU has too little memory for a pass", now=to)
+        self._metrics.fallbacks.labels(to).inc()
+
+    def wake(self) -> None:
+        """Polls the registry now: another version may be active."""
+        self._woken.set()
+
+    async def _follow(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._settings.model_poll_seconds)
+            self._woken.clear()
+            try:
+                await self.refresh()
+            except Exception as error:
+                log.warning("the registry cannot be read", error=str(error).partition("\n")[0])
+
+    async def add_new_items(self, new_items: NewItems) -> None:
+        """Adds the items that enough users adopted since the training of the current model."""
+        current = self.current
+        extended = None if current is None else await new_items.extend(current)
+        # Another version may have taken its place meanwhile.
+        if extended is not None and self.current is current:
+            self.current = extended
+            self._on_model(extended)
+
+    async def _follow_events(self, new_items: NewItems) -> None:
+        while True:
+            await asyncio.sleep(self._settings.new_items_seconds)
+            try:
+                await self.add_new_items(new_items)
+            except Exception as error:
+                log.warning("new items are not added", error=str(error).partition("\n")[0])
+
+
+class ModelVersionCache:
+    """Loaded models that are not the active one: at most ``max_models``, by last use.
+
+    One is loaded at a time, and once for all requests that wait for it. A request that gives up
+    waiting stops nothing.
+    """
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        load: Callable[[ModelRow], Awaitable[LoadedModel]],
+        max_models: int,
+    ) -> None:
+        self._registry = registry
+        self._load = load
+        self._max_models = max_models
+        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
+        self._failed_at: dict[str, float] = {}
+        self._lock = asyncio.Lock()
+
+    async def get(self, version: str) -> LoadedModel:
+        """The version, published or rejected, loaded if need be.
+
+        Raises:
+            NotFound: there is no such version.
+            Conflict: its files are removed or damaged.
+            Unprocessable: the service keeps no version but the active one.
+            Unavailable: loading takes long.
+        """
+        row = await self._registry.get(version)
+        if row.status == "deleted":
+            raise version_deleted(version)
+        if self._max_models == 0:
+            raise Unprocessable("only the active version can be asked for", code="model_not_served")
+        model = self._find(version)
+        if model is not None:
+            return model
+        if version not in self._loading and len(self._loading) >= self._max_models:
+            raise Unavailable("other versions are being loaded", code="model_loading")
+        loading = self._start_loading(version)
+        try:
+            return await asyncio.wait_for(asyncio.shield(loading), WAIT_SECONDS)
+        except TimeoutError:
+            raise Unavailable("this version is still being loaded", code="model_loading") from None
+        except Exception as error:
+            raise _app_error(error) from None
+
+    def at_hand(self, version: str) -> LoadedModel | None:
+        """The version, if it is loaded; if not, loading it begins, and nobody waits."""
+        model = self._find(version)
+        failed_at = self._failed_at.get(version, -float("inf"))
+        if (
+            model is None
+            and version not in self._loading
+            and len(self._loading) < self._max_models
+            and time.monotonic() - failed_at > RETRY_SECONDS
+        ):
+            self._start_loading(version)
+        return model
+
+    def take(self, version: str) -> LoadedModel | None:
+        """The version, if it is loaded, no longer kept here."""
+        return self._loaded.pop(version, None)
+
+    async def stop(self) -> None:
+        """Cancels what is being loaded."""
+        tasks = list(self._loading.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _find(self, version: str) -> LoadedModel | None:
+        model = self._loaded.get(version)
+        if model is not None:
+            self._loaded.move_to_end(version)
+        return model
+
+    def _start_loading(self, version: str) -> asyncio.Task[LoadedModel]:
+        task = self._loading.get(version)
+        if task is None:
+            task = self._loading[version] = asyncio.create_task(self._load_version(version))
+            task.add_done_callback(lambda done: self._finish_loading(version, done))
+        return task
+
+    async def _load_version(self, version: str) -> LoadedModel:
+        async with self._lock:
+            row = await self._registry.get(version)
+            if row.status == "deleted":
+                raise version_deleted(version)
+            model = await self._load(row)
+        self._loaded[version] = model
+        while len(self._loaded) > self._max_models:
+            self._loaded.popitem(last=False)
+        log.info("another version loaded", version=version, loaded=len(self._loaded))
+        return model
+
+    def _finish_loading(self, version: str, task: asyncio.Task[LoadedModel]) -> None:
+        del self._loading[version]
+        self._failed_at.pop(version, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed_at[version] = time.monotonic()
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            log.warning("a version cannot be loaded", version=version, reason=reason)
+
+
+def _app_error(error: Exception) -> AppError:
+    """The error that the client gets."""
+    if isinstance(error, AppError):
+        return error
+    if isinstance(error, CheckpointError):
+        return checkpoint_unusable(error)
+    # Too little memory for it, say; others may name addresses.
+    name = type(error).__name__
+    return Unavailable(f"it cannot be loaded: {name}", code="model_not_loaded", retry_after=30)

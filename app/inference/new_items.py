@@ -1,0 +1,200 @@
+"""Items that came after the training: each gets a vector once enough users adopted it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from app.catalog.service import CatalogService
+from app.catalog.snapshot import Catalogue
+from app.core.logging import get_logger
+from app.events.schemas import Adoption
+from app.events.service import EventService
+from app.inference.loaded_model import LoadedModel, TrainedModel
+
+log = get_logger(__name__)
+
+READ_EVENTS = 50_000  # at a time
+MAX_COUNTED = 100_000  # items whose events are counted
+MAX_QUERIED, QUERY_ITEMS = 1_000, 20  # items whose users are read in one pass, in one query
+MAX_ADOPTERS = 1_024  # users of an item that are read, the latest: some may not be the model's
+MAX_USERS = 256  # of the model that an item is fitted to, the latest
+MAX_ITEMS = 1_000  # added to a model, those with the most users
+MAX_FITTED = 100  # in one pass: tens of milliseconds each
+REFIT_FACTOR = 1.5  # times as many users as before, and an item is fitted anew
+MAX_MODEL_ITEMS = 300_000  # beyond, the search of an extended model is built too slowly
+
+
+@dataclass(slots=True)
+class _Activity:
+    """What happened to an item since its users were last read."""
+
+    events: int = 0
+    """Positive ones, of users whom the service knew before the training."""
+    threshold: int = 1
+    """Fewer events change nothing. An item that is counted first may have users of long ago."""
+
+
+@dataclass(slots=True)
+class _FittedItem:
+    users: int
+    vector: torch.Tensor
+
+
+@dataclass(slots=True)
+class _ModelUsers:
+    """An item's users that the model has, the latest last."""
+
+    rows: list[int]
+    weights: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What was read of the events since a version was trained."""
+
+    trained: weakref.ref[TrainedModel]
+    seq: int
+    activity: dict[int, _Activity] = field(default_factory=dict)
+    """By item; the item of the latest event comes last."""
+    fitted: dict[int, _FittedItem] = field(default_factory=dict)
+
+
+class NewItems:
+    """Extends a loaded model by new items. One task at a time may call it."""
+
+    def __init__(self, events: EventService, catalog: CatalogService, min_users: int) -> None:
+        self._events = events
+        self._catalog = catalog
+        self._min_users = min_users
+        self._progress: _Progress | None = None
+
+    async def extend(self, model: LoadedModel) -> LoadedModel | None:
+        """The model with the items that have enough users by now; None if it has them already."""
+        trained = model.trained
+        # Loaded anew, the same version begins without what it had.
+        if self._progress is None or self._progress.trained() is not trained:
+            self._progress = _Progress(weakref.ref(trained), trained.trained_seq)
+        if trained.n_items > MAX_MODEL_ITEMS:
+            return None
+        progress = self._progress
+        await self._count_events(progress, model)
+        await self._fit_items(progress, model)
+        return await self._extend(progress, model)
+
+    async def _count_events(self, progress: _Progress, model: LoadedModel) -> None:
+        """Counts what happened to items that training has not seen."""
+        trained = model.trained
+        while rows := await self._events.new_item_usage(
+            progress.seq, trained.trained_seq, READ_EVENTS
+        ):
+            items, known, seqs = np.array(rows, dtype=np.int64).T
+            model_rows = model.items(await self._catalog.catalogue()).rows(items)
+            new = ((model_rows < 0) | (model_rows >= trained.n_items)) & (known > 0)
+            for item, events in zip(items[new].tolist(), known[new].tolist(), strict=True):
+                activity = progress.activity.pop(item, _Activity())
+                activity.events += events
+                progress.activity[item] = activity
+            progress.seq = int(seqs.max())
+        while len(progress.activity) > MAX_COUNTED:  # the next event on an item counts it anew
+            del progress.activity[next(iter(progress.activity))]
+
+    async def _fit_items(self, progress: _Progress, model: LoadedModel) -> None:
+        """Fits the items whose users are enough, or many more than they were."""
+        changed: dict[int, _ModelUsers] = {}
+        due = self._due_items(progress, await self._catalog.catalogue())
+        for start in range(0, len(due), QUERY_ITEMS):
+            items = due[start : start + QUERY_ITEMS]
+            for item, users in (await self._model_users(items, model)).items():
+                n = len(users.rows)
+                if n < self._min_users:
+                    progress.fitted.pop(item, None)
+                fitted_to = progress.fitted[item].users if item in progress.fitted else 0
+                required = max(self._min_users, math.ceil(REFIT_FACTOR * fitted_to))
+                if n >= required:
+                    changed[item] = users
+                else:
+                    progress.activity[item] = _Activity(threshold=required - n)
+            if len(changed) >= MAX_FITTED:
+                break
+        if not changed:
+            return
+        user_vectors = [model.engine.trained_vectors(users.rows) for users in changed.values()]
+        weights = [users.weights for users in changed.values()]
+        vectors = await asyncio.to_thread(lambda: model.trained.item_fold_in(user_vectors, weights))
+        for (item, users), vector in zip(changed.items(), vectors, strict=True):
+            n = len(users.rows)
+            progress.fitted[item] = _FittedItem(n, vector)
+            threshold = max(1, math.ceil(REFIT_FACTOR * n) - n)
+            progress.activity[item] = _Activity(threshold=threshold)
+        for item in _by_users(progress)[MAX_ITEMS:]:
+            del progress.fitted[item]
+
+    def _due_items(self, progress: _Progress, catalogue: Catalogue) -> list[int]:
+        """Items that may have enough users by now, those with the most events first."""
+        due = [
+            item
+            for item, activity in progress.activity.items()
+            if activity.events >= activity.threshold and item not in catalogue.deleted
+        ]
+        return sorted(due, key=lambda item: (-progress.activity[item].events, item))[:MAX_QUERIED]
+
+    async def _model_users(
+        self, items: Sequence[int], model: LoadedModel
+    ) -> dict[int, _ModelUsers]:
+        """The users of each item whose vector the model has."""
+        adoptions = await self._events.adopters(items, model.trained.trained_seq, MAX_ADOPTERS)
+        by_item: dict[int, list[Adoption]] = {item: [] for item in items}
+        for adoption in adoptions:
+            by_item[adoption.item].append(adoption)
+        return {item: self._weigh(of_item, model) for item, of_item in by_item.items()}
+
+    def _weigh(self, adoptions: Sequence[Adoption], model: LoadedModel) -> _ModelUsers:
+        """The users with the largest weight that any of their events has."""
+        latest = max((adoption.timestamp for adoption in adoptions), default=0)
+        times = np.array([adoption.timestamp for adoption in adoptions], dtype=np.int64)
+        decay = self._events.event_weights.decay(times, latest).tolist()
+        strongest: dict[int, float] = {}
+        for adoption, left in zip(adoptions, decay, strict=True):
+            row = model.user_rows.get(adoption.user)
+            if row is not None:
+                strongest[row] = max(strongest.get(row, 0.0), adoption.weight * left)
+        rows = list(strongest)[-MAX_USERS:]
+        return _ModelUsers(rows, torch.tensor([strongest[row] for row in rows]))
+
+    async def _extend(self, progress: _Progress, model: LoadedModel) -> LoadedModel | None:
+        catalogue = await self._catalog.catalogue()
+        items = _by_users(progress)
+        names = [catalogue.external_ids[item] for item in items]
+        vectors = torch.empty((0, 0))
+        revision = ""
+        if items:
+            vectors = torch.stack([progress.fitted[item].vector for item in items])
+            content = vectors.numpy().tobytes() + "\0".join(names).encode()
+            revision = hashlib.blake2b(content, digest_size=8).hexdigest()
+        # Not only what has just been fitted: the model may have been loaded anew meanwhile, or
+        # building the last one went wrong.
+        if revision == model.revision:
+            return None
+
+        def build() -> LoadedModel:
+            extended = model.extended(names, vectors, revision)
+            extended.items(catalogue)
+            extended.engine.warm_up()
+            return extended
+
+        extended = await asyncio.to_thread(build)
+        log.info("new items", version=model.version, items=len(names))
+        return extended
+
+
+def _by_users(progress: _Progress) -> list[int]:
+    """The fitted items, those with the most users first."""
+    return sorted(progress.fitted, key=lambda item: (-progress.fitted[item].users, item))

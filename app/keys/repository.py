@@ -1,0 +1,41 @@
+"""Queries on API keys."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.core.database import Database
+from app.core.tables import now_us
+from app.keys.schemas import KeyRow
+from app.keys.tables import api_keys
+
+_COLUMNS = [api_keys.c[name] for name in KeyRow._fields]
+
+
+class KeyRepository:
+    """Each write in its own transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def list(self) -> list[KeyRow]:
+        """Every key, revoked ones included, newest first."""
+        rows = await self._database.fetch(
+            sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.key_id)
+        )
+        return [KeyRow(*row) for row in rows]
+
+    async def insert(self, row: KeyRow) -> None:
+        """Adds a key."""
+        async with self._database.write() as conn:
+            await conn.execute(api_keys.insert().values(row._asdict()))
+
+    async def revoke(self, key_id: str) -> bool:
+        """Revokes a key; false if there is no such key, or it is revoked already."""
+        async with self._database.write() as conn:
+            updated = await conn.execute(
+                api_keys.update()
+                .where((api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None))
+                .values(revoked_at=now_us())
+            )
+        return updated.rowcount == 1

@@ -1,0 +1,141 @@
+"""A/B tests on requests: interleaved lists of two versions, and what was served by whom."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Protocol
+
+from app.ab_tests.schemas import RunningABTest
+from app.ab_tests.service import ABTestService
+from app.core.errors import AppError
+from app.core.logging import get_logger
+from app.core.recommendation_ids import new_recommendation_id
+from app.inference.loaded_model import LoadedModel
+from app.inference.model_manager import ModelManager
+from app.recommend.context import NEWCOMER, RecommendationContext
+from app.recommend.list_builder import ListBuilder
+from app.recommend.response import RankedList
+from ncr_core.online.interleaving import Draft, team_draft
+
+log = get_logger(__name__)
+
+
+class ListObserver(Protocol):
+    """Looks at lists that were served, in the background."""
+
+    def observe(
+        self, context: RecommendationContext, model: LoadedModel, ranked: RankedList
+    ) -> None:
+        """Takes note of a version's own list. Returns at once."""
+
+    async def stop(self) -> None:
+        """Cancels what is under way."""
+
+
+class ABTestRouter:
+    """Decides which requests take part in the A/B test that runs, and records what was served.
+
+    A test is on while the version it began beside is the one that answers, for requests that leave
+    the version to the service, of users that a model can know something of. ``observer`` sees
+    the lists that were served, as `ShadowTester` does.
+    """
+
+    def __init__(
+        self,
+        tests: ABTestService,
+        models: ModelManager,
+        lists: ListBuilder,
+        observer: ListObserver | None = None,
+    ) -> None:
+        self._tests = tests
+        self._models = models
+        self._lists = lists
+        self._observer = observer
+
+    async def interleave(
+        self, context: RecommendationContext, model: LoadedModel
+    ) -> tuple[RankedList, str] | None:
+        """A list drafted from those of both versions, and a recommendation id of the test's.
+
+        None where the request takes no part. Where the second version cannot answer, the first
+        one's list and id.
+        """
+        test = self._tests.interleaving.running
+        if test is None or not is_tested(test, context, model):
+            return None
+        other = None
+        if self._tests.interleaving.includes(test, context.user):
+            other = self._models.at_hand(test.version_b)
+        if other is None:
+            return None
+        a, b = await asyncio.gather(
+            self._lists.build(context, model),
+            self._lists.build(context, other),
+            return_exceptions=True,
+        )
+        if isinstance(a, BaseException):
+            raise a
+        if isinstance(b, BaseException):
+            log_failure(test, b)
+            self.record(context, model, a)
+            return a, new_recommendation_id(model.version)
+        recommendation_id = new_recommendation_id(test.trial_id)
+        coin = random.Random(recommendation_id)  # noqa: S311 - so that it can be tossed again
+        draft = team_draft(a.ids, b.ids, context.query.n, coin)
+        team_a, team_b = draft.teams
+        self._tests.interleaving.record(
+            recommendation_id, test, context.profile.user_id, team_a, team_b
+        )
+        return merged(draft, a, b), recommendation_id
+
+    def record(
+        self, context: RecommendationContext, model: LoadedModel, ranked: RankedList
+    ) -> None:
+        """Counts a version's own list, and perhaps ranks once more in the shadow."""
+        self._tests.impressions.add_lists(model.version)
+        if self._observer is not None:
+            self._observer.observe(context, model, ranked)
+
+    def record_rerank(self, version: str) -> None:
+        """Counts an answer of a version that is no list of its own."""
+        self._tests.impressions.add_lists(version)
+
+    async def stop(self) -> None:
+        """Cancels what runs in the background."""
+        if self._observer is not None:
+            await self._observer.stop()
+
+
+def merged(draft: Draft[int], a: RankedList, b: RankedList) -> RankedList:
+    """The drafted list: each item with what the version that put it there says of it.
+
+    By how much an item is preferred to the one below is known only where that is the one below it
+    in the same version's list.
+    """
+    from_b = set(draft.teams.b) | (set(b.ids) - set(a.ids))
+    entries = [dict(zip(ranked.ids, ranked.entries(), strict=True)) for ranked in (a, b)]
+    below = [dict(zip(ranked.ids, ranked.ids[1:], strict=False)) for ranked in (a, b)]
+    sides = [(item, int(item in from_b)) for item in draft.merged]
+    merged_entries = []
+    for rank, (item, side) in enumerate(sides, 1):
+        entry = entries[side][item] | {"rank": rank}
+        if sides[rank : rank + 1] != [(below[side].get(item), side)]:
+            entry["preferred_over_next"] = None
+        merged_entries.append(entry)
+    return RankedList.of(merged_entries, draft.merged)
+
+
+def is_tested(test: RunningABTest, context: RecommendationContext, model: LoadedModel) -> bool:
+    """Whether a test is on for this request."""
+    return (
+        context.query.model is None
+        and model.version == test.version_a
+        and context.user_key is not NEWCOMER
+    )
+
+
+def log_failure(test: RunningABTest, error: BaseException) -> None:
+    """Logs that the second version did not answer."""
+    reason = error.code if isinstance(error, AppError) else type(error).__name__
+    log.warning("the other version did not answer", trial=test.trial_id, reason=reason)

@@ -1,0 +1,182 @@
+"""The context of a request about a user, and its translation into what the model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.catalog.service import CatalogService
+from app.catalog.snapshot import Catalogue
+from app.core.errors import Conflict
+from app.events.profile import Profile
+from app.events.service import EventService
+from app.inference.batcher import IsGone
+from app.inference.loaded_model import ItemIndex, LoadedModel
+from app.recommend.schemas import RecommendationQuery, Source
+from ncr_core.fold_in import Evidence
+from ncr_core.inference.retrieval import RankRequest, UserState
+
+MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
+NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
+_NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)  # not frozen: there is one for each request, and that costs more
+class RecommendationContext:
+    """A request about a user, with the state of the service that it is answered from."""
+
+    user: str
+    query: RecommendationQuery
+    profile: Profile
+    catalogue: Catalogue
+    is_gone: IsGone | None = None
+    """Tells whether the client has disconnected."""
+    on_slow: Callable[[], None] | None = None
+    """Called when the answer has to wait in the slow queue."""
+
+    @property
+    def user_key(self) -> Hashable:
+        """What an answer depends on of the user."""
+        profile = self.profile
+        return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
+
+
+class ContextLoader:
+    """Looks up once what a request is answered from."""
+
+    def __init__(self, events: EventService, catalog: CatalogService) -> None:
+        self._events = events
+        self._catalog = catalog
+
+    async def load(
+        self,
+        user: str,
+        query: RecommendationQuery,
+        is_gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
+    ) -> RecommendationContext:
+        """The context at this moment, with every committed event of the user (`ProfileCache`).
+
+        Raises:
+            Conflict: ``query.min_seq`` is not reached.
+        """
+        profile = await self._events.profiles.get(user, query.min_seq)
+        if query.min_seq is not None and profile.event_seq < query.min_seq:
+            raise Conflict(
+                f"no event has the seq {query.min_seq} yet; the last is {profile.event_seq}",
+                code="seq_not_reached",
+            )
+        catalogue = await self._catalog.catalogue(profile.catalog_seq)
+        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow)
+
+
+def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
+    """The user as the model sees them; None where it knows nothing of them."""
+    profile, items = context.profile, model.items(context.catalogue)
+    # A user who was erased and came back is new, though the model may still have their row.
+    was_trained = 0 < profile.first_seq <= model.trained_seq
+    row = model.user_rows.get(context.user) if was_trained else None
+    evidence = None
+    if row is None or profile.latest_seq > model.trained_seq:
+        # A trained vector is held to, and fitted to what came since.
+        after = 0 if row is None or model.engine.pools_users else model.trained_seq
+        evidence = fold_in_evidence(profile, items, after)
+    if row is None and evidence is None:
+        return None
+    return UserState(row, evidence, (context.user, profile.last_seq))
+
+
+def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequest | None:
+    """The model's list for the user; None where the model knows nothing of them."""
+    user = user_state(context, model)
+    if user is None:
+        return None
+    catalogue, profile, query = context.catalogue, context.profile, context.query
+    items = model.items(catalogue)
+    withheld = profile.disliked
+    if query.exclude_seen:
+        withheld = np.concatenate([profile.seen, withheld]) if len(withheld) else profile.seen
+    skipped = _NO_ROWS
+    if query.exclude:
+        ids = internal_ids(catalogue, query.exclude)
+        skipped = np.flatnonzero(np.isin(items.internal, ids))
+    return RankRequest(
+        user,
+        query.n,
+        items.allowed(catalogue, query.categories),
+        withheld,
+        skipped,
+        query.diversity,
+        _explainable(fold_in_evidence(profile, items, 0), items, catalogue)
+        if query.explain
+        else None,
+        (user.key, items.candidates_key(query.exclude_seen, query.categories)),
+        query.key_bytes,
+        items.row_of,
+    )
+
+
+def source_of(user: UserState | None) -> Source:
+    """What a list is made from, as answers name it."""
+    if user is None:
+        return "popular"
+    return "model" if user.evidence is None else "fold_in"
+
+
+def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
+    """By internal id: visible, in the categories, not disliked, not seen."""
+    catalogue, profile, query = context.catalogue, context.profile, context.query
+    allowed = catalogue.visible.copy()
+    if query.categories:
+        allowed &= catalogue.mask(query.categories)
+    if query.exclude_seen:
+        allowed[profile.seen[profile.seen < len(allowed)]] = False
+    disliked = profile.disliked
+    if len(disliked):
+        allowed[disliked[disliked < len(allowed)]] = False
+    return allowed
+
+
+def internal_ids(catalogue: Catalogue, items: Sequence[str]) -> list[int]:
+    """The internal ids of those of the client's ids that exist."""
+    ids = (catalogue.internal_ids.get(item) for item in items)
+    return [internal_id for internal_id in ids if internal_id is not None]
+
+
+def fold_in_evidence(profile: Profile, items: ItemIndex, after: int) -> Evidence | None:
+    """The user's feedback after a seq, in the model's rows; None where there is none.
+
+    After 0 for a vector that is made of nothing else; for a trained one, what it has not been
+    trained on. Of dislikes and statements it is the latest ``MAX_EVIDENCE``: they are fitted while
+    others wait.
+    """
+    # An event that only shows that an item was seen is no news, whatever earlier events say.
+    recent = profile.seen[(profile.seqs > after) & (profile.weights != 0)]
+    liked = np.isin(profile.positives, recent)
+    unwanted = np.flatnonzero(np.isin(profile.disliked, recent))[-MAX_EVIDENCE:]
+    rows, weights = items.rows(profile.positives[liked]), profile.positive_weights[liked]
+    disliked = items.rows(profile.disliked[unwanted])
+    disliked_weights = profile.disliked_weights[unwanted]
+    stated = profile.pairs[profile.pair_seqs > after][-MAX_EVIDENCE:]
+    pairs = items.rows(stated.reshape(-1)).reshape(-1, 2)
+    evidence = Evidence(
+        items=rows[rows >= 0],
+        weights=weights[rows >= 0],
+        disliked=disliked[disliked >= 0],
+        disliked_weights=disliked_weights[disliked >= 0],
+        pairs=pairs[(pairs >= 0).all(axis=1)],
+    )
+    return evidence if len(evidence) else None
+
+
+def _explainable(evidence: Evidence | None, items: ItemIndex, catalogue: Catalogue) -> Evidence:
+    """The evidence without deleted items: no answer names them."""
+    if evidence is None or not catalogue.deleted:
+        return evidence or Evidence()
+    deleted = np.fromiter(catalogue.deleted, np.int64, len(catalogue.deleted))
+    kept = ~np.isin(items.internal[evidence.items], deleted)
+    weights = None if evidence.weights is None else evidence.weights[kept]
+    return replace(evidence, items=evidence.items[kept], weights=weights)

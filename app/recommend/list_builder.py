@@ -1,0 +1,121 @@
+"""Whole lists: from the cache, else ranked by the model, then backfilled with popular items."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from app import __version__
+from app.core.cache import ByteCache, SingleFlight
+from app.core.errors import Unavailable
+from app.core.redis import RedisClient
+from app.inference.batcher import Batcher, ClientGone
+from app.inference.loaded_model import LoadedModel
+from app.recommend.context import NEWCOMER, RecommendationContext, rank_request, source_of
+from app.recommend.exploration import Exploration
+from app.recommend.popularity import PopularityRanking, backfill
+from app.recommend.response import EMPTY_LIST, RankedList, shared_list_name
+
+
+class ListBuilder:
+    """Builds the list of a request.
+
+    Args:
+        batcher: ranks what is in no cache.
+        popularity: backfills lists, and makes those of newcomers.
+        exploration: draws a share of newcomers' items.
+        cache_bytes: the memory for lists of this process, in bytes.
+        redis: keeps lists for other servers, where there is one.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        popularity: PopularityRanking,
+        exploration: Exploration,
+        cache_bytes: int = 0,
+        redis: RedisClient | None = None,
+    ) -> None:
+        self._batcher = batcher
+        self._popularity = popularity
+        self._exploration = exploration
+        self._redis = redis
+        self.cache: ByteCache[Hashable, RankedList] = ByteCache(cache_bytes)
+        self._flights: SingleFlight[Hashable, RankedList] = SingleFlight()
+
+    async def build(self, context: RecommendationContext, model: LoadedModel | None) -> RankedList:
+        """The list by a model; without one, the popular items.
+
+        Raises:
+            Unavailable: too many requests wait to be ranked, or the client has gone.
+        """
+        query, user_key = context.query, context.user_key
+        model_key = None if model is None else model.key
+        key = (model_key, user_key, context.catalogue.seq, query.key)
+        ranked = EMPTY_LIST
+        if user_key is NEWCOMER:
+            if self._exploration.n_drawn(query.n) > 0:
+                popular = await self._popularity.ranked(context.profile.event_seq)
+                key_now = (key, self._popularity.number)
+                return self._exploration.build(key_now, context, popular, self._popularity.counts)
+        elif model is not None:
+            ranked = self.cache.get(key) or await self._rank_once(key, context, model)
+        if len(ranked.ids) >= query.n:
+            return ranked
+        return ranked.followed_by(await self._backfill(key, context, ranked))
+
+    async def _rank_once(
+        self, key: Hashable, context: RecommendationContext, model: LoadedModel
+    ) -> RankedList:
+        """The model's list; requests for the same list wait for one computation."""
+        while True:
+            self._batcher.check()  # before anything is done for a request that will be refused
+            try:
+                return await self._flights.run(key, lambda: self._rank(key, context, model))
+            except ClientGone:
+                # It may have been another's client who asked for the same list.
+                if context.is_gone is not None and await context.is_gone():
+                    raise Unavailable("the client has gone", code="client_gone") from None
+
+    async def _rank(
+        self, key: Hashable, context: RecommendationContext, model: LoadedModel
+    ) -> RankedList:
+        """The model's list, empty where it knows nothing of the user; kept in the caches."""
+        request = rank_request(context, model)
+        if request is None:
+            return EMPTY_LIST
+        if self._redis is not None:
+            # Servers of another version or setting may rank, describe or weigh in another way.
+            made_by = (__version__, model.engine.n_candidates, context.profile.event_weights.key)
+            name = shared_list_name((*made_by, key))
+            shared = RankedList.from_bytes(await self._redis.get(name), context.catalogue)
+            if shared is not None:
+                self._keep(key, shared, context)
+                return shared
+        items = await self._batcher.rank(model.engine, request, context.is_gone, context.on_slow)
+        ranked = RankedList.ranked(
+            context.catalogue,
+            model.items(context.catalogue).internal,
+            source_of(request.user),
+            items,
+            explain=context.query.explain,
+        )
+        self._keep(key, ranked, context)
+        if self._redis is not None:
+            self._redis.put(name, ranked.to_bytes())
+        return ranked
+
+    async def _backfill(
+        self, key: Hashable, context: RecommendationContext, ranked: RankedList
+    ) -> RankedList:
+        """The popular items that follow the model's own list."""
+        popular = await self._popularity.ranked(context.profile.event_seq)
+        key = (key, self._popularity.number)
+        rest = self.cache.get(key)
+        if rest is None:
+            rest = backfill(context, popular, ranked)
+            self._keep(key, rest, context)
+        return rest
+
+    def _keep(self, key: Hashable, ranked: RankedList, context: RecommendationContext) -> None:
+        size = len(ranked.json) + 8 * len(ranked.ids) + context.query.key_bytes
+        self.cache.put(key, ranked, size)

@@ -1,0 +1,111 @@
+"""Items by popularity: lists of newcomers, lists without a model, and backfill."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.events.service import EventService
+from app.recommend.context import RecommendationContext, allowed_items, internal_ids
+from app.recommend.response import RankedList, popular_entry
+
+INCREMENT_SECONDS = 1.0
+RECOUNT_SECONDS = 300.0
+MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is counted anew
+
+
+class PopularityRanking:
+    """Items by the number of their users, most first.
+
+    New events are counted in as they come (a user's second event on an item too, until the next
+    recount): that is one short query at most once a second, and a recount a few times an hour.
+    """
+
+    def __init__(self, events: EventService) -> None:
+        self._events = events
+        self.counts = np.zeros(0, dtype=np.int64)
+        """By internal id: the number of users, as far as it has been counted."""
+        self._ranked = np.zeros(0, dtype=np.int64)
+        self._seq = -1
+        self.number = 0
+        """Grows when the ranking changes."""
+        self._counted_at = self._recounted_at = -float("inf")
+        self._updating = asyncio.Lock()
+
+    async def ranked(self, at_least: int) -> NDArray[np.int64]:
+        """Internal ids of all items with events, most popular first, ties by id."""
+        now = time.monotonic()
+        if self._seq < at_least and now - self._counted_at >= INCREMENT_SECONDS:
+            async with self._updating:
+                if now - self._counted_at >= INCREMENT_SECONDS:
+                    await self._update(at_least, now)
+        return self._ranked
+
+    async def _update(self, at_least: int, now: float) -> None:
+        if now - self._recounted_at < RECOUNT_SECONDS:
+            new = await self._events.new_events(self._seq, MAX_NEW_EVENTS)
+            if len(new) < MAX_NEW_EVENTS:
+                items = np.array([item for _, _, item in new], dtype=np.int64)
+                seq = max(at_least, new[-1][0] if new else 0)
+                self._set(_sum(self.counts, items, np.ones_like(items)), seq, now)
+                return
+        # The number first: what comes in meanwhile may be counted twice, but is never missed.
+        seq = await self._events.last_seq()
+        pairs = np.array(await self._events.popularity(), dtype=np.int64).reshape(-1, 2)
+        self._set(_sum(np.zeros(0, np.int64), pairs[:, 0], pairs[:, 1]), seq, now)
+        self._recounted_at = now
+
+    def _set(self, counts: NDArray[np.int64], seq: int, now: float) -> None:
+        self.counts, self._seq, self._counted_at = counts, seq, now
+        order = np.argsort(-counts, kind="stable")
+        ranked = order[: int((counts > 0).sum())]
+        if not np.array_equal(ranked, self._ranked):
+            self._ranked = ranked
+            self.number += 1
+
+
+def _sum(
+    counts: NDArray[np.int64], items: NDArray[np.int64], n: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    size = max(len(counts), int(items.max()) + 1 if len(items) else 0)
+    total = np.zeros(size, dtype=np.int64)
+    total[: len(counts)] = counts
+    np.add.at(total, items, n)
+    return total
+
+
+def backfill(
+    context: RecommendationContext, popular: NDArray[np.int64], ranked: RankedList
+) -> RankedList:
+    """The items that fill a list up to ``n``, as of `most_popular`."""
+    allowed = backfill_items(context)
+    allowed[list(ranked.ids)] = False
+    chosen = most_popular(popular, allowed, context.query.n - len(ranked.ids))
+    catalogue, explain = context.catalogue, context.query.explain
+    entries = [
+        popular_entry(catalogue.external_ids[item], catalogue.titles[item], rank, explain)
+        for rank, item in enumerate(chosen, len(ranked.ids) + 1)
+    ]
+    return RankedList.of(entries, chosen)
+
+
+def backfill_items(context: RecommendationContext) -> NDArray[np.bool_]:
+    """By internal id: items that may be in the list, without those that the query excludes."""
+    allowed = allowed_items(context)
+    allowed[internal_ids(context.catalogue, context.query.exclude)] = False
+    return allowed
+
+
+def most_popular(popular: NDArray[np.int64], allowed: NDArray[np.bool_], n: int) -> list[int]:
+    """The ``n`` most popular allowed items, then items without users, newest first."""
+    popular = popular[popular < len(allowed)]
+    chosen = popular[allowed[popular]][:n]
+    if len(chosen) < n:
+        rest = allowed.copy()
+        rest[popular] = False
+        chosen = np.concatenate([chosen, np.flatnonzero(rest)[::-1][: n - len(chosen)]])
+    items: list[int] = chosen.tolist()
+    return items

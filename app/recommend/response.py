@@ -1,0 +1,159 @@
+"""Serialisation of ranked lists, for responses and the list cache."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from app.catalog.snapshot import Catalogue
+from app.recommend.schemas import Source
+from ncr_core.inference.engine import RankedItem
+
+Entry = dict[str, Any]
+"""An item of a list, as answers have it; see `schemas.RecommendedItem`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedList:
+    """The items of an answer, ready to be sent."""
+
+    json: bytes
+    """Objects with commas between them."""
+    ids: tuple[int, ...]
+    """The catalogue's ids of the items."""
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry], ids: Sequence[int]) -> RankedList:
+        """A list of these entries; ``ids`` are the catalogue's."""
+        return cls(orjson.dumps(entries)[1:-1], tuple(ids))
+
+    @classmethod
+    def ranked(
+        cls,
+        catalogue: Catalogue,
+        internal: NDArray[np.int64],
+        source: Source,
+        items: Sequence[RankedItem],
+        *,
+        explain: bool,
+    ) -> RankedList:
+        """A model's list; ``internal`` (n_items,) are the catalogue's ids of the model's rows."""
+        ids = [int(internal[item.row]) for item in items]
+        entries = [
+            ranked_entry(catalogue, internal_id, rank, source, item)
+            for rank, (internal_id, item) in enumerate(zip(ids, items, strict=True), 1)
+        ]
+        if explain:
+            for entry, item in zip(entries, items, strict=True):
+                entry["because"] = _reasons(catalogue, internal, item)
+        return cls.of(entries, ids)
+
+    @classmethod
+    def from_bytes(cls, value: bytes | None, catalogue: Catalogue) -> RankedList | None:
+        """A list that another server has written; None for what no server can have written."""
+        if value is None:
+            return None
+        try:
+            parsed = orjson.loads(value)
+            ids, entries = tuple(parsed["ids"]), parsed["items"]
+            same = [catalogue.external_ids[i] for i in ids] == [entry["id"] for entry in entries]
+        except (ValueError, TypeError, KeyError, IndexError):
+            return None
+        return cls.of(entries, ids) if same else None
+
+    def to_bytes(self) -> bytes:
+        """The list for other servers."""
+        return orjson.dumps({"ids": self.ids, "items": orjson.Fragment(b"[" + self.json + b"]")})
+
+    def entries(self) -> list[Entry]:
+        """The objects again."""
+        entries: list[Entry] = orjson.loads(b"[" + self.json + b"]")
+        return entries
+
+    def followed_by(self, other: RankedList) -> RankedList:
+        """Both, one after the other; their ranks must go on."""
+        if not self.ids or not other.ids:
+            return self if self.ids else other
+        return RankedList(self.json + b"," + other.json, self.ids + other.ids)
+
+
+EMPTY_LIST = RankedList(b"", ())
+
+
+def popular_entry(item: str, title: str | None, rank: int, explain: bool = False) -> Entry:
+    """An item of which no model says anything."""
+    entry: Entry = {
+        "id": item,
+        "title": title,
+        "rank": rank,
+        "score": None,
+        "source": "popular",
+        "preferred_over_next": None,
+    }
+    if explain:
+        entry["because"] = []
+    return entry
+
+
+def ranked_entry(
+    catalogue: Catalogue, internal_id: int, rank: int, source: Source, item: RankedItem
+) -> Entry:
+    """An item of the catalogue with what the model says of it, without reasons."""
+    ahead = item.preferred_over_next
+    return {
+        "id": catalogue.external_ids[internal_id],
+        "title": catalogue.titles[internal_id],
+        "rank": rank,
+        "score": round(item.score, 6),
+        "source": source,
+        "preferred_over_next": None if ahead is None else round(ahead, 6),
+    }
+
+
+def _reasons(catalogue: Catalogue, internal: NDArray[np.int64], item: RankedItem) -> list[Entry]:
+    """The user's own items that an item is due to, the one with the largest effect first.
+
+    ``internal`` (n_items,) are the catalogue's ids of the model's rows.
+    """
+    return [
+        {
+            "id": catalogue.external_ids[internal[row]],
+            "title": catalogue.titles[internal[row]],
+            "effect": round(effect, 6),
+        }
+        for row, effect in item.because
+    ]
+
+
+def response_body(
+    user: str,
+    model_version: str | None,
+    as_of_seq: int,
+    ranked: RankedList,
+    started: float,
+    recommendation_id: str,
+) -> bytes:
+    """The body of an answer; ``started`` is a moment of `time.perf_counter`."""
+    return orjson.dumps(
+        {
+            "recommendation_id": recommendation_id,
+            "user": user,
+            "model_version": model_version,
+            "as_of_seq": as_of_seq,
+            "took_ms": round((time.perf_counter() - started) * 1000, 2),
+            "items": orjson.Fragment(b"[" + ranked.json + b"]"),
+        }
+    )
+
+
+def shared_list_name(key: Hashable) -> str:
+    """The name of a list in Redis: the same in every process."""
+    digest = hashlib.blake2b(repr(key).encode("utf-8", "backslashreplace"), digest_size=16)
+    return f"list:{digest.hexdigest()}"

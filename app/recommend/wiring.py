@@ -1,0 +1,80 @@
+"""Builds the feature that answers requests for lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.ab_tests.service import ABTestService
+from app.catalog.service import CatalogService
+from app.core.redis import RedisClient
+from app.core.settings import Settings
+from app.events.service import EventService
+from app.inference.batcher import Batcher
+from app.inference.loaded_model import LoadedModel
+from app.inference.metrics import InferenceMetrics
+from app.inference.model_manager import ModelManager
+from app.inference.new_items import NewItems
+from app.recommend.ab_tests import ABTestRouter
+from app.recommend.batch import BatchService
+from app.recommend.context import ContextLoader
+from app.recommend.exploration import Exploration
+from app.recommend.list_builder import ListBuilder
+from app.recommend.popularity import PopularityRanking
+from app.recommend.preference_elicitation import QuestionService
+from app.recommend.rerank import RerankService
+from app.recommend.service import RecommendService
+from app.recommend.shadow_tests import ShadowTester
+from app.recommend.similar_items import SimilarItemsService
+from app.registry.service import ModelRegistry
+
+
+class RecommendFeature:
+    """The services of the recommend routes, wired to each other.
+
+    `await start()` before the first answer where the active model is to be followed, and
+    `await stop()` at the end.
+    """
+
+    def __init__(
+        self,
+        events: EventService,
+        catalog: CatalogService,
+        registry: ModelRegistry,
+        settings: Settings,
+        *,
+        ab_tests: ABTestService | None = None,
+        redis: RedisClient | None = None,
+        metrics: InferenceMetrics | None = None,
+        on_model: Callable[[LoadedModel], None] = lambda model: None,
+    ) -> None:
+        cache_bytes = settings.list_cache_bytes
+        new_items = NewItems(events, catalog, settings.new_item_users)
+        contexts = ContextLoader(events, catalog)
+        popularity = PopularityRanking(events)
+        # Newcomers' lists differ, and there may be any number of them: only parts are kept.
+        exploration = Exploration(settings.exploration, cache_bytes // 16)
+        self.models = models = ModelManager(registry, settings, on_model, metrics, new_items)
+        self.batcher = batcher = Batcher(settings.inference_threads, metrics)
+        self.lists = lists = ListBuilder(batcher, popularity, exploration, cache_bytes, redis)
+        self.shadows: ShadowTester | None = None
+        self.ab_tests: ABTestRouter | None = None
+        if ab_tests is not None:
+            if ab_tests.shadow is not None:
+                self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
+            self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
+        self.service = RecommendService(contexts, models, lists, self.ab_tests)
+        self.batch = BatchService(models, self.service)
+        self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
+        self.questions = QuestionService(contexts, models, popularity, batcher)
+        self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)
+
+    async def start(self) -> None:
+        """Loads the active model, if there is one, and begins to follow the registry."""
+        await self.models.start()
+
+    async def stop(self) -> None:
+        """Ends what runs in the background, and the inference thread."""
+        if self.ab_tests is not None:
+            await self.ab_tests.stop()
+        await self.models.stop()
+        await self.batcher.close()

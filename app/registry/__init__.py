@@ -1,0 +1,1 @@
+"""The registry of models: versions, their checkpoints, and which one is active."""

@@ -1,0 +1,140 @@
+"""Activation of versions: changes of one row, each recorded in the history."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.core.database import Database
+from app.core.errors import Conflict, NotFound
+from app.core.logging import get_logger
+from app.registry.errors import checkpoint_unusable, version_deleted
+from app.registry.history import ROLLBACKS, Reason, pop_to, undo_stack
+from app.registry.repository import ModelRepository
+from app.registry.schemas import Activation, ModelRow
+from ncr_core.errors import CheckpointError
+
+log = get_logger(__name__)
+
+Check = Callable[[ModelRow], Awaitable[object]]
+
+
+class ActivationService:
+    """Activates, pins and rolls back versions."""
+
+    def __init__(self, database: Database, check: Check) -> None:
+        """``check`` reads a version's checkpoint before it is activated; raises CheckpointError."""
+        self._database = database
+        self._repository = ModelRepository(database)
+        self._check = check
+
+    async def publish(
+        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None, *, serve: bool
+    ) -> bool:
+        """Adds a version; see `ModelRegistry.publish`."""
+        before = await self._repository.lock_activation(conn)
+        await self._repository.insert(conn, row)
+        if row.status != "published" or before.pinned or not serve:
+            return False
+        after = Activation(row.version, before.version, before.generation + 1)
+        await self._repository.set_active(conn, before, after, "published", detail)
+        return True
+
+    async def activate(
+        self,
+        version: str,
+        reason: Reason,
+        detail: dict[str, Any] | None,
+        *,
+        force: bool = False,
+        pin: bool = False,
+        if_active: str | None = None,
+    ) -> Activation:
+        """Activates a version; see `ModelRegistry.activate`."""
+        row = await self._usable_version(version, force)
+        try:
+            await self._check(row)
+        except CheckpointError as error:
+            raise checkpoint_unusable(error) from None
+        async with self._database.write() as conn:
+            before = await self._repository.lock_activation(conn)
+            if if_active is not None and before.version != if_active:
+                raise Conflict("another version has been activated meanwhile", code="model_changed")
+            if reason == "returned" and before.pinned:
+                raise Conflict("the active version is pinned", code="pinned")
+            # Checked again in the transaction: retention may have removed its files meanwhile.
+            statuses = ("published", "rejected") if force else ("published",)
+            if not await self._repository.with_status(conn, [version], *statuses):
+                raise _not_usable(version, await self._repository.status(conn, version))
+            if row.status == "rejected":
+                await self._repository.publish_by_force(conn, row)
+                detail = (detail or {}) | {"forced": True}
+            if before.version != version or (pin and not before.pinned):
+                if pin:
+                    detail = (detail or {}) | {"pinned": True}
+                previous = await self._previous(conn, before, version, reason)
+                after = Activation(version, previous, before.generation + 1, before.pinned or pin)
+                await self._repository.set_active(conn, before, after, reason, detail)
+                log.info("model activated", version=version, reason=reason)
+        return await self._repository.activation()
+
+    async def rollback(self, detail: dict[str, Any] | None) -> Activation:
+        """Activates the version before the active one; see `ModelRegistry.rollback`."""
+        async with self._database.read() as conn:
+            before = await self._repository.activation(conn)
+            stack = await self._undo_stack(conn, before)
+            earlier = await self._rollback_target(conn, stack)
+        if earlier is None:
+            raise Conflict("there is no earlier version to roll back to", code="no_previous_model")
+        return await self.activate(earlier, "rolled_back", detail, if_active=before.version)
+
+    async def unpin(self) -> Activation:
+        """Lets newly trained versions be activated again."""
+        async with self._database.write() as conn:
+            before = await self._repository.lock_activation(conn)
+            if before.pinned:
+                after = before._replace(pinned=False, generation=before.generation + 1)
+                detail = {"pinned": False}
+                await self._repository.set_active(conn, before, after, "activated", detail)
+        return await self._repository.activation()
+
+    async def _usable_version(self, version: str, force: bool) -> ModelRow:
+        row = await self._repository.get(version) if len(version) <= 256 else None
+        if row is None:
+            raise NotFound("there is no such model version", code="unknown_model")
+        if row.status != "published" and not (force and row.status == "rejected"):
+            raise _not_usable(version, row.status)
+        return row
+
+    async def _previous(
+        self, conn: AsyncConnection, before: Activation, version: str, reason: Reason
+    ) -> str | None:
+        """Where a rollback will lead once ``version`` is active."""
+        if before.version == version:
+            return before.previous
+        if reason not in ROLLBACKS:
+            return before.version
+        stack = await self._undo_stack(conn, before)
+        return await self._rollback_target(conn, pop_to(stack, version))
+
+    async def _undo_stack(self, conn: AsyncConnection, activation: Activation) -> list[str]:
+        stack = undo_stack(await self._repository.changes(conn))
+        if stack and stack[-1] == activation.version:
+            return stack
+        # The history begins later, as in a database from before there was one.
+        return [v for v in (activation.previous, activation.version) if v is not None]
+
+    async def _rollback_target(self, conn: AsyncConnection, stack: list[str]) -> str | None:
+        """The last version below the top of the stack that is another one and still usable."""
+        usable = await self._repository.with_status(conn, stack, "published")
+        return next((v for v in stack[-2::-1] if v in usable and v != stack[-1]), None)
+
+
+def _not_usable(version: str, status: str | None) -> Conflict:
+    if status == "deleted":
+        return version_deleted(version)
+    return Conflict(
+        f"the gate rejected {version}: it is activated only with force", code="not_published"
+    )

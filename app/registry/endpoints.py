@@ -1,0 +1,180 @@
+"""Routes of `/admin/models` and `/admin/activations`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ValidationError
+
+from app.core.access import Role, access
+from app.core.errors import problem_responses
+from app.core.requests import (
+    PageCursor,
+    PageSize,
+    PathId,
+    decode_cursor,
+    invalid_body,
+    next_cursor,
+    read_json,
+)
+from app.registry.schemas import (
+    Activation,
+    ActivationOut,
+    ActivationPage,
+    ForceBody,
+    ModelDetail,
+    ModelOut,
+    ModelPage,
+    PinOut,
+)
+from app.registry.service import ModelRegistry
+
+router = APIRouter(tags=["models"], prefix="/admin")
+
+
+async def _registry(request: Request) -> ModelRegistry:
+    registry: ModelRegistry = request.app.state.services.models
+    return registry
+
+
+async def _force(
+    request: Request,
+    force: Annotated[
+        bool, Query(description="Accept a version that the gate has rejected.")
+    ] = False,
+) -> bool:
+    """Whether the query or the optional body asks for force."""
+    if not await request.body():
+        return force
+    try:
+        return ForceBody.model_validate(await read_json(request)).force or force
+    except ValidationError as error:
+        raise invalid_body(error) from None
+
+
+Registry = Annotated[ModelRegistry, Depends(_registry)]
+Force = Annotated[bool, Depends(_force)]
+FORCE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": False,
+        "content": {"application/json": {"schema": ForceBody.model_json_schema()}},
+    }
+}
+
+
+@router.get("/models", summary="List models, newest first", responses=problem_responses(422))
+@access(Role.ADMIN)
+async def list_models(
+    registry: Registry, n: PageSize = 100, cursor: PageCursor = None
+) -> ModelPage:
+    """Lists every version that was published or rejected."""
+    rows, following = await registry.page(decode_cursor(cursor) or 0, n)
+    activation = await registry.activation()
+    items = [ModelOut.from_row(row, activation) for row in rows]
+    return ModelPage(items=items, next_cursor=next_cursor(following))
+
+
+@router.get(
+    "/activations",
+    summary="History of active versions, newest first",
+    responses=problem_responses(422),
+)
+@access(Role.ADMIN)
+async def list_activations(
+    registry: Registry, n: PageSize = 100, cursor: PageCursor = None
+) -> ActivationPage:
+    """Lists every change of the active version.
+
+    `reason`: `published` after training, `activated` or `rolled_back` by an administrator, or
+    `returned` automatically because the click-through rate fell.
+    """
+    changes, following = await registry.history(None, decode_cursor(cursor) or 0, n)
+    items = [ActivationOut.from_change(change) for change in changes]
+    return ActivationPage(items=items, next_cursor=next_cursor(following))
+
+
+@router.post(
+    "/models/rollback",
+    summary="Go back to the version before",
+    responses=problem_responses(404, 409),
+)
+@access(Role.ADMIN)
+async def rollback(registry: Registry) -> ModelOut:
+    """Activates the version before the active one, like an undo.
+
+    A second call goes back one version more. A pin moves to the version that becomes active.
+    Servers swap within seconds; requests in progress finish on the version they began with.
+    """
+    activation = await registry.rollback()
+    return await _model(registry, str(activation.version), activation)
+
+
+@router.delete("/models/pin", summary="Activate newly trained models again")
+@access(Role.ADMIN)
+async def unpin(registry: Registry) -> PinOut:
+    """Removes the pin, if there is one.
+
+    The active version stays until the next training is published.
+    """
+    activation = await registry.unpin()
+    return PinOut(
+        version=activation.version, previous=activation.previous, pinned=activation.pinned
+    )
+
+
+@router.get("/models/{version}", summary="One model", responses=problem_responses(404))
+@access(Role.ADMIN)
+async def get_model(registry: Registry, version: PathId) -> ModelDetail:
+    """Includes metrics, activations and click-through.
+
+    The metrics on the held-out users stand beside those of the popularity list and of the version
+    that was active when this one was trained.
+    """
+    row = await registry.get(version)
+    changes, _ = await registry.history(version)
+    return ModelDetail.from_row(
+        row,
+        await registry.activation(),
+        activations=[ActivationOut.from_change(change) for change in changes],
+        click_through=await registry.click_through(version),
+    )
+
+
+@router.post(
+    "/models/{version}/activate",
+    summary="Activate this version",
+    responses=problem_responses(400, 404, 409, 415, 422),
+    openapi_extra=FORCE_BODY,
+)
+@access(Role.ADMIN)
+async def activate(registry: Registry, version: PathId, force: Force) -> ModelOut:
+    """Verifies the checkpoint and makes this version the active one.
+
+    The active version stays if the checkpoint is damaged (409), or cannot be fetched because the
+    store is unavailable (503).
+
+    A version that the gate has rejected is 409 `not_published` without `force`, which the history
+    records. If the active version is pinned, this one is pinned in its place.
+    """
+    return await _model(registry, version, await registry.activate(version, force=force))
+
+
+@router.post(
+    "/models/{version}/pin",
+    summary="Activate this version and keep it",
+    responses=problem_responses(400, 404, 409, 415, 422),
+    openapi_extra=FORCE_BODY,
+)
+@access(Role.ADMIN)
+async def pin(registry: Registry, version: PathId, force: Force) -> ModelOut:
+    """Activates the version as above and pins it.
+
+    Newly trained versions are published without being activated until `DELETE /admin/models/pin`.
+    """
+    activation = await registry.activate(version, force=force, pin=True)
+    return await _model(registry, version, activation)
+
+
+async def _model(registry: ModelRegistry, version: str, activation: Activation) -> ModelOut:
+    return ModelOut.from_row(await registry.get(version), activation)

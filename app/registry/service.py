@@ -1,0 +1,345 @@
+"""The registry of models: their versions, checkpoints and activations."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.core.database import Database
+from app.core.errors import NotFound
+from app.core.logging import get_logger
+from app.core.requests import text_problem
+from app.core.tables import now_us
+from app.registry.activation import ActivationService
+from app.registry.checkpoint_store import CANDIDATES, CheckpointStore, checked_version
+from app.registry.history import ActivationChange, Reason
+from app.registry.integrity import check_files, check_manifest
+from app.registry.repository import ModelRepository
+from app.registry.retention import RetentionRule
+from app.registry.schemas import Activation, ClickThrough, ModelRow
+from ncr_core.errors import CheckpointError, CheckpointReadError
+
+if TYPE_CHECKING:  # torch, which commands that only list or copy models do without
+    from ncr_core.checkpoint import Checkpoint
+    from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+
+log = get_logger(__name__)
+
+MIN_LEFTOVER_SECONDS = 24 * 3600.0
+
+VersionsInUse = Callable[[], Awaitable[Collection[str]]]
+ClickThroughOf = Callable[[str], Awaitable[ClickThrough]]
+
+
+async def _no_versions() -> Collection[str]:
+    return ()
+
+
+async def _no_clicks(version: str) -> ClickThrough:
+    return ClickThrough(lists=0, clicked=0, rate=None)
+
+
+class ModelRegistry:
+    """Versions never change; what changes is which one is active, in one row of the database."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: CheckpointStore,
+        retention: RetentionRule | None = None,
+        *,
+        versions_in_use: VersionsInUse = _no_versions,
+        click_through: ClickThroughOf = _no_clicks,
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Creates a registry.
+
+        Args:
+            database: holds the rows of versions and activations.
+            store: holds the checkpoints.
+            retention: which versions keep their files.
+            versions_in_use: names versions whose files another feature needs.
+            click_through: the click-through of a version's lists.
+            announce: called after a commit that changes which version is active.
+        """
+        self._database = database
+        self._repository = ModelRepository(database)
+        self._store = store
+        self._retention = retention or RetentionRule()
+        self._versions_in_use = versions_in_use
+        self._announce = announce
+        self._activator = ActivationService(database, lambda row: self.load(row, "cpu"))
+        self.click_through = click_through
+
+    def announce(self) -> None:
+        """Tells other servers, after a commit, that another version may be active."""
+        self._announce()
+
+    def new_version(self) -> str:
+        """A new version, which sorts by its time."""
+        return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+    def folder(self, version: str) -> Path:
+        """The local folder where the checkpoint of a version is, or is to be written."""
+        return self._store.folder(version)
+
+    def stored_path(self, version: str) -> str:
+        """The folder as the version's row names it, wherever the store is."""
+        return f"models/{checked_version(version)}"
+
+    def candidates_path(self, version: str) -> Path:
+        """The local file for candidates that a worker has computed with a version."""
+        folder = self.folder(version)
+        return folder.with_name(f"{folder.name}{CANDIDATES}")
+
+    async def local_folder(self, version: str) -> Path:
+        """The verified local folder of a version, downloaded if need be.
+
+        Raises:
+            NotFound: there is no such version.
+            CheckpointError: its checkpoint is missing or damaged.
+        """
+        row = await self.get(version)
+        return await asyncio.to_thread(self._verified_folder, row)
+
+    async def upload(self, version: str) -> None:
+        """Brings a version that was written to `folder` into the store, before it is published.
+
+        Raises:
+            CheckpointError: the store could not be used, or holds other contents by this name.
+        """
+        await asyncio.to_thread(self._store.publish, version)
+
+    async def fetch_candidates(self, version: str) -> Path | None:
+        """The local file of candidates; None while there is none. Raises CheckpointError."""
+        return await asyncio.to_thread(self._store.fetch_candidates, version)
+
+    async def discard(self, version: str) -> None:
+        """Removes the files of a version, unless it was published after all."""
+        if await self._repository.get(version) is not None:
+            return
+        try:
+            await asyncio.to_thread(self._store.remove, version)
+        except CheckpointError as error:  # `sweep` will find it
+            log.warning("an unfinished checkpoint stays", version=version, reason=str(error))
+
+    async def sweep(self) -> None:
+        """Removes old folders that killed workers have left.
+
+        Such a folder belongs to no version, or to one that is marked as deleted. A young folder
+        stays, as somebody may just be writing it.
+        """
+        written_before = time.time() - MIN_LEFTOVER_SECONDS
+        try:
+            for name in await asyncio.to_thread(self._store.list_old, written_before):
+                row = await self._repository.get(name)
+                if row is None or row.status == "deleted":
+                    log.info("left-over checkpoint removed", folder=name)
+                    await asyncio.to_thread(self._store.remove, name)
+        except CheckpointError as error:
+            log.warning("left-over checkpoints stay", reason=str(error))
+
+    async def clean(self) -> list[str]:
+        """Removes the files of the versions that retention lets expire, and returns them.
+
+        Their rows stay. If a worker is killed after marking them as deleted, `sweep` removes the
+        files that are left.
+        """
+        async with self._database.write() as conn:
+            # Until the end of the transaction nobody can activate one of them.
+            activation = await self._repository.lock_activation(conn)
+            changes = await self._repository.changes(conn)
+            versions = await self._repository.stored_versions(conn)
+            in_use = await self._versions_in_use()
+            expired = self._retention.expired(versions, activation, changes, in_use, now_us())
+            if expired:
+                await self._repository.mark_deleted(conn, expired)
+        for version in expired:
+            try:
+                await asyncio.to_thread(self._store.remove, version)
+            except CheckpointError as error:
+                log.warning("an old checkpoint stays", version=version, reason=str(error))
+            else:
+                log.info("old checkpoint removed", version=version)
+        return expired
+
+    def close(self) -> None:
+        """Ends calls to the store in progress in other threads."""
+        self._store.close()
+
+    async def activation(self) -> Activation:
+        """The active version."""
+        return await self._repository.activation()
+
+    async def serving(self) -> ModelRow | None:
+        """The row of the active version, if there is one."""
+        version = (await self._repository.activation()).version
+        return None if version is None else await self._repository.get(version)
+
+    async def trained_seq(self) -> int:
+        """The highest seq that any version, published or rejected, was trained up to; or 0."""
+        return await self._repository.trained_seq()
+
+    async def get(self, version: str) -> ModelRow:
+        """A version's row. Raises NotFound."""
+        row = await self._repository.get(version) if text_problem(version) is None else None
+        if row is None:
+            raise NotFound("there is no such model version", code="unknown_model")
+        return row
+
+    async def page(self, offset: int, n: int) -> tuple[list[ModelRow], int | None]:
+        """Versions, newest first, and the offset of the next page."""
+        rows = await self._repository.page(offset, n + 1)
+        return rows[:n], offset + n if len(rows) > n else None
+
+    async def load(self, row: ModelRow, device: str) -> Checkpoint:
+        """Reads and verifies a version's checkpoint. Raises CheckpointError."""
+        return await asyncio.to_thread(self._load, row, device)
+
+    async def load_measured(
+        self, row: ModelRow, device: str
+    ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
+        """Reads and verifies a version's checkpoint and its evaluation snapshot.
+
+        The snapshot is None if the checkpoint has none, or if it alone is damaged in every copy.
+        Raises CheckpointError.
+        """
+        return await asyncio.to_thread(self._load_measured, row, device)
+
+    def _load_measured(
+        self, row: ModelRow, device: str
+    ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
+        from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
+
+        checkpoint = self._load(row, device)
+        try:
+            try:
+                return checkpoint, load_evaluation_snapshot(self.folder(row.version), device)
+            except CheckpointError as error:
+                again = self._fetch_again(row, error)
+            return checkpoint, load_evaluation_snapshot(again, device)
+        except CheckpointReadError:
+            raise  # another try may read the snapshot
+        except CheckpointError as error:
+            log.warning(
+                "the evaluation snapshot cannot be read", version=row.version, reason=str(error)
+            )
+            return checkpoint, None
+
+    def _load(self, row: ModelRow, device: str) -> Checkpoint:
+        from ncr_core.checkpoint import load_checkpoint
+
+        folder = self._fetch(row)
+        try:
+            check_manifest(folder, row.checksum)
+            return load_checkpoint(folder, device)
+        except CheckpointError as error:
+            again = self._fetch_again(row, error)
+        return load_checkpoint(again, device)
+
+    def _verified_folder(self, row: ModelRow) -> Path:
+        folder = self._fetch(row)
+        try:
+            check_files(folder, row.checksum)
+        except CheckpointError as error:
+            return self._fetch_again(row, error)
+        return folder
+
+    def _fetch(self, row: ModelRow) -> Path:
+        # A row must not lead out of the store, whoever wrote it.
+        if row.path != self.stored_path(row.version):
+            raise CheckpointError(f"the checkpoint of {row.version} is not in the store")
+        return self._store.fetch(row.version, row.checksum)
+
+    def _fetch_again(self, row: ModelRow, error: CheckpointError) -> Path:
+        """Replaces a damaged copy by the store's; raises ``error`` if there is no other copy."""
+        again = self._store.fetch_again(row.version, row.checksum)
+        if again is None:
+            raise error
+        log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
+        return again
+
+    async def lock(self, conn: AsyncConnection) -> Activation:
+        """The active version, which stays so until the caller's transaction ends."""
+        return await self._repository.lock_activation(conn)
+
+    async def publish(
+        self,
+        conn: AsyncConnection,
+        row: ModelRow,
+        detail: dict[str, Any] | None = None,
+        *,
+        serve: bool = True,
+    ) -> bool:
+        """Adds a version in the caller's transaction and returns whether it is active.
+
+        A rejected version is never activated; a published one is unless the active version is
+        pinned or ``serve`` is false. The caller announces it after the commit.
+        """
+        return await self._activator.publish(conn, row, detail, serve=serve)
+
+    async def activate(
+        self,
+        version: str,
+        reason: Reason = "activated",
+        detail: dict[str, Any] | None = None,
+        *,
+        force: bool = False,
+        pin: bool = False,
+        if_active: str | None = None,
+    ) -> Activation:
+        """Verifies a version's checkpoint and makes the version the active one.
+
+        If something is pinned, the version is pinned from then on. After an error the active
+        version stays.
+
+        Args:
+            version: the version to activate.
+            reason: recorded in the history.
+            detail: recorded in the history.
+            force: accept a version that the gate has rejected; it is published from then on.
+            pin: keep the version active whatever is trained.
+            if_active: activate only if this version is still the active one.
+
+        Raises:
+            NotFound: `unknown_model`.
+            Conflict: `not_published`, `deleted_model`, `checkpoint_damaged`, `model_changed`, or
+                `pinned` for an automatic return from a pinned version.
+            Unavailable: `store_unavailable`: the store is away and there is no local copy.
+        """
+        activation = await self._activator.activate(
+            version, reason, detail, force=force, pin=pin, if_active=if_active
+        )
+        self.announce()
+        return activation
+
+    async def rollback(self, detail: dict[str, Any] | None = None) -> Activation:
+        """Activates the version that was active before.
+
+        It skips versions that were rolled back from and those whose files are deleted. Raises
+        Conflict `no_previous_model`.
+        """
+        activation = await self._activator.rollback(detail)
+        self.announce()
+        return activation
+
+    async def unpin(self) -> Activation:
+        """Lets the next version that is trained be activated again."""
+        return await self._activator.unpin()
+
+    async def history(
+        self, version: str | None = None, offset: int = 0, n: int = 100
+    ) -> tuple[list[ActivationChange], int | None]:
+        """Changes of the active version, newest first, and the offset of the next page.
+
+        ``version`` limits them to those that activated it.
+        """
+        rows = await self._repository.history(version, offset, n + 1)
+        return rows[:n], offset + n if len(rows) > n else None

@@ -1,0 +1,1 @@
+"""The training pipeline, which runs in a worker's child process."""

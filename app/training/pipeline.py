@@ -1,0 +1,149 @@
+"""The pipeline of a training: split → start → train → evaluate → gate → checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.jobs.schemas import TrainParams
+from app.training.gate import IncumbentComparison, gate_report
+from app.training.progress import ProgressReporter, Report
+from app.training.warm_start import choose_start
+from ncr_core.checkpoint import save_checkpoint
+from ncr_core.comparison.evaluation_snapshot import pack_evaluation_snapshot
+from ncr_core.data import Interactions, min_interactions
+from ncr_core.data.splits import Split, hold_out_users
+from ncr_core.evaluation.calibration import calibrate
+from ncr_core.evaluation.protocols import (
+    ModelRanks,
+    Ranks,
+    evaluate_full,
+    evaluate_sampled,
+    sampled_candidates,
+)
+from ncr_core.manifest import manifest_checksum
+from ncr_core.models import PairwiseRanker
+from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.training import train_model
+from ncr_core.training.trainer import learn_held_out
+from ncr_core.training.warm_start import train_warm
+
+FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
+
+
+def train_and_evaluate(
+    interactions: Interactions,
+    params: TrainParams,
+    device: str,
+    folder: Path,
+    report: Report,
+    comparison: IncumbentComparison | None = None,
+    expected_seconds: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Trains a model, compares it with the served one and writes its checkpoint.
+
+    Args:
+        interactions: What to learn from.
+        params: The job's parameters.
+        device: The device to train on, or ``auto``.
+        folder: Where the checkpoint is written.
+        report: Receives progress reports.
+        comparison: What the gate compares the model with; by default with the popularity list.
+        expected_seconds: Seconds that each phase of an earlier training took.
+
+    Returns:
+        The summary that the worker publishes the model by.
+    """
+    recipe = params.recipe(device=device)
+    if params.min_interactions > 1:
+        interactions = min_interactions(interactions, params.min_interactions)
+    held_out, snapshot_users = hold_out_users(interactions)
+    start = choose_start(params, recipe.model, interactions, held_out, comparison)
+    split = start.split
+
+    progress = ProgressReporter(report, expected_seconds)
+    if start.base is None:
+        trained = train_model(recipe.model, recipe.training, split, progress.epoch)
+    else:
+        trained = train_warm(start.base, recipe.training, split, progress.epoch)
+
+    progress.phase("evaluate")
+    metrics = evaluate(trained.model, split)
+    calibration = calibrate(trained.model, split)
+    if calibration is not None:
+        metrics["calibration"] = calibration.figures()
+    metrics["start"] = start.report
+    metrics["gate"] = gate_report(
+        split, interactions, trained.model, comparison, progress, force=params.force
+    ) | {"over_popularity": over_popularity(metrics)}
+
+    # What the next training is compared with: the model before it learns what is held out.
+    rows = np.flatnonzero(snapshot_users)
+    evaluated = pack_evaluation_snapshot(
+        trained.model, rows, np.stack([split.test[rows], split.validation[rows]], axis=1)
+    )
+    progress.phase("learn the held-out items")
+    learn_held_out(trained.model, interactions, recipe.training)
+    progress.phase("write checkpoint")
+    metrics["seconds"] = progress.seconds
+    save_checkpoint(
+        folder,
+        trained.model,
+        user_ids=split.train.user_ids,
+        item_ids=split.train.item_ids,
+        item_counts=interactions.item_counts(),
+        metrics=metrics,
+        calibration=None if calibration is None else calibration.as_dict(),
+        training={
+            "config": recipe.training.as_dict(),
+            "history": [vars(history) for history in trained.history],
+        },
+        evaluated=evaluated,
+    )
+    progress.end()
+    return {
+        "checksum": manifest_checksum(folder),
+        "users": interactions.n_users,
+        "items": interactions.n_items,
+        "interactions": interactions.nnz,
+        "metrics": metrics,
+    }
+
+
+def evaluate(model: PairwiseRanker, split: Split) -> dict[str, Any]:
+    """HR@10 and NDCG@10 of the model and of the popularity list, sampled and full ranking."""
+    popularity = _evaluate(Popularity(split.train), split)
+    return _evaluate(ModelRanks(model), split) | {
+        f"popularity_{protocol}": figures for protocol, figures in popularity.items()
+    }
+
+
+def _evaluate(ranks: Ranks, split: Split) -> dict[str, Any]:
+    some = split.test.copy()
+    some[np.flatnonzero(some >= 0)[FULL_RANKING_USERS:]] = -1
+    protocols = {
+        "sampled": evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=0)),
+        "full": evaluate_full(ranks, split, some, seed=0),
+    }
+    return {
+        protocol: {
+            "hr@10": round(metrics.hr, 5),
+            "ndcg@10": round(metrics.ndcg, 5),
+            "users": metrics.users,
+            "items": metrics.items,
+        }
+        for protocol, metrics in protocols.items()
+    }
+
+
+def over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
+    """By how much the model's NDCG@10 exceeds the popularity list's, by protocol."""
+    return {
+        protocol: round(
+            metrics[protocol]["ndcg@10"] - metrics[f"popularity_{protocol}"]["ndcg@10"], 5
+        )
+        for protocol in ("sampled", "full")
+    }

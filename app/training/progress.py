@@ -1,0 +1,95 @@
+"""Progress of a training: its phase, and the estimated seconds until the training is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ncr_core.training import Progress
+
+Report = Callable[[dict[str, Any]], None]
+
+TRAIN = "train"
+PHASE_SHARES = {
+    "evaluate": 0.15,
+    "compare with what is served": 0.15,
+    "learn the held-out items": 0.1,
+    "write checkpoint": 0.01,
+}
+"""Usual seconds of each phase after the epochs, per second of the epochs; as on MovieLens 1M."""
+
+
+def phase_progress(phase: str, eta_s: float | None = None) -> dict[str, Any]:
+    """The progress of a phase that has no epochs."""
+    return {"phase": phase, "epoch": 0, "epochs": 0, "loss": None, "ndcg": None, "eta_s": eta_s}
+
+
+class ProgressReporter:
+    """Reports the phases of a training, and times them."""
+
+    def __init__(
+        self,
+        report: Report,
+        expected_seconds: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Starts the clock of the epochs.
+
+        Args:
+            report: Receives each progress report.
+            expected_seconds: Seconds that each phase of an earlier training took.
+            clock: Gives the time in seconds.
+        """
+        self.seconds: dict[str, float] = {}
+        """Seconds of each phase that has ended; all epochs are one phase."""
+        self._report = report
+        self._expected_seconds = expected_seconds or {}
+        self._clock = clock
+        self._phase = TRAIN
+        self._phase_start = clock()
+
+    def epoch(self, progress: Progress) -> None:
+        """Reports the end of an epoch."""
+        train_seconds = self._clock() - self._phase_start + progress.eta_s
+        later = sum(self._estimate(phase, train_seconds) for phase in PHASE_SHARES)
+        self._report(
+            {
+                "phase": progress.phase,
+                "epoch": progress.epoch,
+                "epochs": progress.epochs,
+                "loss": round(progress.loss, 5),
+                "ndcg": None if progress.ndcg is None else round(progress.ndcg, 5),
+                "eta_s": round(progress.eta_s + later, 1),
+            }
+        )
+
+    def phase(self, phase: str) -> None:
+        """Reports the start of the next phase."""
+        self.end()
+        self._phase = phase
+        self._report(phase_progress(phase, self._remaining(self._estimate(phase))))
+
+    def step(self, done: int, steps: int) -> None:
+        """Reports that ``done`` of the phase's steps are done."""
+        elapsed = self._clock() - self._phase_start
+        remaining = self._remaining(elapsed / done * (steps - done))
+        self._report(phase_progress(self._phase, remaining) | {"epoch": done, "epochs": steps})
+
+    def end(self) -> None:
+        """Ends the phase."""
+        now = self._clock()
+        self.seconds[self._phase] = round(now - self._phase_start, 2)
+        self._phase_start = now
+
+    def _estimate(self, phase: str, train_seconds: float | None = None) -> float:
+        if train_seconds is None:
+            train_seconds = self.seconds[TRAIN]
+        usual = PHASE_SHARES.get(phase, 0.0) * train_seconds
+        return self._expected_seconds.get(phase, usual)
+
+    def _remaining(self, phase_seconds: float) -> float:
+        """Seconds left: so many of this phase, and the estimates of all that follow it."""
+        phases = list(PHASE_SHARES)
+        later = phases[phases.index(self._phase) + 1 :] if self._phase in phases else []
+        return round(phase_seconds + sum(self._estimate(phase) for phase in later), 1)

@@ -1,0 +1,131 @@
+"""Builds the services of all features and connects them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.ab_tests.click_through import ClickThroughStatistics
+from app.ab_tests.impressions import ImpressionBuffer
+from app.ab_tests.interleaving import InterleavingTrials
+from app.ab_tests.repository import ABTestRepository
+from app.ab_tests.service import ABTestService
+from app.ab_tests.shadow import ShadowTrials
+from app.catalog.service import CatalogService
+from app.core.database import Database
+from app.core.logging import get_logger
+from app.core.migrations import ensure_schema
+from app.core.redis import RedisClient
+from app.core.settings import Settings
+from app.core.tables import instance
+from app.events.click_attribution import ClickAttribution
+from app.events.event_weights import EventWeights
+from app.events.group_commit import CommitObserver, ignore_commit
+from app.events.service import EventService
+from app.jobs.service import JobService
+from app.keys.service import KeyService
+from app.registry.retention import RetentionRule
+from app.registry.service import ModelRegistry
+from app.registry.wiring import open_checkpoint_store
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Services:
+    """The services that endpoints, workers and commands use. `await close()` them when done."""
+
+    settings: Settings
+    database: Database
+    catalog: CatalogService
+    events: EventService
+    models: ModelRegistry
+    jobs: JobService
+    keys: KeyService
+    trials: ABTestService
+    redis: RedisClient | None = None
+
+    async def close(self) -> None:
+        """Write the accepted events, then close everything."""
+        try:
+            async with asyncio.timeout(self.settings.drain_seconds / 3):
+                await self.events.drain()
+        except TimeoutError:
+            log.error("the time to drain was over before all events were written")
+        finally:
+            await self.trials.close()
+            if self.redis is not None:
+                await self.redis.close()
+            self.models.close()
+            await self.database.close()
+
+
+async def build_services(
+    settings: Settings, *, observe_commit: CommitObserver = ignore_commit
+) -> Services:
+    """Connect to the database, check or migrate its schema, and start background tasks.
+
+    Args:
+        settings: the settings of the service.
+        observe_commit: called after each group commit of events.
+    """
+    store = open_checkpoint_store(settings)
+    database = Database(settings.effective_database_url)
+    try:
+        await ensure_schema(database)
+    except BaseException:
+        await database.close()
+        raise
+    database.log_start()
+    redis = await _redis_client(settings, database)
+
+    def announce(kind: str) -> None:
+        if redis is not None:
+            redis.hint(kind)
+
+    clicks = ClickAttribution(database, EventWeights.from_settings(settings))
+    impressions = ImpressionBuffer(database)
+    click_through = ClickThroughStatistics(database, clicks, impressions)
+    catalog = CatalogService(database)
+    models = ModelRegistry(
+        database,
+        store,
+        RetentionRule(settings.keep_models, settings.keep_rejected_days),
+        versions_in_use=ABTestRepository(database).versions_in_use,
+        click_through=click_through.total,
+        announce=lambda: announce("model"),
+    )
+    trials = ABTestService(
+        database,
+        models,
+        settings,
+        impressions,
+        click_through,
+        InterleavingTrials(database, clicks, impressions),
+        ShadowTrials(database, impressions),  # optional
+    )
+    events = EventService(
+        database,
+        catalog,
+        settings,
+        announce=lambda: announce("events"),
+        on_erase=[trials.erase],
+        observe_commit=observe_commit,
+    )
+    events.start()
+    if redis is not None:
+        redis.on_hint("events", events.profiles.hint)
+        redis.start()
+    jobs = JobService(database, settings, models.serving)
+    keys = KeyService(database)
+    return Services(settings, database, catalog, events, models, jobs, keys, trials, redis)
+
+
+async def _redis_client(settings: Settings, database: Database) -> RedisClient | None:
+    """A client whose keys are named by the database, as several databases may share a Redis."""
+    if settings.redis_url is None:
+        return None
+    name = (await database.fetch(sa.select(instance.c.instance_id)))[0][0]
+    return RedisClient(settings.redis_url, f"{settings.redis_prefix}:{name}")

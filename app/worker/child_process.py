@@ -1,0 +1,263 @@
+"""Both ends of the child process that a job runs in.
+
+The worker calls `run_in_child`, which starts ``python -P -m app.worker.child_process`` and writes a
+task, one line of JSON, to its standard input. The pipe then stays open: when it closes, or nothing
+comes through it for most of the job's lease, the worker is dead or suspended and the child exits,
+since another worker may have started the same job. The child answers in lines of JSON on standard
+output: ``{"progress": …}``, and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import sys
+import sysconfig
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import app
+from app.worker.errors import Stalled, Stopped, TrainingFailed
+
+if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
+    from app.training.reader import Retry
+    from app.worker.task import PrecomputeTask, TrainingTask
+
+EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
+MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
+PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
+
+Progress = dict[str, Any]
+OnProgress = Callable[[Progress], None]
+Heartbeat = Callable[[Progress | None], Awaitable[None]]
+"""Renews the lease and stores progress; raises LostJob or Cancelled."""
+
+
+# The worker's end
+
+
+async def run_in_child(
+    task: TrainingTask | PrecomputeTask,
+    heartbeat: Heartbeat,
+    heartbeat_seconds: float,
+    stop: asyncio.Event,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """Runs a task in a child process, which is gone when this returns or raises.
+
+    Args:
+        task: The task.
+        heartbeat: Called every ``heartbeat_seconds``, and soon after each progress report.
+        heartbeat_seconds: The interval of heartbeats.
+        stop: Ends the child when it is set.
+        on_progress: Called with each progress report.
+
+    Returns:
+        The child's summary.
+
+    Raises:
+        Stopped: ``stop`` was set.
+        Stalled: The child heard nothing from this process for too long.
+        TrainingFailed: The child failed or died.
+        LostJob: From ``heartbeat``.
+        Cancelled: From ``heartbeat``.
+    """
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # the working directory is not on sys.path
+        "-m",
+        "app.worker.child_process",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=MAX_LINE_BYTES,
+        env=child_environment(os.environ),
+    )
+    assert child.stdin is not None  # noqa: S101 - it is a pipe
+    try:
+        # Through a pipe: a command line shows to everyone on the machine, and the task may hold
+        # the database's password.
+        child.stdin.write(task.model_dump_json().encode() + b"\n")
+        await child.stdin.drain()
+        return await _follow(child, heartbeat, heartbeat_seconds, stop, on_progress)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: no relative entry of PYTHONPATH may shadow its modules.
+
+    A worker that runs from a checkout, rather than from installed packages, adds that checkout: the
+    child has to run the same code.
+    """
+    root = str(Path(app.__file__).resolve().parent.parent)
+    installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    path = [] if root in installed else [root]
+    entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+    path += [entry for entry in entries if Path(entry).is_absolute()]
+    child = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    return child | ({"PYTHONPATH": os.pathsep.join(dict.fromkeys(path))} if path else {})
+
+
+async def _follow(
+    child: asyncio.subprocess.Process,
+    heartbeat: Heartbeat,
+    heartbeat_seconds: float,
+    stop: asyncio.Event,
+    on_progress: OnProgress | None,
+) -> dict[str, Any]:
+    """Reads the child's answers and sends heartbeats until its summary comes."""
+    assert child.stdin is not None  # noqa: S101 - it is a pipe
+    assert child.stdout is not None  # noqa: S101 - it is a pipe
+    now = asyncio.get_running_loop().time
+    unwritten: Progress | None = None
+    line = asyncio.ensure_future(child.stdout.readline())
+    stopped = asyncio.ensure_future(stop.wait())
+    last_heartbeat = now()
+    try:
+        while True:
+            await asyncio.wait(
+                {line, stopped},
+                timeout=min(heartbeat_seconds, 1.0) if unwritten is None else PROGRESS_SECONDS,
+                return_when="FIRST_COMPLETED",
+            )
+            if stopped.done():
+                raise Stopped
+            if line.done():
+                if not line.result().endswith(b"\n"):  # the process ended, perhaps within a line
+                    raise _failure(await child.wait())
+                message = json.loads(line.result())
+                if "done" in message:
+                    summary: dict[str, Any] = message["done"]
+                    return summary
+                if "failed" in message:
+                    raise TrainingFailed(message["failed"])
+                unwritten = message["progress"]
+                if on_progress is not None:
+                    on_progress(message["progress"])
+                line = asyncio.ensure_future(child.stdout.readline())
+            since = now() - last_heartbeat
+            if since >= heartbeat_seconds or (unwritten and since >= PROGRESS_SECONDS):
+                last_heartbeat = now()
+                child.stdin.write(b".")  # feeds the child's watchdog
+                await heartbeat(unwritten)
+                unwritten = None
+    finally:
+        line.cancel()
+        stopped.cancel()
+
+
+def _failure(exit_code: int) -> Exception:
+    if exit_code == EXIT_LEASE_OVER:
+        return Stalled()
+    hint = ": it was killed, perhaps for want of memory" if exit_code == -9 else ""
+    return TrainingFailed(f"the training process ended with exit code {exit_code}{hint}")
+
+
+# The child's end
+
+
+def main() -> None:
+    """Reads a task from standard input, runs it, and writes the outcome to standard output."""
+    # Whatever else prints must not get between the lines of the protocol.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    line = sys.stdin.readline()
+    seconds = float(json.loads(line)["watchdog_seconds"])
+    threading.Thread(target=_watchdog, args=(seconds,), daemon=True).start()
+    os.nice(5)  # requests come first
+
+    from safetensors import SafetensorError
+
+    from app.training.reader import database_errors
+    from app.worker.task import TASK
+    from ncr_core.errors import NcrError
+
+    task = TASK.validate_json(line)
+
+    try:
+        summary = run_task(task, lambda progress: _answer(answers, {"progress": progress}))
+        _answer(answers, {"done": summary})
+    except NcrError as error:
+        _answer(answers, {"failed": str(error)})
+    except MemoryError:
+        _answer(answers, {"failed": "not enough memory for this job"})
+    except database_errors() as error:
+        # By its type alone: a driver's message may name hosts and accounts.
+        reason = f"the database was away or refused ({type(error).__name__})"
+        _answer(answers, {"failed": f"{reason}: this job could not read what it needs"})
+    except (OSError, SafetensorError) as error:
+        # A full disk, above all.
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
+
+
+def run_task(
+    task: TrainingTask | PrecomputeTask, report: OnProgress, retry: Retry | None = None
+) -> dict[str, Any]:
+    """Does a task in this process and returns its summary.
+
+    What it writes is uploaded here rather than by the worker: a worker that loses the job, or is
+    told to stop, kills the child in the middle of an upload.
+    """
+    from app.core.settings import load_settings
+    from app.registry.wiring import open_checkpoint_store
+    from app.training.gate import IncumbentComparison
+    from app.training.pipeline import train_and_evaluate
+    from app.training.progress import phase_progress
+    from app.training.reader import Retry, TrainingReader
+    from app.worker.precompute import precompute
+    from app.worker.task import PrecomputeTask
+    from ncr_core.errors import CheckpointError
+
+    # What is not in the task is as the environment says, which the worker's is too.
+    settings = load_settings(**task.settings.model_dump())
+    store = open_checkpoint_store(settings)
+    retry = retry or Retry(task.retry_seconds)
+    reader = TrainingReader(settings, store, task.device, retry)
+    if isinstance(task, PrecomputeTask):
+        summary = precompute(task.version, reader, report)
+        if store.remote:
+            retry(lambda: store.publish_candidates(task.version), CheckpointError)
+        return summary
+    expected_seconds = task.expected_seconds
+    report(
+        phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
+    )
+    events = reader.training_events()
+    summary = train_and_evaluate(
+        events.interactions(),
+        task.params,
+        task.device,
+        store.folder(task.version).resolve(),
+        report,
+        IncumbentComparison(reader.serving_model, events, task.gate_margin),
+        expected_seconds,
+    ) | {"trained_seq": events.snapshot.max_seq}
+    if store.remote:
+        report(phase_progress("upload"))
+        retry(lambda: store.publish(task.version), CheckpointError)
+    return summary
+
+
+def _answer(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+def _watchdog(seconds: float) -> None:
+    """Ends this process once its worker is dead, or silent for so long."""
+    pipe = sys.stdin.fileno()
+    while select.select([pipe], [], [], seconds)[0]:
+        if not os.read(pipe, 4096):
+            os._exit(1)
+    os._exit(EXIT_LEASE_OVER)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Computes the candidates of the most active users with a published model, for the servers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.inference.loaded_model import LoadedModel
+from app.inference.precomputed import compute
+from app.training.progress import Report, phase_progress
+from app.training.reader import Features, TrainingReader
+from ncr_core.train_config import resolve_device
+
+REPORT_SECONDS = 1.0
+
+Visible = NDArray[np.bool_]
+ActiveUser = tuple[str, int, int, NDArray[np.int64]]
+"""Id, row in the model, last seq, and the rows of the items that the user has seen."""
+
+
+def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str, Any]:
+    """Writes the candidates file of a version, and returns a summary for the job's metrics.
+
+    Does nothing where another version is served by now: no server would use the file.
+    """
+    started = time.perf_counter()
+    inputs = reader.read(lambda features: _read_inputs(version, reader, features))
+    if inputs is None:
+        return {"users": 0, "seconds": 0.0}
+    model, users, visible, path = inputs
+    last_report = 0.0
+
+    def report_progress(done: int, of: int) -> None:
+        nonlocal last_report
+        if time.monotonic() - last_report > REPORT_SECONDS:
+            last_report = time.monotonic()
+            report(phase_progress("candidates") | {"epoch": done, "epochs": of})
+
+    computed = compute(model.engine, users, visible, report_progress)
+    computed.save(path)
+    return {"users": len(computed), "seconds": round(time.perf_counter() - started, 1)}
+
+
+async def _read_inputs(
+    version: str, reader: TrainingReader, features: Features
+) -> tuple[LoadedModel, list[ActiveUser], Visible, Path] | None:
+    """The model, its active users, the mask of visible items, and the path of the file."""
+    models = features.models
+    if (await models.activation()).version != version:
+        return None
+    row = await models.get(version)
+    checkpoint = await models.load(row, str(resolve_device(reader.device)))
+    model = LoadedModel(row, checkpoint, reader.settings.candidates, cache_bytes=0)
+    users = await _active_users(features, model, reader.settings.precompute_users)
+    visible = model.items(await features.catalog.catalogue()).visible
+    return model, users, visible, models.candidates_path(version)
+
+
+async def _active_users(features: Features, model: LoadedModel, n: int) -> list[ActiveUser]:
+    """Those of the ``n`` most recently active users that the model knows.
+
+    Users are read first and events later: a user who is active in between has moved on to another
+    seq, for which servers do not use these candidates.
+    """
+    active = await features.events.active_users(n)
+    snapshot = await features.events.snapshot_for_training()
+    catalogue = await features.catalog.catalogue()
+    internal = model.items(catalogue).internal
+    row_of = np.full(max(catalogue.size, int(internal.max(initial=0)) + 1), -1, dtype=np.int64)
+    row_of[internal[internal >= 0]] = np.flatnonzero(internal >= 0)
+    users: list[ActiveUser] = []
+    for user_id, external_id, seq in active:
+        row = model.user_rows.get(external_id)
+        if row is None or seq > model.trained_seq:
+            continue  # searched on demand, by what the user did since
+        first, last = np.searchsorted(snapshot.user_id, [user_id, user_id + 1])
+        seen = row_of[snapshot.item_id[first:last]]
+        users.append((external_id, row, seq, np.unique(seen[seen >= 0])))
+    return users

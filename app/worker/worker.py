@@ -1,0 +1,233 @@
+"""The worker: claims jobs, runs each in a child process, and records how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.core.database import Database
+from app.core.logging import get_logger
+from app.core.settings import Settings
+from app.jobs.repository import Claim, JobRepository
+from app.jobs.schemas import TrainOrder
+from app.registry.service import ModelRegistry
+from app.worker.child_process import Heartbeat, OnProgress, run_in_child
+from app.worker.errors import Cancelled, LostJob, Stalled, Stopped, TrainingFailed
+from app.worker.periodic_tasks import PeriodicTask, PeriodicTasks
+from app.worker.publish import Publisher
+from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
+
+log = get_logger(__name__)
+
+MAX_ATTEMPTS = 3
+UPLOAD_LEASES = 10  # how long a child retries: training again would cost more
+WATCHDOG_LEASES = 0.8  # the child is gone before its lease is over and another training starts
+MAX_HEARTBEAT_SECONDS = 2.0
+SWEEP_SECONDS = 3600.0
+
+
+class TaskRunner(Protocol):
+    """Runs a task to its end; see `run_in_child`."""
+
+    async def __call__(
+        self,
+        task: TrainingTask | PrecomputeTask,
+        heartbeat: Heartbeat,
+        heartbeat_seconds: float,
+        stop: asyncio.Event,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Any]:
+        """Returns the summary, or raises how else the task ended."""
+        ...
+
+
+class Worker:
+    """Runs one job at a time: a training, or the precomputation of candidates.
+
+    A job runs in a child process: a fresh interpreter, so that its memory is given back and the
+    server beside it keeps answering.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        models: ModelRegistry,
+        settings: Settings,
+        periodic_tasks: Sequence[PeriodicTask] = (),
+        *,
+        run_task: TaskRunner = run_in_child,
+        publisher: Publisher | None = None,
+    ) -> None:
+        """Builds a worker that is not running yet.
+
+        Args:
+            database: Where the jobs are.
+            models: Where trained models are published.
+            settings: The service's.
+            periodic_tasks: Repeated beside the jobs while the worker runs.
+            run_task: Runs a job's task.
+            publisher: Records the result of a job.
+        """
+        self._database = database
+        self._models = models
+        self._settings = settings
+        self._jobs = JobRepository(database)
+        self._publisher = publisher or Publisher(
+            database, models, precompute=settings.precompute_users > 0
+        )
+        self._run_task = run_task
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
+        self._lease_us = int(settings.job_lease_seconds * 1e6)
+        sweep = PeriodicTask("sweep", SWEEP_SECONDS, models.sweep)
+        self._periodic_tasks = PeriodicTasks((sweep, *periodic_tasks))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until ``stop`` is set; a job under way then goes back into the queue."""
+        log.info("worker started", owner=self._owner)
+        self._periodic_tasks.start()
+        try:
+            while not stop.is_set():
+                try:
+                    worked = await self.run_once(stop)
+                except Exception as error:
+                    # The database may be away for a while; a worker outlives that.
+                    reason = str(error).partition("\n")[0]
+                    log.warning("the worker could not go on", error=reason)
+                    worked = False
+                if not worked:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), self._settings.job_poll_seconds)
+        finally:
+            await self._periodic_tasks.stop()
+        log.info("worker stopped", owner=self._owner)
+
+    async def run_once(
+        self, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
+    ) -> bool:
+        """Runs the next job to its end; False if there is none."""
+        claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
+        if claim is None:
+            return False
+        log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
+        task: TrainingTask | PrecomputeTask | None = None
+        try:
+            task = await self._task(claim)
+            summary = await self._run_task(
+                task,
+                lambda progress: self._heartbeat(claim, progress),
+                min(self._settings.job_lease_seconds / 3, MAX_HEARTBEAT_SECONDS),
+                stop or asyncio.Event(),
+                on_progress,
+            )
+            publish = (
+                self._publisher.model
+                if isinstance(task, TrainingTask)
+                else self._publisher.candidates
+            )
+            await self._retry(partial(publish, claim, task.version, summary))
+        except LostJob:
+            log.warning("job lost to another worker", job_id=claim.job_id)
+        except Stopped:
+            await self._jobs.requeue(claim)
+            log.info("job given back", job_id=claim.job_id)
+        except Stalled:
+            # It counts as an attempt, as after a worker that died: a machine that is too slow for
+            # the job would else start it for ever.
+            await self._jobs.abandon(claim)
+            log.warning("job given up: this worker stood still", job_id=claim.job_id)
+        except Cancelled:
+            await self._end(claim, "cancelled")
+        except TrainingFailed as error:
+            await self._end(claim, "failed", error=str(error))
+        except asyncio.CancelledError:
+            await asyncio.shield(self._jobs.requeue(claim))
+            raise
+        except Exception:
+            log.exception("job failed", job_id=claim.job_id)
+            await self._end(claim, "failed", error="an unexpected error; the worker's log has it")
+        else:
+            return True
+        if isinstance(task, TrainingTask):  # nothing refers to what it may have written
+            await self._models.discard(task.version)
+        return True
+
+    async def _task(self, claim: Claim) -> TrainingTask | PrecomputeTask:
+        """The child's task for a claimed job. Raises TrainingFailed for invalid params."""
+        training = claim.kind == "train"
+        version = self._models.new_version() if training else claim.params["version"]
+        serving = None
+        with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
+            serving = await self._models.serving()
+        lease_seconds = self._settings.job_lease_seconds
+        common = {
+            "version": version,
+            "device": self._settings.device,
+            "watchdog_seconds": WATCHDOG_LEASES * lease_seconds,
+            "retry_seconds": UPLOAD_LEASES * lease_seconds,
+            "settings": TaskSettings.from_settings(self._settings),
+        }
+        if not training:
+            return PrecomputeTask.model_validate(common)
+        try:
+            params = TrainOrder.model_validate(claim.params)
+        except ValidationError as error:
+            problem = error.errors(include_input=False, include_url=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            reason = f"the job's params are not valid: {where}: {problem['msg']}"
+            raise TrainingFailed(reason) from None
+        last = (
+            serving if serving is not None and serving.kind == claim.params.get("model") else None
+        )
+        return TrainingTask.model_validate(
+            common
+            | {
+                "params": params,
+                "gate_margin": self._settings.gate_margin,
+                "expected_seconds": None if last is None else last.metrics.get("seconds"),
+            }
+        )
+
+    async def _heartbeat(self, claim: Claim, progress: dict[str, Any] | None) -> None:
+        """Renews the lease and writes progress; raises LostJob or Cancelled."""
+        try:
+            cancel = await self._jobs.heartbeat(claim, self._lease_us, progress)
+        except SQLAlchemyError as error:
+            # Nobody else can take the job before the lease is over, and perhaps nobody does then:
+            # the next heartbeat that gets through tells.
+            log.warning("heartbeat failed", error=str(error).partition("\n")[0])
+            return
+        if cancel is None:
+            raise LostJob
+        if cancel:
+            raise Cancelled
+
+    async def _end(self, claim: Claim, status: str, *, error: str | None = None) -> None:
+        """Records a job that ended without a result."""
+        log.info("job ended", job_id=claim.job_id, status=status, error=error)
+
+        async def finish() -> None:
+            async with self._database.write() as conn:
+                await self._jobs.finish(conn, claim, status, error=error)
+
+        await self._retry(finish)
+
+    async def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Retries a write while the database is away, for the time of a lease."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.job_lease_seconds
+        while True:
+            try:
+                return await write()
+            except SQLAlchemyError as error:
+                if loop.time() > deadline:
+                    raise
+                log.warning("the database is away", error=str(error).partition("\n")[0])
+                await asyncio.sleep(self._settings.job_poll_seconds)

@@ -1,0 +1,88 @@
+"""What every benchmark needs: its arguments, data, times taken in turns, and a result file."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import random
+import sys
+import time
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ncr_core.reproduction.provenance import provenance
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def run_command(main: Callable[..., None], **others: Callable[..., None]) -> None:
+    """Calls ``main`` with the command's arguments, which are its parameters in their order.
+
+    A parameter with a default may be left out; one that is a tuple takes all that is left. If the
+    first argument is the name of one of the ``others``, that function is called with the rest.
+    """
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in others:
+        main = others[arguments.pop(0)]
+    parser = argparse.ArgumentParser(
+        description=getattr(inspect.getmodule(main), "__doc__", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parameters = inspect.signature(main, eval_str=True).parameters
+    for name, parameter in parameters.items():
+        many = typing.get_origin(parameter.annotation) is tuple
+        kind = typing.get_args(parameter.annotation)[0] if many else parameter.annotation
+        if parameter.default is parameter.empty:
+            parser.add_argument(name, type=kind)
+        else:
+            several = "*" if many else "?"
+            parser.add_argument(name, type=kind, nargs=several, default=parameter.default)
+    main(*vars(parser.parse_args(arguments)).values())
+
+
+def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """The seconds that each call takes, in rounds whose order is drawn.
+
+    The machine's noise and what others leave in the processor's caches fall on all of them alike.
+    """
+    generator = random.Random(0)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    turns = list(calls)
+    for _ in range(repeats):
+        generator.shuffle(turns)
+        for name in turns:
+            started = time.perf_counter()
+            calls[name]()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def publish(name: str, columns: list[str], rows: list[list[Any]], **more: Any) -> None:
+    """Prints a table and writes ``results/NAME.json`` with machine, versions and commit.
+
+    Without a name it only prints.
+    """
+    texts = [columns, *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
+    print(f"\n{name}")
+    for row in texts:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    result = {
+        "benchmark": name,
+        **provenance(),
+        **more,
+        "rows": [dict(zip(columns, row, strict=True)) for row in rows],
+    }
+    if not name:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, float):
+        return f"{cell:,.2f}" if cell >= 1 else f"{cell:.4f}"
+    return "" if cell is None else str(cell)

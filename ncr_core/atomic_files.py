@@ -1,0 +1,135 @@
+"""Files and folders that appear under their names whole, or not at all.
+
+Content is written beside its place under a hidden name (`.<name>-<random>`), flushed to the disk
+with fsync, and renamed. A reader never sees a half-written file, even after a power cut. A process
+that is killed leaves only the hidden file or folder behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Literal
+
+PRIVATE = 0o600
+_FOLDER_MODE = 0o755
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+def atomic_write(path: Path, content: bytes, *, replace: bool = False) -> None:
+    """Writes a whole file; see `atomic_file`."""
+    with atomic_file(path, replace=replace) as file:
+        file.write(content)
+
+
+@contextmanager
+def atomic_file(path: Path, *, replace: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file to write, which appears under its name when the block ends without an error.
+
+    Args:
+        path: the file; its folder is made if need be.
+        replace: whether a file of that name may be replaced.
+        mode: the permissions, from which the process's umask is taken away.
+
+    Raises:
+        FileExistsError: the name is taken, before or after the block, and not to be replaced.
+    """
+    if not replace:
+        _refuse_taken(path)
+    staging = _staging(path)
+    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            staging.replace(path)
+        else:
+            _rename_to_free_name(staging, path)
+        sync(path.parent)
+    finally:
+        staging.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(
+    folder: Path, *, existing: Literal["refuse", "keep", "replace"] = "refuse"
+) -> Iterator[Path]:
+    """An empty folder to fill, which appears under its name when the block ends without an error.
+
+    Args:
+        folder: the folder's place; its parents are made if need be.
+        existing: what is done if something of that name is there. With ``keep`` it stays as it is
+            and what was written is dropped, as when another process was faster; with ``replace``
+            it makes way at the very end. An empty folder always makes way but for ``refuse``.
+
+    Raises:
+        FileExistsError: the name is taken, before or after the block, and ``existing`` is
+            ``refuse``.
+    """
+    if existing == "refuse":
+        _refuse_taken(folder)
+    staging = _staging(folder)
+    staging.mkdir(mode=0o700)
+    old = staging.with_name(f"{staging.name}-old")
+    try:
+        yield staging
+        for path in staging.rglob("*"):
+            sync(path)
+        sync(staging)
+        staging.chmod(_FOLDER_MODE)
+        if existing == "refuse":
+            _refuse_taken(folder)
+        elif existing == "replace" and folder.exists():
+            folder.rename(old)
+        try:
+            staging.rename(folder)
+        except OSError as error:
+            if existing == "refuse" or error.errno not in _TAKEN or not folder.is_dir():
+                if old.exists():
+                    old.rename(folder)
+                raise
+        sync(folder.parent)
+    finally:
+        for path in (staging, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Brings a file's content, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _staging(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # kept apart from a name that is taken
+        code = errno.ENOTDIR
+        raise NotADirectoryError(code, os.strerror(code), error.filename) from None
+    # Cut, so that a name that the file system just allows has room for what is added.
+    return path.with_name(f".{path.name[:100]}-{secrets.token_hex(6)}")
+
+
+def _refuse_taken(path: Path) -> None:
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def _rename_to_free_name(staging: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(staging)  # unlike a rename, it fails where the name is taken
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        _refuse_taken(path)
+        staging.rename(path)

@@ -1,0 +1,1 @@
+"""Comparing a new model with the served one."""

@@ -1,0 +1,1 @@
+"""Why an item is in a list, and which questions to ask a user."""

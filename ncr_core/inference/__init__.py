@@ -1,0 +1,1 @@
+"""Inference: from a checkpoint and arrays of item rows to ranked lists."""

@@ -1,0 +1,352 @@
+"""The second stage of a list, and all else that is asked of a loaded model, on arrays of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ncr_core.checkpoint import Checkpoint
+from ncr_core.explain.elicitation import QuestionPool
+from ncr_core.explain.influence import InfluenceExplainer
+from ncr_core.fold_in import Evidence, FoldIn
+from ncr_core.fold_in.prior import Prior
+from ncr_core.inference.retrieval import (
+    Cache,
+    CandidateList,
+    CandidateRetriever,
+    IntArray,
+    RankRequest,
+    UserState,
+)
+from ncr_core.models import PairwiseRanker, build_model
+from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
+from ncr_core.ranking.ranker import BoundRanker
+from ncr_core.ranking.similarity import ItemSpace, diversified
+
+CANDIDATE_SEED = 20_181_022
+SAMPLED_USERS = 256  # trained users whose answers stand for those of anyone
+MAX_REASONS = 3
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+class Reason(NamedTuple):
+    """One of the user's own items, and its effect on the place of another."""
+
+    row: int
+    effect: float
+    """By how much the log-odds of the item against the others shown would be lower without it."""
+
+
+class RankedItem(NamedTuple):
+    """One item of a ranked list."""
+
+    row: int
+    score: float
+    """The mean probability that the user prefers the item to the reference items."""
+    preferred_over_next: float | None
+    """The probability that the user prefers it to the item one rank below; None for the last."""
+    because: Sequence[Reason] = ()
+    """The user's own items with the largest effects, where that was asked for."""
+
+
+class PairwiseComparison(NamedTuple):
+    """Items compared pair by pair. Positions are those in the request."""
+
+    probability: NDArray[np.float64]
+    """(M, M) the probability that the user prefers the item of the row to that of the column."""
+    order: list[int]
+    """The positions, best first, by Algorithm 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RerankRequest:
+    """Items that are ranked or compared for a user."""
+
+    user: UserState
+    rows: IntArray
+    """(M,) item rows, each once, in the order that decides ties."""
+
+
+class InferenceEngine:
+    """A checkpoint, ready to answer. Requests change nothing but the caches.
+
+    ``rank``, ``rerank``, ``compare`` and ``user_vectors`` are called by one thread at a time. Where
+    a GPU has too little memory for a pass they go on in halves, and then on the CPU;
+    ``on_fallback`` is called with `half` or `cpu`.
+
+    Args:
+        checkpoint: the model with its ids.
+        candidates: how many items are ranked exactly a user.
+        trained_items: the rows that training has seen, where items were added since.
+        prior: `prior_of` the trained users' vectors, where it is at hand.
+        vectors: a cache of fitted vectors.
+        lists: a cache of candidates.
+        on_pairs: called with the number of pairs that a pass compared.
+        on_fallback: called when a device has too little memory.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        candidates: int,
+        *,
+        trained_items: int | None = None,
+        prior: Prior | None = None,
+        vectors: Cache[Hashable, NDArray[np.float32]] | None = None,
+        lists: Cache[Hashable, CandidateList] | None = None,
+        on_pairs: Callable[[int], None] | None = None,
+        on_fallback: Callable[[str], None] = lambda device: None,
+    ) -> None:
+        self.n_candidates = candidates
+        self.temperature = checkpoint.temperature
+        self._checkpoint = checkpoint
+        self._trained_items = trained_items
+        self._on_pairs, self._vectors, self._lists = on_pairs, vectors, lists
+        self._on_fallback = on_fallback
+        self._on_cpu: InferenceEngine | None = None
+        self.model = checkpoint.model
+        self.ranker = ExactRanker(self.model, on_pairs=on_pairs)
+        self.references = torch.tensor(checkpoint.reference_items, device=self.ranker.device)
+        n_users, device = self.model.n_users, self.ranker.device
+        sample = torch.arange(0, n_users, max(1, n_users // 64), device=device)
+        generator = CandidateGenerator(
+            self.ranker,
+            anchors_of(checkpoint.reference_items),
+            CANDIDATE_SEED,
+            shortlist_for(self.ranker.margins, self.model.user_vectors(sample)),
+        )
+        self.fold_in = FoldIn(
+            self.model,
+            tables=self.ranker.margins.single,
+            trained_items=trained_items,
+            prior=prior,
+        )
+        self.retriever = CandidateRetriever(
+            self.model, generator, self.fold_in, candidates, vectors=vectors, lists=lists
+        )
+        self.influence = InfluenceExplainer(self.fold_in, self.ranker, generator.anchors)
+        self._space: ItemSpace | None = None
+        self._space_lock = Lock()
+
+    @property
+    def n_items(self) -> int:
+        """The number of item rows."""
+        return self.model.n_items
+
+    @property
+    def pools_users(self) -> bool:
+        """Whether users' vectors are made of their items."""
+        return self.model.config.users == "history"
+
+    @property
+    def item_space(self) -> ItemSpace:
+        """The similarity of items; made when it is first asked for. For any thread."""
+        with self._space_lock:
+            if self._space is None:
+                self._space = ItemSpace(self.ranker.margins.double, self.n_items)
+            return self._space
+
+    def warm_up(self) -> None:
+        """Runs everything once, so that no request pays for what the first one sets up."""
+        everything = np.ones(self.n_items, dtype=np.bool_)
+        user = UserState(0, Evidence(np.array([0])))
+        self.rank([RankRequest(user, 10, everything, diversity=0.5)])
+
+    def trained_vectors(self, rows: Sequence[int]) -> Tensor:
+        """(k, E) vectors of these trained users."""
+        with torch.no_grad():
+            return self.model.user_vectors(torch.tensor(rows, device=self.model.device))
+
+    @torch.inference_mode()
+    def user_vectors(self, users: Sequence[UserState]) -> list[NDArray[np.float32]]:
+        """The (E,) vector of each user."""
+        return list(self.retriever.vectors(users).cpu().numpy())
+
+    def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        """The best n items of each request, all in one pass of the ranker."""
+        return self._within_memory(InferenceEngine._rank, requests)
+
+    def rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
+        """All items of each request, by Algorithm 1 over them in the order given."""
+        return self._within_memory(InferenceEngine._rerank, requests)
+
+    def compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
+        """The items of each request, each with each."""
+        return self._within_memory(InferenceEngine._compare, requests)
+
+    def question_pool(self, rows: IntArray) -> QuestionPool:
+        """Questions about pairs of these (M,) items, by trained users' answers. For any thread."""
+        step = max(1, self.model.n_users // SAMPLED_USERS)
+        users = torch.arange(0, self.model.n_users, step, device=self.model.device)
+        with torch.inference_mode():
+            vectors = self.model.user_vectors(users[:SAMPLED_USERS])
+        return QuestionPool(self.ranker, vectors, rows, self.temperature)
+
+    def _within_memory(
+        self,
+        run: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
+        requests: Sequence[Request],
+    ) -> list[Result]:
+        try:
+            return run(self, requests)
+        except torch.OutOfMemoryError:
+            pass  # what the pass held is let go of when this block ends
+        torch.cuda.empty_cache()
+        if len(requests) > 1:
+            self._on_fallback("half")
+            half = len(requests) // 2
+            first, second = requests[:half], requests[half:]
+            return self._within_memory(run, first) + self._within_memory(run, second)
+        self._on_fallback("cpu")
+        if self._on_cpu is None:
+            self._on_cpu = InferenceEngine(
+                replace(self._checkpoint, model=_cpu_copy(self.model)),
+                self.n_candidates,
+                trained_items=self._trained_items,
+                prior=self.fold_in.prior,
+                vectors=self._vectors,
+                lists=self._lists,
+                on_pairs=self._on_pairs,
+            )
+            self._on_cpu._space = self._space
+        return run(self._on_cpu, requests)
+
+    @torch.inference_mode()
+    def _rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        vectors = self.retriever.vectors([request.user for request in requests])
+        candidates = self.retriever.candidates(requests, vectors)
+        depth = max(request.depth for request in requests)
+        # As many candidates for everyone, whatever n: a list must not depend on its company. What
+        # is asked for beyond them follows in the order of the cheap score.
+        bound = self.ranker.bind(vectors)
+        ranked = bound.rank(candidates, depth)
+        missing = depth - ranked.shape[1]
+        if missing > 0:
+            rest = [
+                self.retriever.rest(request, vector, items[items != PAD], missing)
+                for request, vector, items in zip(requests, vectors, candidates, strict=True)
+            ]
+            more = pad_sequence(rest, batch_first=True, padding_value=PAD)
+            ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
+        if any(request.diversity for request in requests):
+            ranked = self._diversified(requests, ranked)
+        lists = self._described(bound, ranked, [request.n for request in requests])
+        return [
+            items if request.explain_by is None else self._explained(request, vector, items)
+            for request, vector, items in zip(requests, vectors, lists, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
+        bound, items = self._bound(requests)
+        width = items.shape[1]
+        return self._described(bound, bound.rank(items, width), [width] * len(requests))
+
+    @torch.inference_mode()
+    def _compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
+        bound, items = self._bound(requests)
+        margins = bound.all_margins(items).cpu()
+        ranked = bound.rank(items, items.shape[1]).cpu()
+        comparisons = []
+        for request, of_request, rows in zip(requests, margins, ranked, strict=True):
+            m = len(request.rows)
+            position = {int(row): i for i, row in enumerate(request.rows)}
+            order = [position[row] for row in rows[:m].tolist()]
+            probability = preference_probability(of_request[:m, :m], self.temperature)
+            comparisons.append(PairwiseComparison(probability, order))
+        return comparisons
+
+    def _bound(self, requests: Sequence[RerankRequest]) -> tuple[BoundRanker, Tensor]:
+        """The ranker for the users of the requests, and their items, (B, M) padded."""
+        vectors = self.retriever.vectors([request.user for request in requests])
+        rows = [torch.from_numpy(request.rows) for request in requests]
+        return self.ranker.bind(vectors), pad_sequence(rows, True, PAD)
+
+    def _diversified(self, requests: Sequence[RankRequest], ranked: Tensor) -> Tensor:
+        """(B, depth) lists → (B, n), diverse ones chosen by `diversified`."""
+        lists = []
+        for request, of_request in zip(requests, ranked.cpu(), strict=True):
+            rows = of_request[: request.depth]
+            rows = rows[rows != PAD]
+            if request.diversity:
+                vectors = self.item_space.vectors[rows.numpy()]
+                rows = rows[torch.from_numpy(diversified(vectors, request.n, request.diversity))]
+            lists.append(rows[: request.n])
+        return pad_sequence(lists, batch_first=True, padding_value=PAD).to(ranked.device)
+
+    def _described(
+        self, bound: BoundRanker, ranked: Tensor, lengths: Sequence[int]
+    ) -> list[list[RankedItem]]:
+        """(B, k) ranked rows → lists with scores and probabilities, of at most ``lengths``."""
+        over_references, over_next = bound.list_margins(ranked, self.references)
+        scores = preference_probability(over_references, self.temperature).mean(axis=2)
+        ahead = preference_probability(over_next, self.temperature)
+        return [
+            _ranked_items(rows[:n], of_scores, of_next)
+            for n, rows, of_scores, of_next in zip(
+                lengths, ranked.tolist(), scores.tolist(), ahead.tolist(), strict=True
+            )
+        ]
+
+    def _explained(
+        self, request: RankRequest, vector: Tensor, items: Sequence[RankedItem]
+    ) -> list[RankedItem]:
+        """The items with the reasons for each; see `InfluenceExplainer.effects`."""
+        assert request.explain_by is not None  # noqa: S101 - the caller looked
+        shown = np.array([item.row for item in items], dtype=np.int64)
+        own, effects = self.influence.effects(
+            vector, request.explain_by, shown, trained=request.user.row is not None
+        )
+        log_odds = effects / (2.0 * self.temperature)  # P = σ(margin / 2T)
+        return [
+            item._replace(because=_largest(own, of_item))
+            for item, of_item in zip(items, log_odds, strict=True)
+        ]
+
+
+def preference_probability(margins: Tensor, temperature: float) -> NDArray[np.float64]:
+    """P(i preferred to j) = σ((z_ij − z_ji) / 2T) of margins z_ij − z_ji."""
+    probability: NDArray[np.float64] = 0.5 + 0.5 * np.tanh(
+        margins.cpu().numpy() / (4.0 * temperature)
+    )
+    return probability
+
+
+def _left_filled(ranked: Tensor) -> Tensor:
+    """(B, k) item rows with −1 anywhere → the same with all −1 at the end."""
+    order = (ranked == PAD).to(torch.int8).argsort(dim=1, stable=True)
+    return ranked.gather(1, order)
+
+
+def _ranked_items(
+    rows: Sequence[int], scores: Sequence[float], ahead: Sequence[float]
+) -> list[RankedItem]:
+    """A list of rows that may end in −1, with scores and probabilities over the next item."""
+    rows = [row for row in rows if row != PAD]
+    last = len(rows) - 1
+    return [
+        RankedItem(row, scores[i], ahead[i] if i < last else None) for i, row in enumerate(rows)
+    ]
+
+
+def _largest(own: IntArray, effects: NDArray[np.float64]) -> tuple[Reason, ...]:
+    """The own items with the largest effects above 0."""
+    best = np.argsort(-effects, kind="stable")[:MAX_REASONS]
+    return tuple(Reason(int(own[i]), float(effects[i])) for i in best if effects[i] > 0.0)
+
+
+def _cpu_copy(model: PairwiseRanker) -> PairwiseRanker:
+    """A copy on the CPU; nothing is made on the model's own device."""
+    copy = build_model(model.config, model.n_users, model.n_items)
+    copy.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    return copy.requires_grad_(False).eval()

@@ -1,0 +1,294 @@
+"""The first stage of a list: users' vectors and their candidate items, each kept while it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ncr_core.fold_in import Evidence, FoldIn
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking import PAD, CandidateGenerator
+from ncr_core.ranking.candidates import BEST_LAST
+
+SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new search
+MAX_SCORES = 2**22  # users times items in one search: 32 MiB of float64
+POOL_FACTOR, MIN_POOL = 5, 50  # a diverse list is chosen from max(5n, 50) ranked items
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+Key = TypeVar("Key", bound=Hashable, contravariant=True)
+Value = TypeVar("Value")
+
+_NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UserState:
+    """A user as a model sees them: a trained row, fold-in evidence, both, or neither."""
+
+    row: int | None = None
+    """The user's row in the model; None for a user who was not trained on."""
+    evidence: Evidence | None = None
+    """What the vector is fitted to; None: the trained vector is up to date, or, without a row, the
+    vector is the mean of all users."""
+    key: Hashable = None
+    """Identifies the fitted vector in a cache: it changes with ``evidence``. None: no cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRequest:
+    """A list of the best ``n`` items for one user. Rows are the model's own."""
+
+    user: UserState
+    n: int
+    allowed: BoolArray
+    """(n_items,) items that may be recommended. Requests share the array: nobody writes to it."""
+    excluded: IntArray = field(default_factory=lambda: _NO_ROWS)
+    """Rows that this user does not get, as those they have seen; ids where there is ``row_of``."""
+    skipped: IntArray = field(default_factory=lambda: _NO_ROWS)
+    """Rows that this request alone leaves out: ``key`` does not depend on them."""
+    diversity: float = 0.0
+    """The share of the order given up for variety, 0 to 1, see `diversified`."""
+    explain_by: Evidence | None = None
+    """All that is known of the user, to explain each item by; None: nothing is explained."""
+    key: Hashable = None
+    """Identifies the candidates in a cache: it changes with ``user.key``, ``allowed`` and
+    ``excluded``. None: not kept."""
+    key_bytes: int = 0
+    """The memory of the strings in ``key``, in bytes."""
+    row_of: IntArray | None = None
+    """The row of each id of ``excluded``, −1 for unknown ones: looked up only where candidates have
+    to be searched for. None: ``excluded`` are rows."""
+
+    @property
+    def depth(self) -> int:
+        """The length of the ranked list that the ``n`` items are chosen from."""
+        return max(MIN_POOL, POOL_FACTOR * self.n) if self.diversity else self.n
+
+    def candidate_mask(self) -> BoolArray:
+        """(n_items,) items that candidates may be taken from: ``skipped`` ones too."""
+        if not len(self.excluded):
+            return self.allowed
+        mask = self.allowed.copy()
+        mask[self._excluded_rows()] = False
+        return mask
+
+    def mask(self) -> BoolArray:
+        """(n_items,) items that may be in the list."""
+        mask = self.allowed.copy()
+        mask[self._excluded_rows()] = False
+        mask[self.skipped] = False
+        return mask
+
+    def _excluded_rows(self) -> IntArray:
+        if self.row_of is None:
+            return self.excluded
+        rows = self.row_of[self.excluded[self.excluded < len(self.row_of)]]
+        return rows[rows >= 0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateList:
+    """A user's candidates."""
+
+    items: NDArray[np.int32]
+    """The best allowed rows, best first."""
+    complete: bool
+    """Whether these are all allowed items."""
+
+
+class Cache(Protocol[Key, Value]):
+    """A bounded store of values by key. A key that is None is never asked for."""
+
+    def get(self, key: Key) -> Value | None:
+        """The value, or None."""
+
+    def put(self, key: Key, value: Value, size: int) -> None:
+        """Keeps a value of ``size`` bytes."""
+
+    def has(self, key: Key) -> bool:
+        """Whether the value is there. Any thread may ask."""
+
+
+class NoCache:
+    """A cache that keeps nothing."""
+
+    def get(self, key: Hashable) -> None:
+        """None."""
+
+    def put(self, key: Hashable, value: object, size: int) -> None:
+        """Does nothing."""
+
+    def has(self, key: Hashable) -> bool:
+        """False."""
+        return False
+
+
+class CandidateSource(Protocol):
+    """Candidates that were computed elsewhere."""
+
+    def find(self, request: RankRequest) -> CandidateList | None:
+        """The candidates of exactly this request, or None."""
+
+
+class CandidateRetriever:
+    """Users' vectors, and the best ``m`` candidates of each. One thread at a time may call it.
+
+    Fitted vectors are kept by ``UserState.key``, the best ``m`` candidates and some spare ones by
+    ``RankRequest.key``.
+    """
+
+    def __init__(
+        self,
+        model: PairwiseRanker,
+        generator: CandidateGenerator,
+        fold_in: FoldIn,
+        m: int,
+        *,
+        vectors: Cache[Hashable, NDArray[np.float32]] | None = None,
+        lists: Cache[Hashable, CandidateList] | None = None,
+    ) -> None:
+        self._model = model
+        self._generator = generator
+        self._fold_in = fold_in
+        self._m = m
+        self._mean_vector = fold_in.newcomer.numpy()
+        # In memory, wherever the model is; on a CPU these are the model's own tables.
+        self._user_tables = [part.weight.detach().cpu().numpy() for part in model.user_parts()]
+        self._vectors = NoCache() if vectors is None else vectors
+        self._lists = NoCache() if lists is None else lists
+        self.precomputed: CandidateSource | None = None
+        """Candidates that were computed elsewhere, once they are there."""
+
+    @property
+    def capacity(self) -> int:
+        """The number of candidates that are kept of a user, at most."""
+        return min(self._m + SPARE_CANDIDATES, self._model.n_items)
+
+    def is_ready(self, request: RankRequest) -> bool:
+        """Whether neither a vector nor candidates have to be computed. For any thread."""
+        return self.has_vector(request.user) and (
+            self._lists.has(request.key) or self._find_precomputed(request) is not None
+        )
+
+    def has_vector(self, user: UserState) -> bool:
+        """Whether the user's vector need not be fitted. For any thread."""
+        return user.evidence is None or self._vectors.has(user.key)
+
+    def vectors(self, users: Sequence[UserState]) -> Tensor:
+        """(B, E) vectors of B users, in float32 on the CPU."""
+        rows = [user.row or 0 for user in users]
+        vectors = np.concatenate([table[rows] for table in self._user_tables], axis=1)
+        to_fit: dict[Hashable, list[int]] = {}
+        for position, user in enumerate(users):
+            if user.row is None:
+                vectors[position] = self._mean_vector
+            if user.evidence is None:
+                continue
+            fitted = None if user.key is None else self._vectors.get(user.key)
+            if fitted is None:
+                key = position if user.key is None else user.key
+                to_fit.setdefault(key, []).append(position)
+            else:
+                vectors[position] = fitted
+        if to_fit:
+            self._fit(users, vectors, to_fit)
+        return torch.from_numpy(vectors)
+
+    def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
+        """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""
+        rows = []
+        for request, vector, kept in zip(
+            requests, vectors, self.retrieve(requests, vectors), strict=True
+        ):
+            items = kept.items
+            if len(request.skipped):
+                items = items[~np.isin(items, request.skipped)]
+            if len(items) < self._m and not kept.complete:  # more is skipped than is to spare
+                items = self._search(vector[None], request.mask()[None], self._m)[0]
+            rows.append(items[: self._m])
+        width = max(len(items) for items in rows)
+        padded = np.full((len(rows), width), PAD, dtype=np.int64)
+        for row, items in zip(padded, rows, strict=True):
+            last = items[:BEST_LAST]  # as ``cheap_to_rank`` does it for batches
+            row[: len(items)] = np.concatenate([items[BEST_LAST:], last[::-1]])
+        return torch.from_numpy(padded)
+
+    def retrieve(
+        self, requests: Sequence[RankRequest], vectors: Tensor | None = None
+    ) -> list[CandidateList]:
+        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'."""
+        if vectors is None:
+            vectors = self.vectors([request.user for request in requests])
+        found = [self._find(request) for request in requests]
+        missing: dict[Hashable, int] = {}
+        for position, (request, candidates) in enumerate(zip(requests, found, strict=True)):
+            if candidates is None:
+                missing[_key(request, position)] = position
+        searched: dict[Hashable, CandidateList] = {}
+        positions = list(missing.values())
+        size = max(1, MAX_SCORES // max(1, self._model.n_items))
+        for start in range(0, len(positions), size):
+            part = positions[start : start + size]
+            masks = np.stack([requests[position].candidate_mask() for position in part])
+            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES)
+            for position, mask, items in zip(part, masks, lists, strict=True):
+                request = requests[position]
+                candidates = CandidateList(items, len(items) == int(mask.sum()))
+                searched[_key(request, position)] = candidates
+                if request.key is not None:
+                    self._lists.put(request.key, candidates, items.nbytes + request.key_bytes)
+        return [
+            candidates or searched[_key(request, position)]
+            for position, (request, candidates) in enumerate(zip(requests, found, strict=True))
+        ]
+
+    def rest(self, request: RankRequest, vector: Tensor, candidates: Tensor, n: int) -> Tensor:
+        """The next ``n`` rows by score behind the candidates, for a list longer than they are."""
+        mask = request.mask()
+        mask[candidates.numpy()] = False
+        return torch.from_numpy(self._search(vector[None], mask[None], n)[0].astype(np.int64))
+
+    def _fit(
+        self,
+        users: Sequence[UserState],
+        vectors: NDArray[np.float32],
+        to_fit: dict[Hashable, list[int]],
+    ) -> None:
+        """Fits each vector once and writes it to all of its positions."""
+        first = [positions[-1] for positions in to_fit.values()]
+        evidence = [state for p in first if (state := users[p].evidence) is not None]
+        fitted = self._fold_in(evidence, torch.from_numpy(vectors[first])).numpy()
+        for positions, vector in zip(to_fit.values(), fitted, strict=True):
+            key = users[positions[0]].key
+            if key is not None:
+                self._vectors.put(key, vector.copy(), vector.nbytes)
+            vectors[positions] = vector
+
+    def _find(self, request: RankRequest) -> CandidateList | None:
+        if request.key is None:
+            return None
+        return self._lists.get(request.key) or self._find_precomputed(request)
+
+    def _find_precomputed(self, request: RankRequest) -> CandidateList | None:
+        found = None if self.precomputed is None else self.precomputed.find(request)
+        if found is None or (len(found.items) < self.capacity and not found.complete):
+            return None  # computed with fewer candidates than are wanted here
+        return found
+
+    def _search(self, vectors: Tensor, masks: BoolArray, n: int) -> list[NDArray[np.int32]]:
+        allowed = torch.from_numpy(masks).to(self._model.device)
+        best = self._generator.search(vectors, allowed, n)
+        rows = best.to(torch.int32).cpu().numpy()
+        return [row[row != PAD].copy() for row in rows]
+
+
+def _key(request: RankRequest, position: int) -> Hashable:
+    """The request's key; where it has none, its position among the requests."""
+    return position if request.key is None else request.key

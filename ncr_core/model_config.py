@@ -1,0 +1,139 @@
+"""What a model is made of: its kind and its sizes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from ncr_core.errors import ConfigError
+from ncr_core.parameters import check_parameters, parameter
+
+ServiceKind = Literal["nbpr", "dncr", "neupr"]
+"""The kinds that the service trains and serves."""
+Kind = Literal[ServiceKind, "twotower"]
+Activation = Literal["tanh", "relu"]
+Init = Literal["xavier", "paper"]
+Users = Literal["free", "history"]
+
+MAX_FACTORS = 512
+MAX_EMBEDDING = 4096
+MAX_WINDOWS = 16
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and choices of a model.
+
+    Raises ConfigError if the values do not fit each other, or one is out of bounds.
+    """
+
+    kind: Kind = parameter(
+        "neupr", "The model.", name="model", request={}, request_type=ServiceKind, by_setting=True
+    )
+    """nbpr (eq. 17, 19–22), dncr (eq. 23), neupr (eq. 25) or twotower (eq. 7–9)."""
+
+    factors: int = parameter(
+        8, "d, the predictive factors.", ge=1, le=MAX_FACTORS, request={}, by_setting=True
+    )
+    """The width of the last hidden layer."""
+
+    layers: int = parameter(4, "N, the hidden layers of the tower.", ge=1, le=6, request={})
+    """The concatenation counts as the first."""
+
+    activation: Activation = parameter("tanh", "Of the layers.")
+
+    init: Init = parameter("xavier", "`paper`: N(0, 0.01²) everywhere.")
+    """``xavier``: N(0, 0.01²) for embeddings, Xavier for layers."""
+
+    learn_weights: bool = parameter(
+        True, "Fixed, and loss bpr: BPR-MF.", negation="--fixed-weights"
+    )
+    """False fixes NBPR's w at 1, which with the loss ``bpr`` is BPR-MF (eq. 16–18)."""
+
+    shared_embeddings: bool = parameter(False, "neupr by eq. 24.")
+    """NeuPR with one embedding for both parts (eq. 24) instead of one each (eq. 25)."""
+
+    shared_towers: bool = parameter(False, "twotower with one set of hidden layers.")
+    """One set for the preferred and the other item."""
+
+    users: Users = parameter(
+        "free",
+        "A user's embedding: its own, or pooled from the user's items.",
+        request={},
+        by_setting=True,
+    )
+
+    windows: tuple[int, ...] = parameter(
+        (0,), "What `history` pools: the latest so many, 0 for all; repeatable.", name="window"
+    )
+    """Each window has a matrix of its own."""
+
+    item_bias: bool = parameter(False, "With item biases.")
+    """Adds b_i − b_j to the element-wise part."""
+
+    def __post_init__(self) -> None:
+        """Checks the values, and makes ``windows`` a tuple."""
+        check_parameters(self)
+        if not self.learn_weights and self.kind != "nbpr":
+            raise ConfigError("fixed weights (learn_weights=False) are for nbpr only")
+        if self.shared_embeddings and self.kind != "neupr":
+            raise ConfigError("shared embeddings (eq. 24) are for neupr only")
+        if self.shared_embeddings and self.layers == 1:
+            raise ConfigError("shared embeddings (eq. 24) need at least 2 layers")
+        if self.shared_towers and self.kind != "twotower":
+            raise ConfigError("shared towers are for twotower only")
+        if self.item_bias and (self.kind not in ("nbpr", "neupr") or self.shared_embeddings):
+            raise ConfigError("item biases are for nbpr, and neupr with separate embeddings")
+        if self.kind != "nbpr" and self.tower_embedding > MAX_EMBEDDING:
+            raise ConfigError(
+                f"{self.factors} factors with {self.layers} layers need embeddings of "
+                f"{self.tower_embedding:,}; at most {MAX_EMBEDDING:,} are allowed"
+            )
+        if not isinstance(self.windows, list | tuple):
+            raise ConfigError(f"windows must be numbers of items, not {self.windows!r}")
+        object.__setattr__(self, "windows", tuple(self.windows))  # JSON has lists
+        windows = self.windows
+        if not all(type(w) is int and 0 <= w <= 2**31 for w in windows):
+            raise ConfigError(f"a window is a number of items, or 0 for all of them: {windows}")
+        if not 1 <= len(windows) <= MAX_WINDOWS or len(set(windows)) < len(windows):
+            raise ConfigError(f"windows must be 1 to {MAX_WINDOWS} different numbers: {windows}")
+        if self.windows != (0,) and self.users != "history":
+            raise ConfigError('windows are for users="history" only')
+
+    @property
+    def tower_embedding(self) -> int:
+        """e, the embedding size of the tower: d · 2^(N−2), so that its last layer is d wide.
+
+        With one hidden layer, the concatenation itself, there is no such rule: 32 (Fig. 6).
+        """
+        return 32 if self.layers == 1 else int(self.factors * 2 ** (self.layers - 2))
+
+    @property
+    def tower_width(self) -> int:
+        """The width of the last hidden layer: d, or that of the concatenation where it is that."""
+        if self.layers > 1:
+            return self.factors
+        return (2 if self.kind == "twotower" else 3) * self.tower_embedding
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of a user's items plays a part."""
+        return self.users == "history" and self.windows != (0,)
+
+    @property
+    def embedding_std(self) -> float:
+        """Embeddings start from N(0, 0.01²); larger where two item tables multiply each other."""
+        return 0.05 if self.users == "history" and self.init == "xavier" else 0.01
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as a checkpoint keeps them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of ``as_dict``. Raises ConfigError for a field that there is not."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown model settings: {', '.join(unknown)}")
+        return cls(**values)

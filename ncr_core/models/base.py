@@ -1,0 +1,139 @@
+"""The contract of a pairwise ranker: a network that looks at a user and two items."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ncr_core.errors import ConfigError
+from ncr_core.model_config import ModelConfig
+from ncr_core.models.scoring_tables import PairTables
+from ncr_core.models.user_embeddings import EMBEDDING_STD, FreeUsers, PooledUsers, UserHistories
+
+
+class PairwiseRanker(nn.Module, ABC):
+    """Gives the logit z_uij of "user u prefers item i to item j"; ŷ_uij = σ(z_uij).
+
+    A user is its vector (E,), so that a user who was not trained on can be ranked for by a vector
+    fitted later. ``logits`` is the equation as written; ``pair_logits`` is the same for training,
+    both orders at once, and ``tables`` for ranking.
+    """
+
+    shares_negatives = False  # whether ``shared_scores`` is there
+
+    def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
+        super().__init__()
+        self.config = config
+        self.n_users = n_users
+        self.n_items = n_items
+        # Tables of which a batch touches few rows; the training loop chooses.
+        self.sparse_users = False
+        self.sparse_items = False
+
+    @abstractmethod
+    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
+        """The parts of a user's vector, in order."""
+
+    @abstractmethod
+    def item_vectors(self, items: Tensor) -> Tensor:
+        """(…) rows → (…, F) everything the model knows of these items."""
+
+    @property
+    def item_tables(self) -> list[str]:
+        """The names of the parameters, (n_items, …) each, that make up an item, in order."""
+        names = ("items.weight", "items_n.weight", "items_d.weight", "bias")
+        return [name for name, _ in self.named_parameters() if name in names]
+
+    @abstractmethod
+    def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""
+
+    @abstractmethod
+    def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        """(z_uij, z_uji), each (B, n), of (B, E) user vectors, (B,) items i and (B, n) items j."""
+
+    @abstractmethod
+    def tables(self) -> PairTables:
+        """Tables for ranking in float64, without gradients, on the model's device."""
+
+    def shared_scores(
+        self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """s_ui (R,) and s_uj (Q, S) with (z_uij − z_uji)/2 = s_ui − s_uj, as products of matrices.
+
+        The order rests on this half margin (§4.4). users are (Q, E) vectors, row (R,) tells whose
+        each positive i (R,) is, and j (S,) are items; where S is n_items, all items in their order.
+        Only for models with ``shares_negatives``.
+        """
+        raise ConfigError(f"shared negatives are not for {self.config.kind}")
+
+    def user_vectors(self, users: Tensor) -> Tensor:
+        """(B,) rows → (B, E) everything the model knows of these users."""
+        parts = [
+            nn.functional.embedding(users, part.weight, sparse=self.sparse_users)
+            for part in self.user_parts()
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def training_vectors(self, users: Tensor, histories: UserHistories | None) -> Tensor:
+        """(B, E) user vectors for a training batch: a positive is never pooled for itself."""
+        if histories is None:
+            return self.user_vectors(users)
+        parts = [part.without_positives(histories) for part in self._pooled()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def pooled_vectors(self, items: Sequence[Tensor]) -> Tensor:
+        """User vectors of any items, each user's from old to new, for users="history" → (B, E)."""
+        lengths = torch.tensor([len(history) for history in items], device=self.device)
+        every = torch.cat(list(items)).to(self.device)
+        return torch.cat([part.pool(every, lengths) for part in self._pooled()], dim=-1)
+
+    def pooled_vector(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(E,) the vector of one user, as ``pooled_vectors``; see ``PooledUsers.pool_one``."""
+        return torch.cat([part.pool_one(items, weights) for part in self._pooled()])
+
+    def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
+        """Recomputes the vectors of the known users where they come from their items.
+
+        ``items`` (T,) are everyone's, oldest first, one user after the other; ``lengths``
+        (n_users,); ``weights`` (T,) as for ``PooledUsers.pool``. Nothing happens for free
+        embeddings.
+        """
+        if self.config.users == "history":
+            items, lengths = items.to(self.device), lengths.to(self.device)
+            weights = None if weights is None else weights.to(self.device)
+            for part in self._pooled():
+                part.remember(items, lengths, weights)
+
+    def item_rows(self, items: Tensor, table: Tensor) -> Tensor:
+        """Rows (…) of an item table (n_items, F) → (…, F)."""
+        return nn.functional.embedding(items, table, sparse=self.sparse_items)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def new_users(self, size: int) -> FreeUsers | PooledUsers:
+        """A user part of this size, as the configuration says."""
+        if self.config.users == "free":
+            return FreeUsers(self.n_users, size)
+        config = self.config
+        return PooledUsers(self.n_users, self.n_items, size, config.windows, config.embedding_std)
+
+    def _pooled(self) -> list[PooledUsers]:
+        return [part for part in self.user_parts() if isinstance(part, PooledUsers)]
+
+
+def edge_weight(size: int, config: ModelConfig) -> nn.Parameter:
+    """A new weight w (size,) of the prediction layer."""
+    weight = nn.Parameter(torch.empty(size))
+    if config.init == "paper":
+        nn.init.normal_(weight, std=EMBEDDING_STD)
+    else:
+        bound = (6.0 / (size + 1)) ** 0.5  # Xavier for a layer with one output
+        nn.init.uniform_(weight, -bound, bound)
+    return weight

@@ -1,0 +1,138 @@
+"""Where a user's vector U_u comes from: a free embedding, or the user's own items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
+USERS_AT_ONCE = 256
+
+
+def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
+    """An embedding table initialised from N(0, std²)."""
+    table = nn.Embedding(rows, size)
+    nn.init.normal_(table.weight, std=std)
+    return table
+
+
+@dataclass(frozen=True)
+class UserHistories:
+    """The items of some users, oldest first, and a place in them for each row of a batch.
+
+    ``items`` (T,) holds whole histories one after the other; row r's history is
+    ``items[start[r]:end[r]]`` and its positive stands at ``position[r]``.
+    """
+
+    items: Tensor
+    start: Tensor
+    position: Tensor
+    end: Tensor
+
+
+class PooledUsers(nn.Module):
+    """U_u pooled from the user's own items, as in FISM (Kabbur et al. 2013), by recency.
+
+    U_u = Σ_w (Σ_k P_k / n_w^½) M_w, where k runs over the n_w latest items that window w holds (0:
+    all), P is an item embedding of its own and M_w a matrix (size, size). With the single window 0
+    order plays no part, and in training the positive is left out of the pool; otherwise the pool
+    ends before the positive, so that a vector is only ever made of what came earlier.
+
+    ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
+    them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
+    items.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, n_users: int, n_items: int, size: int, windows: tuple[int, ...], std: float
+    ) -> None:
+        super().__init__()
+        self.windows = windows
+        self.items = embedding(n_items, size, std)
+        identity = torch.eye(size).repeat(len(windows), 1, 1) / len(windows)
+        self.mix = nn.Parameter(identity)
+        self.register_buffer("weight", torch.zeros(n_users, size))
+
+    def without_positives(self, rows: UserHistories) -> Tensor:
+        """(B, size) vectors of a training batch, each without its own positive."""
+        embedded = nn.functional.embedding(rows.items, self.items.weight)
+        sums = nn.functional.pad(embedded.cumsum(0), (0, 0, 1, 0))
+        if self.windows == (0,):
+            others = (rows.end - rows.start - 1).clamp(min=1)
+            pooled = sums[rows.end] - sums[rows.start] - embedded[rows.position]
+            return (pooled / others.sqrt().unsqueeze(1)) @ self.mix[0]
+        vectors = torch.zeros((), device=sums.device)
+        for window, matrix in zip(self.windows, self.mix, strict=True):
+            first = self._first(window, rows.start, rows.position)
+            count = (rows.position - first).clamp(min=1)
+            pooled = (sums[rows.position] - sums[first]) / count.sqrt().unsqueeze(1)
+            vectors = vectors + pooled @ matrix
+        return vectors
+
+    def pool(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
+        """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size).
+
+        ``weights`` (T,), above 0, are what each item counts beside the others of its window.
+        """
+        end = lengths.cumsum(0)
+        start = end - lengths
+        vectors = torch.zeros((), device=items.device)
+        for window, matrix in zip(self.windows, self.mix, strict=True):
+            first = self._first(window, start, end)
+            count = end - first
+            offsets = count.cumsum(0) - count
+            position = torch.arange(int(count.sum()), device=items.device)
+            rows = position + (first - offsets).repeat_interleave(count)
+            shares = None
+            if weights is not None:
+                pooled_weights = weights[rows].to(self.items.weight.dtype)
+                user = torch.arange(len(count), device=items.device).repeat_interleave(count)
+                totals = pooled_weights.new_zeros(len(count)).index_add_(0, user, pooled_weights)
+                shares = pooled_weights * (count / totals)[user]
+            pooled = nn.functional.embedding_bag(
+                items[rows], self.items.weight, offsets, mode="sum", per_sample_weights=shares
+            )
+            vectors = vectors + (pooled / count.clamp(min=1).sqrt().unsqueeze(1)) @ matrix
+        return vectors
+
+    def pool_one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
+        """``pool`` for one user with (k,) items → (size,), the same bits whatever the batch."""
+        k = len(items)
+        counts = [min(window or k, k) for window in self.windows]
+        pooled_counts = torch.tensor(counts, device=items.device)
+        latest_first = items.flip(0)
+        embedded = nn.functional.embedding(latest_first, self.items.weight)
+        sizes = pooled_counts.to(embedded.dtype)
+        scale = sizes.rsqrt()
+        if weights is not None:
+            latest_weights = weights.flip(0).to(embedded.dtype)
+            embedded = embedded * latest_weights.unsqueeze(1)
+            scale = sizes.sqrt() / latest_weights.cumsum(0)[pooled_counts - 1]
+        pooled = embedded.cumsum(0)[pooled_counts - 1] * scale.unsqueeze(1)
+        return torch.bmm(pooled.unsqueeze(1), self.mix).sum(0).squeeze(0)
+
+    @torch.no_grad()
+    def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
+        """Computes ``weight`` from everyone's items; arguments as of ``pool``, for all users."""
+        ends = lengths.cumsum(0)
+        for first in range(0, len(lengths), USERS_AT_ONCE):
+            users = slice(first, first + USERS_AT_ONCE)
+            part = slice(int(ends[first] - lengths[first]), int(ends[users][-1]))
+            part_weights = None if weights is None else weights[part]
+            self.weight[users] = self.pool(items[part], lengths[users], part_weights)
+
+    @staticmethod
+    def _first(window: int, start: Tensor, end: Tensor) -> Tensor:
+        return start if window == 0 else torch.maximum(start, end - window)
+
+
+class FreeUsers(nn.Embedding):
+    """U_u is an embedding of its own, initialised from N(0, 0.01²)."""
+
+    def __init__(self, n_users: int, size: int) -> None:
+        super().__init__(n_users, size)
+        nn.init.normal_(self.weight, std=EMBEDDING_STD)

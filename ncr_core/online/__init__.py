@@ -1,0 +1,1 @@
+"""Tests on what users click: interleaving, and a sequential test of click-through."""

@@ -1,0 +1,1 @@
+"""The ways to compute Algorithm 1's lists, and their kernels."""

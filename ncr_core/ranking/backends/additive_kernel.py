@@ -1,0 +1,101 @@
+"""The best items by a product of vectors, as compiled code: what is left after the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ncr_core.ranking.backends.dense_kernel import compiled
+
+GROUP = 16  # scores of which only the largest is looked at first
+
+
+@compiled
+def best_by_product(
+    scores: Any,
+    error: float,
+    error_by_length: float,
+    users: Any,
+    items: Any,
+    bias: Any,
+    order: Any,
+    tie: float,
+    best: Any,
+) -> None:
+    """Fills ``best`` (B, k) with item rows, −1 where there are no more.
+
+    ``scores`` (B, N) float32, −inf for what is left out, are off by at most ``error`` and
+    ``error_by_length`` times the length of the user's vector; what they leave in question is
+    decided by ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,) in float64, rounded to
+    multiples of ``tie``, and what is equal by ``order`` (N or 0,).
+    """
+    n_users, n_items = scores.shape
+    k, width = best.shape[1], items.shape[1]
+    # Item i is in group i mod n_groups: a loop over groups is one over neighbouring scores.
+    n_groups = (n_items + GROUP - 1) // GROUP
+    largest, top = np.empty(n_groups, np.float32), np.empty(k, np.float32)
+    exact, places = np.empty(k), np.empty(k, np.int64)
+    for user in range(n_users):
+        largest[:] = -np.inf
+        for first in range(0, n_items, n_groups):
+            part = scores[user, first : first + n_groups]
+            for group in range(len(part)):
+                largest[group] = max(largest[group], part[group])
+        n_kept = 0  # of ``top``: the largest of all groups, descending
+        for score in largest:
+            if score > -np.inf and (n_kept < k or score > top[k - 1]):
+                slot = min(n_kept, k - 1)
+                n_kept = min(n_kept + 1, k)
+                while slot > 0 and top[slot - 1] < score:
+                    top[slot] = top[slot - 1]
+                    slot -= 1
+                top[slot] = score
+        # As many groups hold something as large, and so what is below cannot be among the best k.
+        square_norm = 0.0
+        for d in range(width):
+            square_norm += np.float64(users[user, d]) * users[user, d]
+        uncertain = error + error_by_length * np.sqrt(square_norm)
+        least = np.float32(top[k - 1] - uncertain if n_kept == k else -np.inf)
+        n_kept = 0
+        for group in range(n_groups):
+            if largest[group] < least or largest[group] == -np.inf:
+                continue
+            for i in range(group, n_items, n_groups):
+                if scores[user, i] < least or scores[user, i] == -np.inf:
+                    continue
+                # Four sums: each addition of one has to wait for the last.
+                score, two, three, four = bias[i] if len(bias) else 0.0, 0.0, 0.0, 0.0
+                for d in range(0, width - 3, 4):
+                    score += users[user, d] * items[i, d]
+                    two += users[user, d + 1] * items[i, d + 1]
+                    three += users[user, d + 2] * items[i, d + 2]
+                    four += users[user, d + 3] * items[i, d + 3]
+                for d in range(width - width % 4, width):
+                    score += users[user, d] * items[i, d]
+                score = np.rint(((score + two) + (three + four)) / tie)
+                place = order[i] if len(order) else i
+                if n_kept == k and (
+                    exact[k - 1] > score or (exact[k - 1] == score and places[k - 1] < place)
+                ):
+                    continue
+                slot = min(n_kept, k - 1)
+                n_kept = min(n_kept + 1, k)
+                while slot > 0 and (
+                    exact[slot - 1] < score
+                    or (exact[slot - 1] == score and places[slot - 1] > place)
+                ):
+                    exact[slot], places[slot] = exact[slot - 1], places[slot - 1]
+                    best[user, slot] = best[user, slot - 1]
+                    slot -= 1
+                exact[slot], places[slot], best[user, slot] = score, place, i
+        for j in range(n_kept, k):
+            best[user, j] = -1
+
+
+def compile_all() -> None:
+    """Compiles for the types that it is called with."""
+    nothing, order, items = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((1, 0))
+    scores, best = np.zeros((1, 1), dtype=np.float32), np.zeros((1, 1), dtype=np.int64)
+    for users in (np.zeros((1, 0)), np.zeros((1, 0), dtype=np.float32)):
+        best_by_product(scores, 0.0, 0.0, users, items, nothing, order, 1.0, best)

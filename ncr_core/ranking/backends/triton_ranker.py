@@ -1,0 +1,145 @@
+"""Algorithm 1 in Triton, for models with a tower on a GPU: one kernel launch a batch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ncr_core.models.scoring_tables import TowerTable
+from ncr_core.ranking.backends.torch_ranker import TorchRanker
+from ncr_core.ranking.margins import CLOSE, PAD, ROUNDING, TIE, BoundMargins, Margins
+
+MIN_WIDTH = 16
+LANES_BY_WIDTH = 4_096  # of a block: what fits into a program's registers
+M_BUCKET, B_BUCKET = 64, 16
+MAX_BYTES = 2**30  # of a pass's working room
+
+
+class TritonRanker:
+    """Ranks by one kernel launch a pass without a synchronisation in it; see ``Ranker``.
+
+    Built once a model. Tests run it on a CPU by Triton's interpreter.
+    """
+
+    def __init__(self, margins: Margins) -> None:
+        from ncr_core.ranking.backends import triton_kernel
+
+        tower, single = margins.double.tower, margins.single.tower
+        if tower is None or single is None or tower.items is not None:
+            raise ValueError("only towers over C + A + B are for this kernel")
+        widths = [tower.first.shape[1], *(len(bias) for _, bias in tower.layers)]
+        self._kernel: Any = triton_kernel.scan
+        self._margins = margins
+        self._width = max(MIN_WIDTH, _power_of_two(max(widths)))
+        self._look = max(16, min(128, LANES_BY_WIDTH // self._width))
+        self._single, self._double = (self._tables(table) for table in (single, tower))
+
+    def supports(self, n_users: int, n_candidates: int) -> bool:
+        """Whether the memory for such a pass is bounded."""
+        return n_users * n_candidates * 32 <= MAX_BYTES
+
+    def bind(self, users: BoundMargins) -> TritonBatch:
+        """The ranker for a batch of users."""
+        return TritonBatch(self, users)
+
+    @torch.inference_mode()
+    def rank(self, users: BoundMargins, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See ``TritonBatch.rank``."""
+        tower = self._margins.double.tower
+        assert tower is not None  # noqa: S101 - the constructor saw to it
+        b, m = candidates.shape
+        # Shapes in steps: the allocator finds room of the same sizes again.
+        n_rows, width = _round_up(b, B_BUCKET), _round_up(m, M_BUCKET)
+        device = candidates.device
+        vectors = tower.user_columns(users.users.double())
+        projected = (vectors.unsqueeze(1) * tower.user_weight).sum(dim=2) + tower.user_bias
+        close = CLOSE * self._margins.caution(projected)
+        padded = _widened(projected, self._width)
+        stack = torch.zeros((n_rows, width), dtype=torch.int32, device=device)
+        is_ranked = torch.zeros((n_rows, width), dtype=torch.int8, device=device)
+        items = torch.full((b, width), 0, dtype=torch.int32, device=device)
+        items[:, :m] = candidates.clamp(min=0)
+        scores = torch.zeros((b, width), dtype=torch.float64, device=device)
+        scores[:, :m] = users.all_linear_scores(candidates.clamp(min=0))
+        lengths = (candidates != PAD).sum(dim=1).to(torch.int32)
+        ranked = torch.full((b, k), PAD, dtype=torch.int32, device=device)
+        pairs = torch.zeros(b, dtype=torch.int32, device=device)
+        if b and m and k:
+            self._kernel[(b,)](
+                items, lengths, scores, close, padded.float(), padded,
+                *self._single, *self._double, stack, is_ranked, ranked, pairs, width, k,
+                tie=TIE, rounding=ROUNDING, L=len(tower.layers), H=self._width, LOOK=self._look,
+                RELU=tower.activation == "relu", num_warps=4,
+            )  # fmt: skip
+        return ranked.long(), pairs
+
+    def _tables(self, tower: TowerTable) -> tuple[Tensor, ...]:
+        """(first, second, weights, biases, w), padded with zeros to one width."""
+        h, dtype, device = self._width, tower.first.dtype, tower.first.device
+        weights = torch.zeros((max(1, len(tower.layers)), h, h), dtype=dtype, device=device)
+        biases = torch.zeros((len(weights), h), dtype=dtype, device=device)
+        for layer, (weight, bias) in enumerate(tower.layers):
+            weights[layer, : weight.shape[0], : weight.shape[1]] = weight
+            biases[layer, : len(bias)] = bias
+        last = _widened(tower.weight.unsqueeze(0), h).squeeze(0)
+        return _widened(tower.first, h), _widened(tower.second, h), weights, biases, last
+
+
+class TritonBatch:
+    """A ``TritonRanker`` for a batch of B users."""
+
+    def __init__(self, ranker: TritonRanker, users: BoundMargins) -> None:
+        self._ranker = ranker
+        self._users = users
+
+    def rank(self, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(B, M) item rows → (B, k) rows of the top k, both padded with −1, and (B,) pairs."""
+        return self._ranker.rank(self._users, candidates, k)
+
+
+def triton_ranker(margins: Margins) -> TritonRanker | None:
+    """The ranker of a model, tried out beside torch; None where it cannot be had."""
+    tower = margins.double.tower
+    if tower is None or tower.items is not None or tower.first.device.type != "cuda":
+        return None
+    try:
+        ranker = TritonRanker(margins)
+        _try_out(ranker, margins)
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        warnings.warn(f"lists are ranked in torch, which is slower: {reason}", stacklevel=2)
+        return None
+    return ranker
+
+
+def _try_out(ranker: TritonRanker, margins: Margins) -> None:
+    """Ranks a few items for a few users of no meaning, beside the scan in torch."""
+    tower, linear = margins.double.tower, margins.double.linear
+    assert tower is not None  # noqa: S101 - the caller saw to it
+    generator = torch.Generator().manual_seed(0)
+    device, n_items = tower.first.device, len(tower.first)
+    size = max(table.columns.stop for table in (tower, linear) if table is not None)
+    users = margins.bind(torch.randn((4, size), generator=generator).to(device))
+    m = min(100, n_items)
+    items = torch.stack([torch.randperm(n_items, generator=generator)[:m] for _ in range(4)])
+    items = items.to(device)
+    k = min(10, m)
+    expected, _ = TorchRanker(margins).bind(users).rank(items, k)
+    ranked, _ = ranker.rank(users, items, k)
+    if not ranked.equal(expected):
+        raise RuntimeError("the kernel for this GPU does not rank as it should")
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, width - x.shape[1])).contiguous()
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _round_up(n: int, step: int) -> int:
+    return -(-n // step) * step

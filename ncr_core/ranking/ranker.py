@@ -1,0 +1,285 @@
+"""The exact ranker: Algorithm 1's lists for many users at once, by the fastest backend there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ncr_core.errors import ConfigError
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.backends.additive_topk import AdditiveRanker, top_of_catalogue, topk_kernel
+from ncr_core.ranking.backends.numba_ranker import (
+    NumbaBatch,
+    numba_ranker,
+    ranking_kernel,
+)
+from ncr_core.ranking.backends.torch_ranker import TorchRanker
+from ncr_core.ranking.backends.triton_ranker import triton_ranker
+from ncr_core.ranking.margins import MAX_PAIRS, PAD, BoundMargins, Margins
+from ncr_core.ranking.tournament import (
+    STRATEGIES,
+    Strategy,
+    mean_preference,
+    top_positions,
+    wins,
+)
+
+ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
+
+__all__ = ["PAD", "BoundRanker", "ExactRanker", "Ranker", "compile_kernels"]
+
+
+class RankerBatch(Protocol):
+    """A backend for the users of one batch."""
+
+    def rank(self, candidates: Tensor, k: int) -> tuple[Tensor, Tensor | None]:
+        """Top ``k`` of (B, M) item rows in the order that decides ties, padded with −1.
+
+        Returns:
+            (B, k) item rows, best first, padded with −1, as the literal Algorithm 1 gives them, and
+            how many pairs were compared for each user (B,); None where no pair was.
+        """
+        ...
+
+
+class Ranker(Protocol):
+    """A backend: one way to compute Algorithm 1's lists (§4.4), built once a model."""
+
+    def supports(self, n_users: int, n_candidates: int) -> bool:
+        """Whether the backend has the memory for a batch of this shape."""
+        ...
+
+    def bind(self, users: BoundMargins) -> RankerBatch:
+        """The backend for a batch of users, of whom what it needs is computed once."""
+        ...
+
+
+def compile_kernels() -> None:
+    """Compiles now what would be compiled for the first list: some seconds, once a machine."""
+    ranking_kernel()
+    topk_kernel()
+
+
+class ExactRanker:
+    """Ranks candidates by pairwise comparison, equal to the literal Algorithm 1 on its margins.
+
+    Additive models are sorted by s_ui, which is what Algorithm 1 gives for them. The others take
+    the resumable scan: compiled by numba on a CPU or by Triton on a GPU, else (and always with
+    ``compiled=False``) in torch. Built once a model; may be called from several threads.
+    ``on_pairs`` is called with how many pairs of items each ``rank`` compared, where it did.
+    """
+
+    def __init__(
+        self,
+        model: PairwiseRanker,
+        *,
+        compiled: bool = True,
+        on_pairs: Callable[[int], None] | None = None,
+    ) -> None:
+        self.margins = Margins(model.tables())
+        self.on_pairs = on_pairs
+        self.n_items = model.n_items
+        self.device = model.device
+        self._may_compile = compiled
+
+    @cached_property
+    def backend(self) -> Ranker:
+        """The fastest backend for this model and machine, made when it is first needed."""
+        if not self.margins.additive and self._may_compile:
+            compiled = numba_ranker(self.margins) or triton_ranker(self.margins)
+            if compiled is not None:
+                return compiled
+        return self.fallback
+
+    @cached_property
+    def fallback(self) -> Ranker:
+        """The backend for what ``backend`` does not support."""
+        return AdditiveRanker() if self.margins.additive else TorchRanker(self.margins)
+
+    def bind(self, users: Tensor) -> BoundRanker:
+        """For several questions about the same (B, E) user vectors."""
+        return BoundRanker(self, users)
+
+    def rank(
+        self, users: Tensor, candidates: Tensor, k: int, strategy: Strategy = "algorithm1"
+    ) -> Tensor:
+        """Top ``k`` of each user's candidates.
+
+        Args:
+            users: (B, E) user vectors.
+            candidates: (B, M) item rows in the order that decides ties, each row filled from the
+                left and padded with −1.
+            k: The length of the lists.
+            strategy: Another order than Algorithm 1's: by wins or by mean probability against all
+                other candidates, which takes all their margins.
+
+        Returns:
+            (B, min(k, M)) item rows, best first, padded with −1.
+
+        Raises:
+            ConfigError: There is no such strategy.
+            IndexError: The model has no such item.
+        """
+        return self.bind(users).rank(candidates, k, strategy)
+
+    def top(
+        self, users: Tensor, k: int, allowed: Tensor | None = None, order: Tensor | None = None
+    ) -> Tensor:
+        """Top ``k`` of the whole catalogue for a model that is a product of vectors.
+
+        Args:
+            users: (B, E) user vectors.
+            k: The length of the lists.
+            allowed: (B, n_items) whether an item may be in the list; all may by default.
+            order: (n_items,) which of items that tie comes first: the lower; by default the row.
+
+        Returns:
+            (B, min(k, n_items)) item rows, best first, padded with −1.
+
+        Raises:
+            ValueError: The model is more than a product of vectors.
+        """
+        if not self.margins.sortable:
+            raise ValueError("this model is no product of vectors: rank candidates")
+        users = users.to(self.device)
+        return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile)
+
+    def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
+        """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""
+        return self.bind(users).all_margins(candidates)
+
+    def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Margins z_uij − z_uji of (B, E) users and (B, L) items i and j → (B, L) float64."""
+        return self.bind(users).compare(i, j)
+
+    def linear_scores(self, users: Tensor, items: Tensor) -> Tensor:
+        """s_ui in float64 of (B, E) user vectors and (B, M) items → (B, M)."""
+        return self.bind(users).linear_scores(items)
+
+    @torch.inference_mode()
+    def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
+        """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
+        bound, anchors = self.bind(users), anchors.to(self.device)
+        means = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
+        if not len(anchors):
+            return means
+        for start in range(0, self.n_items, ITEMS_AT_ONCE):
+            stop = min(start + ITEMS_AT_ONCE, self.n_items)
+            block = torch.arange(start, stop, device=self.device)
+            means[:, start:stop] = bound.mean_margins(anchors, block)
+        return means
+
+
+class BoundRanker:
+    """An ``ExactRanker`` for (B, E) user vectors, of which what is needed is computed once."""
+
+    def __init__(self, ranker: ExactRanker, users: Tensor) -> None:
+        self._ranker = ranker
+        self._device = ranker.device
+        self._n_users = len(users)
+        self._margins = ranker.margins.bind(_moved(users, ranker.device))
+
+    @cached_property
+    def _batch(self) -> RankerBatch:
+        return self._ranker.backend.bind(self._margins)
+
+    @property
+    def _compiled(self) -> NumbaBatch | None:
+        batch = self._batch
+        return batch if isinstance(batch, NumbaBatch) else None
+
+    def rank(self, candidates: Tensor, k: int, strategy: Strategy = "algorithm1") -> Tensor:
+        """See ``ExactRanker.rank``."""
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"unknown strategy {strategy!r}: {', '.join(STRATEGIES)}")
+        candidates = _moved(candidates, self._device)
+        k = min(k, candidates.shape[1])
+        on_pairs = self._ranker.on_pairs
+        if strategy != "algorithm1":
+            lengths = (candidates != PAD).sum(dim=1)
+            if on_pairs is not None:
+                on_pairs(int((lengths * (lengths - 1) // 2).sum()))
+            score = wins if strategy == "copeland" else mean_preference
+            order = top_positions(score(self.all_margins(candidates), lengths), lengths, k)
+            return candidates.gather(1, order.clamp(min=0)).masked_fill_(order == PAD, PAD)
+        if self._ranker.backend.supports(*candidates.shape):
+            ranked, pairs = self._batch.rank(candidates, k)
+        else:
+            ranked, pairs = self._ranker.fallback.bind(self._margins).rank(candidates, k)
+        if on_pairs is not None and pairs is not None:
+            on_pairs(int(pairs.sum()))
+        return ranked
+
+    @torch.inference_mode()
+    def all_margins(self, candidates: Tensor) -> Tensor:
+        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
+        if self._compiled is not None:
+            return self._compiled.all_margins(candidates)
+        candidates = candidates.to(self._device)
+        lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
+        n, m = items.shape
+        rows = torch.arange(n, device=self._device)
+        margins = torch.zeros((n, m, m), dtype=torch.float64, device=self._device)
+        width = max(1, MAX_PAIRS // max(1, n * m))
+        for start in range(0, m, width):
+            block = items[:, start : start + width]
+            i, j = block.repeat_interleave(m, dim=1), items.repeat(1, block.shape[1])
+            margins[:, start : start + width] = self._margins(rows, i, j).view(n, -1, m)
+        inside = torch.arange(m, device=self._device) < lengths.unsqueeze(1)
+        return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
+
+    def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """How the items of lists fare: (B, k) item rows and (R,) other rows.
+
+        Returns:
+            (B, k, R) margins of each listed item over each other one, and (B, k) over the item
+            after it in the list; anything where there is none.
+        """
+        if self._compiled is not None:
+            return self._compiled.list_margins(ranked, others)
+        with torch.inference_mode():
+            b, k = ranked.shape
+            items = ranked.clamp(min=0)
+            i, j = items.repeat_interleave(len(others), dim=1), others.repeat(k).expand(b, -1)
+            over_others = self.compare(i, j).view(b, k, len(others))
+            return over_others, self.compare(items, items.roll(-1, dims=1))
+
+    @torch.inference_mode()
+    def compare(self, i: Tensor, j: Tensor) -> Tensor:
+        """Margins of (B, L) items i over items j → (B, L) float64."""
+        rows = torch.arange(self._n_users, device=self._device)
+        i, j = i.to(self._device), j.to(self._device)
+        width = max(1, MAX_PAIRS // max(1, self._n_users))
+        blocks = zip(torch.split(i, width, dim=1), torch.split(j, width, dim=1), strict=True)
+        return torch.cat([self._margins(rows, *block) for block in blocks], dim=1)
+
+    @torch.inference_mode()
+    def linear_scores(self, items: Tensor) -> Tensor:
+        """(B, M) s_ui in float64, element by element: not dependent on the rest of the batch."""
+        return self._margins.all_linear_scores(items.to(self._device))
+
+    def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
+        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
+        if self._compiled is not None:
+            return self._compiled.mean_margins(anchors, block)
+        if self._ranker.margins.additive:
+            linear = self.linear_scores(torch.cat([anchors, block]).expand(self._n_users, -1))
+            of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
+            return of_items - of_anchors.mean(dim=1, keepdim=True)
+        i = block.repeat_interleave(len(anchors)).expand(self._n_users, -1)
+        j = anchors.repeat(len(block)).expand(self._n_users, -1)
+        margins = self.compare(i, j)
+        return margins.view(self._n_users, len(block), len(anchors)).mean(dim=2)
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    """On the device; to a GPU without waiting for it."""
+    if x.device == device:
+        return x
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)

@@ -1,0 +1,248 @@
+"""Named recipes: a model's configuration with that of its training, chosen to go together.
+
+The one source of hyper-parameters: `ncr train`, ``POST /admin/train``, the service's settings, the
+reproduction of the paper and ``ncr_core.Recommender`` all begin from a recipe of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ncr_core.errors import ConfigError
+from ncr_core.model_config import ModelConfig
+from ncr_core.train_config import TrainConfig
+
+SIZES = (8, 16, 24, 32, 64)
+"""The numbers of predictive factors of the paper's tables."""
+
+WINDOWS = (1, 2, 4, 8, 16, 64, 0)
+"""The latest items that the vector of a user is pooled from, 0 for all; see docs/experiments.md."""
+
+Sections = dict[str, Any]
+"""Overrides by section: ``{"model": {…}, "training": {…}}``, fields of the two configurations."""
+
+_MODEL_FIELDS = {f.name: f.default for f in fields(ModelConfig)}
+_TRAINING_FIELDS = {f.name: f.default for f in fields(TrainConfig)}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a training needs beside the data."""
+
+    name: str
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainConfig = field(default_factory=TrainConfig)
+
+    def with_(self, **overrides: Any) -> Recipe:
+        """This recipe with other values for some fields of ``ModelConfig`` and ``TrainConfig``.
+
+        A choice of the recipe that another kind of model does not have returns to its default; one
+        that is among ``overrides`` is never dropped. Raises ConfigError if a field is unknown, or
+        the values do not fit each other.
+        """
+        unknown = sorted(overrides.keys() - _MODEL_FIELDS.keys() - _TRAINING_FIELDS.keys())
+        if unknown:
+            raise ConfigError(f"unknown hyper-parameters: {', '.join(unknown)}")
+        before = {**vars(self.model), **vars(self.training)}
+        values = before | overrides
+        for name, applies in _APPLIES.items():
+            if name not in overrides and applies(before) and not applies(values):
+                values[name] = {**_MODEL_FIELDS, **_TRAINING_FIELDS}[name]
+        return replace(
+            self,
+            model=ModelConfig(**{name: values[name] for name in _MODEL_FIELDS}),
+            training=TrainConfig(**{name: values[name] for name in _TRAINING_FIELDS}),
+        )
+
+    def value(self, name: str) -> Any:
+        """The value of a field of ``ModelConfig`` or ``TrainConfig``."""
+        return getattr(self.model if name in _MODEL_FIELDS else self.training, name)
+
+
+# What only some models have.
+_APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "learn_weights": lambda v: v["kind"] == "nbpr",
+    "shared_embeddings": lambda v: v["kind"] == "neupr",
+    "shared_towers": lambda v: v["kind"] == "twotower",
+    "windows": lambda v: v["users"] == "history",
+    "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
+    "shared_negatives": lambda v: (
+        v["kind"] == "nbpr"
+        or (v["kind"] == "neupr" and v["pretrain"] and not v["shared_embeddings"])
+    ),
+}
+
+
+def merge_sections(sections: Sections, overrides: Mapping[str, Any]) -> Sections:
+    """Settings with some of them replaced, section by section."""
+    result = dict(sections)
+    for key, value in overrides.items():
+        nested = isinstance(value, Mapping)
+        result[key] = {**result.get(key, {}), **value} if nested else value
+    return result
+
+
+# The models of the paper and beyond, tuned on MovieLens 1M. What ``reproduction.grids`` varies was
+# chosen there on validation items, at the sizes it names, and holds at the others; of settings
+# within .001 any was taken. What goes with the size (λ, dropout, the passes and negatives of
+# towers, which a processor without a GPU has to finish) was set by single trials on validation
+# items, as docs/experiments.md tells.
+
+# Passes, negatives a positive, and passes of fine-tuning of a tower with so many factors.
+_TOWER_BUDGET = {8: (6, 4, 4), 16: (4, 3, 3), 24: (4, 2, 2), 32: (3, 2, 2), 64: (2, 1, 1)}
+_TOWER = {"start": "spectral", "batch_size": 2048, "learning_rate": 5e-3}
+
+
+def _sections(kind: str, training: Sections, **model: Any) -> Sections:
+    return {"model": {"kind": kind, **model}, "training": training}
+
+
+def _factor_training(factors: int) -> Sections:
+    """More factors fit more of the noise, and want a larger λ."""
+    l2 = 1e-3 if factors <= 16 else 3e-3 if factors <= 32 else 1e-2
+    return {"epochs": 15, "negatives": 8, "l2": l2}
+
+
+def _bpr(factors: int) -> Sections:
+    training = {**_factor_training(factors), "loss": "bpr", "learning_rate": 2e-2}
+    return _sections("nbpr", training, learn_weights=False)
+
+
+def _budget(factors: int) -> tuple[int, int, int]:
+    return _TOWER_BUDGET[min(_TOWER_BUDGET, key=lambda size: abs(size - factors))]
+
+
+def _tower_training(factors: int) -> Sections:
+    epochs, negatives, _ = _budget(factors)
+    return {**_TOWER, "epochs": epochs, "negatives": negatives}
+
+
+def _neupr(factors: int) -> Sections:
+    fine_tuning = {"fine_tune_epochs": _budget(factors)[2], "fine_tune_rate": 2e-3}
+    return _sections("neupr", {**_tower_training(factors), **fine_tuning})
+
+
+def _neupr_alone(factors: int, **model: Any) -> Sections:
+    return _sections("neupr", {**_tower_training(factors), "pretrain": False}, **model)
+
+
+def _history(kind: str, training: Sections, windows: tuple[int, ...] = WINDOWS) -> Sections:
+    model: Sections = {"users": "history", "windows": list(windows)}
+    if kind != "dncr":
+        model["item_bias"] = True
+    return _sections(kind, training, **model)
+
+
+def _shared(factors: int) -> Sections:
+    """Training on negatives that a batch shares, from a spectral start."""
+    return {
+        "loss": "listwise",
+        "start": "spectral",
+        "shared_negatives": 512,
+        "batch_size": 4096,
+        "epochs": 6,
+        "dropout": 0.0 if factors < 16 else 0.3,
+    }
+
+
+def _from_als(factors: int) -> Sections:
+    training = {"start": "als", "epochs": 8, "learning_rate": 1e-3, "negatives": 8, "l2": 1e-3}
+    return _sections("nbpr", training)
+
+
+def _dncr_history(factors: int) -> Sections:
+    return _history("dncr", {**_TOWER, "epochs": 4, "negatives": 4, "loss": "listwise"})
+
+
+def _neupr_history(factors: int) -> Sections:
+    training = {
+        "fine_tune_epochs": 2,
+        "fine_tune_rate": 1e-3,
+        "negatives": 8,
+        "loss": "listwise",
+        "batch_size": 4096,
+    }
+    return _history("neupr", training)
+
+
+TUNED: dict[str, Callable[[int], Sections]] = {
+    "BPR": _bpr,
+    "NBPR": lambda d: _sections("nbpr", _factor_training(d)),
+    "DNCR": lambda d: _sections("dncr", _tower_training(d)),
+    "NeuPR": _neupr,
+    "NeuPR without pre-training": _neupr_alone,
+    "NeuPR shared embeddings": lambda d: _neupr_alone(d, shared_embeddings=True),
+    "two towers": lambda d: _sections("twotower", _tower_training(d)),
+    "two towers shared": lambda d: _sections("twotower", _tower_training(d), shared_towers=True),
+    "NBPR pooled": lambda d: _history("nbpr", {**_shared(d), "learning_rate": 3e-3}, (0,)),
+    "NBPR from ALS": _from_als,
+    "NBPR history": lambda d: _history("nbpr", _shared(d)),
+    "DNCR history": _dncr_history,
+    "NeuPR history": _neupr_history,
+}
+"""The tuned models by the names of docs/results.md: their settings at so many factors."""
+
+
+def tuned(method: str, factors: int = 8) -> Recipe:
+    """The recipe of a tuned model with so many factors.
+
+    Raises ConfigError if there is no such model in ``TUNED``.
+    """
+    if method not in TUNED:
+        raise ConfigError(f"unknown model {method!r}: {', '.join(TUNED)}")
+    return from_sections(_slug(method), TUNED[method](factors), factors)
+
+
+def from_sections(name: str, sections: Mapping[str, Any], factors: int) -> Recipe:
+    """A recipe of settings by section; what they leave out takes the default."""
+    model = ModelConfig.from_dict({**sections["model"], "factors": factors})
+    return Recipe(name, model, TrainConfig(**sections.get("training", {})))
+
+
+def _slug(method: str) -> str:
+    return method.lower().replace(" ", "-")
+
+
+_NAMED = (
+    Recipe("default"),
+    Recipe(
+        "paper",
+        ModelConfig(init="paper"),
+        TrainConfig(
+            batch_size=256,
+            negatives=1,
+            learning_rate=1e-3,
+            schedule="constant",
+            stopping="paper",
+        ),
+    ),
+    Recipe(
+        "history",
+        ModelConfig(users="history", windows=WINDOWS, item_bias=True),
+        TrainConfig(
+            epochs=6,
+            learning_rate=5e-3,
+            loss="listwise",
+            start="spectral",
+            shared_negatives=512,
+            fine_tune_epochs=2,
+        ),
+    ),
+    *(tuned(method) for method in TUNED),
+)
+
+RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}
+"""``default``; ``paper``, its settings; ``history``, for users' vectors pooled from their items;
+and each tuned model with 8 factors, such as ``nbpr-pooled``."""
+
+
+def recipe(name: str) -> Recipe:
+    """A recipe by its name.
+
+    Raises ConfigError if there is none of that name; the message lists those there are.
+    """
+    if name not in RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}: {', '.join(RECIPES)}")
+    return RECIPES[name]

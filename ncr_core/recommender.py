@@ -1,0 +1,593 @@
+"""The front door of the library: fit a model, recommend, explain, save and load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from ncr_core.checkpoint import INTERACTIONS, Checkpoint, load_checkpoint, save_checkpoint
+from ncr_core.data.dataset import Dataset, InteractionSource, load_interactions
+from ncr_core.data.interactions import Interactions
+from ncr_core.data.splits import Split, hold_out_users, leave_latest_out
+from ncr_core.errors import CheckpointError, ConfigError, DataError
+from ncr_core.evaluation.calibration import calibrate
+from ncr_core.evaluation.protocols import (
+    Metrics,
+    ModelRanks,
+    evaluate_full,
+    evaluate_sampled,
+    sampled_candidates,
+)
+from ncr_core.fold_in import Evidence
+from ncr_core.inference.engine import InferenceEngine, RankedItem, RerankRequest
+from ncr_core.inference.retrieval import BoolArray, IntArray, RankRequest, UserState
+from ncr_core.manifest import read_verified
+from ncr_core.models import PairwiseRanker
+from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
+from ncr_core.recipes import Recipe
+from ncr_core.recipes import recipe as named_recipe
+from ncr_core.training.pretraining import train_model
+from ncr_core.training.trainer import OnProgress, learn_held_out
+
+CANDIDATES = 200  # items that are ranked exactly a user
+BATCH_USERS = 64  # of `recommend_many`, in one pass
+
+_NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ScoredItem:
+    """An item of a list."""
+
+    item: str
+    score: float
+    """The mean probability that the user prefers the item to the model's reference items, which are
+    spread over popularity. In answers of `Recommender.similar`, the similarity."""
+    preferred_over_next: float | None = None
+    """The probability that the user prefers it to the item one rank below; None for the last."""
+    title: str | None = None
+    because: tuple[tuple[str, float], ...] = ()
+    """The user's own items with the largest effects, and by how much the log-odds of this item
+    would be lower without each; see `Recommender.explain`."""
+
+
+class ItemComparison(NamedTuple):
+    """Items compared pair by pair."""
+
+    items: list[str]
+    """The items, each once."""
+    probability: NDArray[np.float64]
+    """(M, M) the probability that the user prefers the item of the row to that of the column."""
+    order: list[str]
+    """The items, best first, by Algorithm 1."""
+
+
+class Recommender:
+    """A pairwise ranker with the ids, titles and histories that it was fitted to.
+
+        recommender = Recommender().fit("ratings.csv")
+        for item in recommender.recommend("42", n=5):
+            print(item.item, item.score)
+
+    Args:
+        recipe: the model and its training: a name in `RECIPES`, or a `Recipe`.
+        candidates: how many items are ranked exactly a user. More cost more, and lose less of the
+            exact list in large catalogues.
+        hyperparameters: other values for fields of `ModelConfig` and `TrainConfig`.
+
+    Raises:
+        ConfigError: there is no such recipe or hyper-parameter, or a value does not fit.
+    """
+
+    def __init__(
+        self,
+        recipe: str | Recipe = "default",
+        *,
+        candidates: int = CANDIDATES,
+        **hyperparameters: Any,
+    ) -> None:
+        if candidates < 1:
+            raise ConfigError(f"candidates must be at least 1, not {candidates}")
+        chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
+        self.recipe = chosen.with_(**hyperparameters)
+        self.candidates = candidates
+        self.metrics: dict[str, Any] = {}
+        """HR@10 and NDCG@10 on held-out items, by protocol; empty where nothing was held out."""
+        self._checkpoint: Checkpoint | None = None
+        self._calibration: dict[str, Any] | None = None
+        self._interactions: Interactions | None = None
+        self._titles: Mapping[str, str] = {}
+        self._engine: InferenceEngine | None = None
+
+    # Fitting, saving and loading
+
+    def fit(
+        self,
+        interactions: InteractionSource | Dataset | Split,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        timestamp: str | None = None,
+        rating: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Self:
+        """Trains the model.
+
+        The latest items of some users choose the epoch, measure the model (`metrics`) and calibrate
+        its probabilities; the model learns them in the end. From a `Split` it learns the training
+        items alone, for `evaluate`.
+
+        Args:
+            interactions: a path that `ncr import` takes, arrays, a data frame, rows, or a split;
+                see `load_interactions`.
+            user: the column that holds the user.
+            item: the column that holds the item.
+            timestamp: the column that holds the time.
+            rating: the column that holds the rating.
+            on_progress: called after each epoch.
+
+        Raises:
+            DataError: the interactions cannot be read or learned from.
+            TrainingError: the training diverged.
+        """
+        config = self.recipe.training
+        self.metrics, self._calibration = {}, None
+        if isinstance(interactions, Split):
+            split, dataset = interactions, Dataset(interactions.train)
+            trained = train_model(self.recipe.model, config, split, on_progress)
+        else:
+            dataset = load_interactions(
+                interactions, user=user, item=item, timestamp=timestamp, rating=rating
+            )
+            held_out, _ = hold_out_users(dataset.interactions)
+            split = leave_latest_out(dataset.interactions, held_out)
+            trained = train_model(self.recipe.model, config, split, on_progress)
+            calibration = calibrate(trained.model, split)
+            self._calibration = None if calibration is None else calibration.as_dict()
+            self.metrics = {
+                protocol: metrics.as_dict()
+                for protocol, metrics in _evaluate(trained.model, split).items()
+            }
+            learn_held_out(trained.model, dataset.interactions, config)
+        trained.model.requires_grad_(False).eval()
+        counts = dataset.interactions.item_counts()
+        references = spread_over_popularity(torch.from_numpy(counts), REFERENCES)
+        manifest = {"calibration": self._calibration or {}, "metrics": self.metrics}
+        self._set(
+            Checkpoint(
+                trained.model,
+                list(dataset.user_ids),
+                list(dataset.item_ids),
+                counts,
+                references.tolist(),
+                manifest,
+            ),
+            dataset.interactions,
+            dataset.titles,
+        )
+        return self
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a checkpoint that `load` and the service read, with the interactions beside it.
+
+        Raises:
+            CheckpointError: the folder exists already.
+        """
+        checkpoint = self.checkpoint
+        interactions = None
+        if self._interactions is not None:
+            interactions = _pack_interactions(self._interactions, self._titles)
+        save_checkpoint(
+            Path(folder),
+            checkpoint.model,
+            user_ids=checkpoint.user_ids,
+            item_ids=checkpoint.item_ids,
+            item_counts=checkpoint.item_counts,
+            metrics=self.metrics,
+            training={"recipe": self.recipe.name, "config": self.recipe.training.as_dict()},
+            calibration=self._calibration,
+            interactions=interactions,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        interactions: InteractionSource | Dataset | None = None,
+        device: str = "cpu",
+        candidates: int = CANDIDATES,
+    ) -> Recommender:
+        """Reads a checkpoint of `save`, of `ncr train` or of the service.
+
+        Args:
+            folder: the checkpoint.
+            interactions: what users have seen, where the checkpoint does not hold it: those of the
+                service do not.
+            device: where the model runs.
+            candidates: how many items are ranked exactly a user.
+
+        Raises:
+            CheckpointError: the folder holds no checkpoint of this version, or it is damaged.
+            DataError: the interactions cannot be read.
+        """
+        path = Path(folder)
+        checkpoint = load_checkpoint(path, device)
+        config = checkpoint.model.config
+        recommender = cls(Recipe(path.name, config), candidates=candidates)
+        recommender.metrics = checkpoint.manifest.get("metrics") or {}
+        recommender._calibration = checkpoint.manifest.get("calibration") or None
+        seen, titles = _read_interactions(path, checkpoint)
+        if interactions is not None:
+            dataset = load_interactions(interactions)
+            seen = dataset.interactions.reindex(checkpoint.user_ids, checkpoint.item_ids)
+            titles = dict(dataset.titles)
+        recommender._set(checkpoint, seen, titles)
+        return recommender
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The fitted model with its ids. Raises ConfigError before `fit`."""
+        if self._checkpoint is None:
+            raise ConfigError("this recommender is not fitted: call fit or load first")
+        return self._checkpoint
+
+    @property
+    def user_ids(self) -> Sequence[str]:
+        """The users that the model was trained on."""
+        return self.checkpoint.user_ids
+
+    @property
+    def item_ids(self) -> Sequence[str]:
+        """The items that can be recommended; masks are in this order."""
+        return self.checkpoint.item_ids
+
+    # Recommending
+
+    def recommend(
+        self,
+        user: str | int,
+        n: int = 10,
+        *,
+        exclude_seen: bool = True,
+        allowed: Iterable[str] | BoolArray | None = None,
+        diversity: float = 0.0,
+    ) -> list[ScoredItem]:
+        """The best items for a user that the model was trained on.
+
+        Args:
+            user: the user's id.
+            n: the number of items, at most.
+            exclude_seen: leave out the items that the user was trained with.
+            allowed: the only items that may be recommended: their ids, or an (n_items,) mask in the
+                order of `item_ids`.
+            diversity: the share of the order that is given up for variety, 0 to 1.
+
+        Raises:
+            DataError: the user is unknown, no item is allowed, or what users have seen is unknown.
+        """
+        return self.recommend_many(
+            [user], n, exclude_seen=exclude_seen, allowed=allowed, diversity=diversity
+        )[0]
+
+    def recommend_many(
+        self,
+        users: Iterable[str | int],
+        n: int = 10,
+        *,
+        exclude_seen: bool = True,
+        allowed: Iterable[str] | BoolArray | None = None,
+        diversity: float = 0.0,
+    ) -> list[list[ScoredItem]]:
+        """The list of each user, as of `recommend`, many in one pass."""
+        mask = self._mask(allowed)
+        _check_list(n, diversity)
+        requests = []
+        for user in users:
+            row = self._user_row(user)
+            seen = self._seen(row) if exclude_seen else _NO_ROWS
+            requests.append(RankRequest(UserState(row), n, mask, seen, diversity=diversity))
+        return self._rank(requests)
+
+    def recommend_for(
+        self,
+        items: Iterable[str | int],
+        n: int = 10,
+        *,
+        disliked: Iterable[str | int] = (),
+        exclude_seen: bool = True,
+        allowed: Iterable[str] | BoolArray | None = None,
+        diversity: float = 0.0,
+    ) -> list[ScoredItem]:
+        """The best items for somebody who was not trained on, by items that they took up.
+
+        Args:
+            items: their items, the oldest first; ids that the model does not know are left out.
+            n: the number of items, at most.
+            disliked: items that they do not want.
+            exclude_seen: leave out ``items``; ``disliked`` ones always are.
+            allowed: as of `recommend`.
+            diversity: as of `recommend`.
+
+        Raises:
+            DataError: the model knows none of the items, or no item is allowed.
+        """
+        _check_list(n, diversity)
+        evidence = self._evidence(items, disliked)
+        excluded = np.concatenate([evidence.items, evidence.disliked])
+        if not exclude_seen:
+            excluded = evidence.disliked
+        request = RankRequest(
+            UserState(None, evidence), n, self._mask(allowed), excluded, diversity=diversity
+        )
+        return self._rank([request])[0]
+
+    def rerank(self, user: str | int, items: Iterable[str | int]) -> list[ScoredItem]:
+        """The given items in the order in which a user prefers them, by Algorithm 1.
+
+        Raises:
+            DataError: the user or one of the items is unknown, or there is no item.
+        """
+        request = RerankRequest(UserState(self._user_row(user)), self._item_rows(items))
+        return self._scored(self._fitted_engine.rerank([request])[0])
+
+    def compare(self, user: str | int, items: Iterable[str | int]) -> ItemComparison:
+        """The probability that a user prefers each of the items to each other.
+
+        Raises:
+            DataError: the user or one of the items is unknown, or there is no item.
+        """
+        rows = self._item_rows(items)
+        request = RerankRequest(UserState(self._user_row(user)), rows)
+        comparison = self._fitted_engine.compare([request])[0]
+        names = [self.item_ids[row] for row in rows.tolist()]
+        order = [names[position] for position in comparison.order]
+        return ItemComparison(names, comparison.probability, order)
+
+    def similar(
+        self, item: str | int, n: int = 10, *, allowed: Iterable[str] | BoolArray | None = None
+    ) -> list[ScoredItem]:
+        """The items most similar to an item, by what the model knows beyond their popularity.
+
+        Raises:
+            DataError: the item is unknown, or no item is allowed.
+        """
+        _check_list(n, 0.0)
+        row = int(self._item_rows([item])[0])
+        nearest = self._fitted_engine.item_space.nearest(row, self._mask(allowed), n)
+        return [
+            ScoredItem(self.item_ids[other], similarity, title=self._title(other))
+            for other, similarity in nearest
+        ]
+
+    def explain(
+        self,
+        user: str | int,
+        n: int = 10,
+        *,
+        exclude_seen: bool = True,
+        allowed: Iterable[str] | BoolArray | None = None,
+    ) -> list[ScoredItem]:
+        """The list of `recommend`, each item with the user's own items that it is due to most.
+
+        Raises:
+            DataError: as `recommend`; also where the checkpoint does not hold what users have seen.
+        """
+        _check_list(n, 0.0)
+        row = self._user_row(user)
+        seen, weights = self._seen(row), None
+        if self._interactions is not None and self._interactions.weights is not None:
+            weights = self._interactions.weights[self._interactions.indptr[row] :][: len(seen)]
+        request = RankRequest(
+            UserState(row),
+            n,
+            self._mask(allowed),
+            seen if exclude_seen else _NO_ROWS,
+            explain_by=Evidence(seen, weights),
+        )
+        return self._rank([request])[0]
+
+    # What these have in common
+
+    def _set(
+        self,
+        checkpoint: Checkpoint,
+        interactions: Interactions | None,
+        titles: Mapping[str, str],
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._interactions = interactions
+        self._titles = titles
+        self._engine = None
+        self.__dict__.pop("_user_rows", None)
+        self.__dict__.pop("_row_of_item", None)
+
+    @property
+    def _fitted_engine(self) -> InferenceEngine:
+        if self._engine is None:
+            self._engine = InferenceEngine(self.checkpoint, self.candidates)
+        return self._engine
+
+    @cached_property
+    def _user_rows(self) -> dict[str, int]:
+        return {user: row for row, user in enumerate(self.user_ids)}
+
+    @cached_property
+    def _row_of_item(self) -> dict[str, int]:
+        return {item: row for row, item in enumerate(self.item_ids)}
+
+    def _user_row(self, user: str | int) -> int:
+        row = self._user_rows.get(str(user))
+        if row is None:
+            raise DataError(
+                f"the model was not trained on user {str(user)!r:.80}: "
+                "recommend_for(items) recommends by the items of anybody"
+            )
+        return row
+
+    def _item_rows(self, items: Iterable[str | int]) -> IntArray:
+        """The rows of items, each once, in the order given."""
+        rows = []
+        for item in dict.fromkeys(map(str, items)):
+            row = self._row_of_item.get(item)
+            if row is None:
+                raise DataError(f"the model does not know item {item!r:.80}")
+            rows.append(row)
+        if not rows:
+            raise DataError("there is no item")
+        return np.array(rows, dtype=np.int64)
+
+    def _evidence(self, items: Iterable[str | int], disliked: Iterable[str | int]) -> Evidence:
+        known, unwanted = (
+            np.array(
+                [row for item in ids if (row := self._row_of_item.get(item)) is not None],
+                dtype=np.int64,
+            )
+            for ids in (dict.fromkeys(map(str, items)), dict.fromkeys(map(str, disliked)))
+        )
+        if not len(known) and not len(unwanted):
+            raise DataError("the model knows none of these items")
+        return Evidence(known, disliked=unwanted)
+
+    def _seen(self, row: int) -> IntArray:
+        if self._interactions is None:
+            raise DataError(
+                "this checkpoint does not hold what users have seen: pass interactions to "
+                "Recommender.load, or exclude_seen=False"
+            )
+        return self._interactions.items_of(row)
+
+    def _mask(self, allowed: Iterable[str] | BoolArray | None) -> BoolArray:
+        n_items = len(self.item_ids)
+        if allowed is None:
+            return np.ones(n_items, dtype=np.bool_)
+        if isinstance(allowed, np.ndarray) and allowed.dtype == np.bool_:
+            if allowed.shape != (n_items,):
+                raise DataError(
+                    f"allowed must be a mask of {n_items:,} items, not of shape {allowed.shape}"
+                )
+            mask: BoolArray = allowed
+        else:
+            mask = np.zeros(n_items, dtype=np.bool_)
+            rows = [
+                row for item in allowed if (row := self._row_of_item.get(str(item))) is not None
+            ]
+            mask[rows] = True
+        if not mask.any():
+            raise DataError(
+                "allowed holds no item that the model knows: nothing can be recommended"
+            )
+        return mask
+
+    def _rank(self, requests: Sequence[RankRequest]) -> list[list[ScoredItem]]:
+        engine, lists = self._fitted_engine, []
+        for start in range(0, len(requests), BATCH_USERS):
+            lists += engine.rank(requests[start : start + BATCH_USERS])
+        return [self._scored(items) for items in lists]
+
+    def _scored(self, items: Sequence[RankedItem]) -> list[ScoredItem]:
+        return [
+            ScoredItem(
+                self.item_ids[item.row],
+                item.score,
+                item.preferred_over_next,
+                self._title(item.row),
+                tuple((self.item_ids[reason.row], reason.effect) for reason in item.because),
+            )
+            for item in items
+        ]
+
+    def _title(self, row: int) -> str | None:
+        return self._titles.get(self.item_ids[row])
+
+
+def evaluate(recommender: Recommender, split: Split, *, seed: int = 0) -> dict[str, Metrics]:
+    """HR@10 and NDCG@10 of a recommender that was fitted to a split, on its test items.
+
+    Args:
+        recommender: fitted to the split.
+        split: as of `leave_latest_out`.
+        seed: draws the negatives of the sampled protocol.
+
+    Returns:
+        The metrics by protocol: ``sampled`` ranks each test item among 100 drawn ones (He et al.
+        2017), ``full`` among the whole catalogue.
+
+    Raises:
+        DataError: the split has other users or items than the recommender.
+    """
+    checkpoint = recommender.checkpoint
+    if list(split.train.user_ids) != list(checkpoint.user_ids) or list(
+        split.train.item_ids
+    ) != list(checkpoint.item_ids):
+        raise DataError(
+            "the recommender was fitted to other users or items than those of the split"
+        )
+    return _evaluate(checkpoint.model, split, seed)
+
+
+def _evaluate(model: PairwiseRanker, split: Split, seed: int = 0) -> dict[str, Metrics]:
+    ranks = ModelRanks(model)
+    return {
+        "sampled": evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=seed)),
+        "full": evaluate_full(ranks, split, split.test, seed=seed),
+    }
+
+
+def _check_list(n: int, diversity: float) -> None:
+    if n < 1:
+        raise ConfigError(f"n must be at least 1, not {n}")
+    if not 0.0 <= diversity <= 1.0:
+        raise ConfigError(f"diversity must be between 0 and 1, not {diversity}")
+
+
+def _pack_interactions(interactions: Interactions, titles: Mapping[str, str]) -> bytes:
+    names = np.frombuffer(json.dumps(dict(titles)).encode(), dtype=np.uint8)
+    arrays: dict[str, NDArray[Any]] = {
+        "indptr": interactions.indptr,
+        "items": interactions.items,
+        "titles": names,
+    }
+    if interactions.weights is not None:
+        arrays["weights"] = interactions.weights
+    return save_arrays(arrays)
+
+
+def _read_interactions(
+    folder: Path, checkpoint: Checkpoint
+) -> tuple[Interactions | None, dict[str, str]]:
+    """What a checkpoint holds of its users' interactions, and titles by item id."""
+    file = checkpoint.manifest["files"].get(INTERACTIONS)
+    if file is None:
+        return None, {}
+    try:
+        arrays = load_arrays(read_verified(folder / INTERACTIONS, str(file["sha256"])))
+        indptr, items = arrays["indptr"], arrays["items"]
+        weights, titles = arrays.get("weights"), json.loads(arrays["titles"].tobytes())
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{INTERACTIONS} of {folder.name} is damaged: {error}") from None
+    n_users, n_items = len(checkpoint.user_ids), len(checkpoint.item_ids)
+    fits = (
+        indptr.shape == (n_users + 1,)
+        and indptr[0] == 0
+        and indptr[-1] == len(items)
+        and bool((np.diff(indptr) >= 0).all())
+        and (not len(items) or 0 <= items.min() <= items.max() < n_items)
+        and (weights is None or weights.shape == items.shape)
+        and isinstance(titles, dict)
+    )
+    if not fits:
+        raise CheckpointError(f"{INTERACTIONS} of {folder.name} does not fit its model")
+    users, item_ids = checkpoint.user_ids, checkpoint.item_ids
+    return Interactions(indptr, items, users, item_ids, weights), titles

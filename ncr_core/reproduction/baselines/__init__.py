@@ -1,0 +1,1 @@
+"""Baselines of the comparison: methods of others, by their papers or by public libraries."""

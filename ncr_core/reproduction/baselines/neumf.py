@@ -1,0 +1,285 @@
+"""GMF, MLP and NeuMF of He et al., "Neural Collaborative Filtering", WWW 2017.
+
+Equation numbers are that paper's. The models give logits: ŷ_ui = σ(logit). As in the authors' code
+the prediction layer has a bias, which is the same for every item and so changes no order.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ncr_core.errors import ConfigError
+from ncr_core.model_config import MAX_FACTORS
+from ncr_core.parameters import check_parameters, parameter
+
+EMBEDDING_STD = 0.01  # §4.1
+BLOCK_CELLS = 2**20  # numbers of a hidden layer that are held at once: 4 MiB stay in the cache
+
+Scorer = Callable[[int], Tensor]
+"""A function user → (n_items,) logits."""
+
+Part = Literal["gmf", "mlp", "neumf"]
+RateSchedule = Literal["one-cycle", "constant"]
+PhaseOptimizer = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True)
+class NeuMFConfig:
+    """Choices of a NeuMF and of its training.
+
+    Raises ConfigError if a value is not one of the choices, or out of bounds.
+    """
+
+    model: Part = parameter("neumf")
+    """neumf, or one of its parts alone: gmf, mlp."""
+
+    factors: int = parameter(8, ge=1)
+    """d, the predictive factors: GMF's embedding and the width of the tower's last layer."""
+
+    layers: int = parameter(3, ge=2)
+    """Hidden layers of the tower; the concatenation counts as the first."""
+
+    epochs: int = parameter(12, ge=1)
+    """Passes over the positives, at most: of each part, or of NeuMF without pre-training."""
+
+    batch_size: int = parameter(2048, ge=1)
+    """Positives a step, each with its negatives (the original: 256 of both together)."""
+
+    negatives: int = parameter(4, ge=1)
+    """Negatives a positive, drawn anew each epoch."""
+
+    learning_rate: float = parameter(1e-2, gt=0)
+    """Adam's, and the peak of the one-cycle schedule (the original: 1e-3, constant)."""
+
+    schedule: RateSchedule = parameter("one-cycle")
+    """``one-cycle`` warms up and cools down over the epochs; ``constant`` is the original's."""
+
+    l2: float = parameter(1e-3, ge=0)
+    """λ of λ‖Θ‖² on the embeddings of each batch; more factors want more, 1e-2 at d = 64."""
+
+    pretrain: bool = parameter(True)
+    """NeuMF starts from a trained GMF and MLP (eq. 13)."""
+
+    alpha: float = parameter(0.5, ge=0, le=1)
+    """α of eq. 13, the share of the GMF part."""
+
+    fine_tune_epochs: int = parameter(8, ge=1)
+    """Passes of NeuMF after its parts are put together, at most."""
+
+    fine_tune_rate: float = parameter(5e-3, gt=0)
+    """The learning rate of these passes; at d = 64, 1e-3 for two of them was better."""
+
+    fine_tune_optimizer: PhaseOptimizer = parameter("adam")
+    """``sgd``, without momentum, is the original's."""
+
+    patience: int = parameter(4, ge=1)
+    """Epochs without a better validation NDCG@10 before a phase stops."""
+
+    seed: int = parameter(0)
+    """Of initialisation, shuffling and sampling."""
+
+    device: str = parameter("auto")
+    """auto, cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+class PointwiseModel(nn.Module, ABC):
+    """Gives the logit of "user u takes item i"."""
+
+    n_users: int
+    n_items: int
+
+    @abstractmethod
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) users and (B, M) items → (B, M) logits."""
+
+    @abstractmethod
+    def scorer(self) -> Scorer:
+        """A function user → (n_items,) logits, valid until the parameters change.
+
+        What concerns only one side of a pair is computed here, once. It takes one user at a time:
+        products of different batch shapes round differently, and a user's logits must not depend
+        on who else is asked for.
+        """
+
+    @abstractmethod
+    def l2(self, users: Tensor, items: Tensor) -> Tensor:
+        """Mean ‖·‖² of the embeddings of (B,) users plus that of (B, M) items."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+
+class GMF(PointwiseModel):
+    """Generalised matrix factorisation: ŷ_ui = σ(hᵀ(p_u⊙q_i)) (eq. 8–9)."""
+
+    def __init__(self, n_users: int, n_items: int, factors: int) -> None:
+        super().__init__()
+        _check(factors)
+        self.n_users, self.n_items = n_users, n_items
+        self.users = _embedding(n_users, factors)
+        self.items = _embedding(n_items, factors)
+        # From h = 1 the model starts as matrix factorisation; smaller weights start it slower.
+        self.weight = nn.Parameter(torch.ones(factors))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) users and (B, M) items → (B, M) logits."""
+        of_users = nn.functional.embedding(users, self.users.weight) * self.weight
+        of_items = nn.functional.embedding(items, self.items.weight)
+        return torch.bmm(of_items, of_users.unsqueeze(2)).squeeze(2) + self.bias
+
+    @torch.no_grad()
+    def scorer(self) -> Scorer:
+        """See ``PointwiseModel.scorer``."""
+        of_users = self.users.weight * self.weight
+        of_items, bias = self.items.weight.clone(), self.bias.clone()
+        return lambda user: of_items @ of_users[user] + bias
+
+    def l2(self, users: Tensor, items: Tensor) -> Tensor:
+        """See ``PointwiseModel.l2``."""
+        return _mean_square(self.users, users) + _mean_square(self.items, items)
+
+
+class MLP(PointwiseModel):
+    """ŷ_ui = σ(hᵀ a_L(… a_2(W_2ᵀ[p_u; q_i] + b_2) …)), a_l = ReLU (eq. 10).
+
+    The concatenation counts as the first of ``layers``, each half as wide as the one below, and the
+    last is ``factors`` wide: embeddings of d·2^(N−2), and at d = 8, N = 3 the layers 32 → 16 → 8.
+    """
+
+    def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
+        super().__init__()
+        _check(factors, layers)
+        self.n_users, self.n_items = n_users, n_items
+        size = factors * 2 ** (layers - 2)
+        self.users = _embedding(n_users, size)
+        self.items = _embedding(n_items, size)
+        widths = [2 * size // 2**depth for depth in range(layers)]
+        self.layers = nn.ModuleList(nn.Linear(below, above) for below, above in pairwise(widths))
+        for layer in self._linear():
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        self.weight = nn.Parameter(torch.empty(factors))
+        bound = (6.0 / (factors + 1)) ** 0.5  # Xavier for a layer with one output
+        nn.init.uniform_(self.weight, -bound, bound)
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) users and (B, M) items → (B, M) logits."""
+        # The first layer is linear in its two parts: a user is projected once for its M items, and
+        # the whole item table where the batch holds more items than that.
+        user_part, item_part, bias = self._first_layer()
+        own = nn.functional.linear(nn.functional.embedding(users, self.users.weight), user_part)
+        if items.numel() >= self.n_items:
+            other = nn.functional.embedding(items, self.items.weight @ item_part.T)
+        else:
+            other = nn.functional.embedding(items, self.items.weight) @ item_part.T
+        return self._above(other + (own + bias).unsqueeze(1))
+
+    @torch.no_grad()
+    def scorer(self) -> Scorer:
+        """See ``PointwiseModel.scorer``."""
+        user_part, item_part, bias = self._first_layer()
+        of_users = nn.functional.linear(self.users.weight, user_part, bias)
+        of_items = self.items.weight @ item_part.T
+        blocks = torch.split(of_items, max(1, BLOCK_CELLS // of_items.shape[1]))
+
+        @torch.no_grad()
+        def score(user: int) -> Tensor:
+            return torch.cat([self._above(block + of_users[user]) for block in blocks])
+
+        return score
+
+    def l2(self, users: Tensor, items: Tensor) -> Tensor:
+        """See ``PointwiseModel.l2``."""
+        return _mean_square(self.users, users) + _mean_square(self.items, items)
+
+    def _above(self, first: Tensor) -> Tensor:
+        """(…, width) sums of the first dense layer → (…) logits."""
+        x = torch.relu(first)
+        for layer in self._linear()[1:]:
+            x = torch.relu(layer(x))
+        return x @ self.weight + self.bias
+
+    def _linear(self) -> list[nn.Linear]:
+        return [cast(nn.Linear, layer) for layer in self.layers]
+
+    def _first_layer(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W_2ᵀ of the user part and of the item part, and b_2."""
+        layer = self._linear()[0]
+        size = layer.in_features // 2
+        return layer.weight[:, :size], layer.weight[:, size:], layer.bias
+
+
+class NeuMF(PointwiseModel):
+    """ŷ_ui = σ(hᵀ[φ^GMF; φ^MLP]) (eq. 12), the two parts with embeddings of their own.
+
+    h is held as its two halves, in the parts, so a logit is the sum of theirs.
+    """
+
+    def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
+        super().__init__()
+        self.n_users, self.n_items = n_users, n_items
+        self.gmf = GMF(n_users, n_items, factors)
+        self.mlp = MLP(n_users, n_items, factors, layers)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """(B,) users and (B, M) items → (B, M) logits."""
+        logits: Tensor = self.gmf(users, items) + self.mlp(users, items)
+        return logits
+
+    def scorer(self) -> Scorer:
+        """See ``PointwiseModel.scorer``."""
+        gmf, mlp = self.gmf.scorer(), self.mlp.scorer()
+        return lambda user: gmf(user) + mlp(user)
+
+    def l2(self, users: Tensor, items: Tensor) -> Tensor:
+        """See ``PointwiseModel.l2``."""
+        return self.gmf.l2(users, items) + self.mlp.l2(users, items)
+
+    @torch.no_grad()
+    def start_from(self, gmf: GMF, mlp: MLP, alpha: float = 0.5) -> None:
+        """Copies both parts and sets h ← [α h^GMF; (1−α) h^MLP] (eq. 13), and so the biases.
+
+        Raises ConfigError when α is not between 0 and 1 or a part has other sizes.
+        """
+        if not 0.0 <= alpha <= 1.0:
+            raise ConfigError(f"alpha must be between 0 and 1, not {alpha}")
+        for target, source, share in ((self.gmf, gmf, alpha), (self.mlp, mlp, 1.0 - alpha)):
+            try:
+                target.load_state_dict(source.state_dict())
+            except RuntimeError:
+                raise ConfigError("NeuMF can start only from parts of its own sizes") from None
+            target.weight.mul_(share)
+            target.bias.mul_(share)
+
+
+def _embedding(rows: int, size: int) -> nn.Embedding:
+    table = nn.Embedding(rows, size)
+    nn.init.normal_(table.weight, std=EMBEDDING_STD)
+    return table
+
+
+def _check(factors: int, layers: int = 3) -> None:
+    if not 1 <= factors <= MAX_FACTORS:
+        raise ConfigError(f"factors must be 1 to {MAX_FACTORS}, not {factors}")
+    if not 2 <= layers <= 6:
+        raise ConfigError(f"layers must be 2 to 6, not {layers}")
+
+
+def _mean_square(table: nn.Embedding, rows: Tensor) -> Tensor:
+    """The mean of ‖row‖² over ``rows``: by counts, which is cheaper than looking the rows up."""
+    counts = torch.bincount(rows.flatten(), minlength=table.num_embeddings)
+    return table.weight.square().sum(dim=1) @ counts.to(table.weight.dtype) / rows.numel()

@@ -1,0 +1,286 @@
+"""The methods that are compared and the settings they are run with.
+
+The settings of our models are those of ``ncr_core.recipes``; here are the baselines' and what
+differs on other data sets than MovieLens 1M. The grids below are what settings were chosen from, by
+sampled NDCG@10 on the validation items: at most eight configurations a method, and the size they
+were tried at; `ncr reproduce tuning` runs them. Iterations and epochs are chosen within each run in
+the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ncr_core.errors import ConfigError
+from ncr_core.recipes import TUNED, merge_sections
+
+Settings = dict[str, Any]
+"""What a method is run with: of our models, the sections ``model`` and ``training``."""
+
+
+def _neumf(factors: int) -> Settings:
+    if factors < 32:
+        return {"pretrain": False, "l2": 1e-3, "epochs": 12}
+    return {"l2": 1.2e-2, "epochs": 8, "fine_tune_epochs": 2, "fine_tune_rate": 1e-3}
+
+
+METHODS: dict[str, Callable[[int], Settings]] = {
+    "ItemPop": lambda factors: {},
+    "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
+    "NeuMF": _neumf,
+    "iALS": lambda factors: {"alpha0": 0.6, "l2": 0.005, "iterations": 20},
+    "EASE": lambda factors: {"l2": 1320.0},
+    "EASE by recency": lambda factors: {"l2": 1320.0, "half_life": 5.0},
+    "cornac BPR": lambda factors: {},
+    **TUNED,
+}
+"""The settings of every method at so many factors, on MovieLens 1M."""
+
+PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
+SIZELESS = ("ItemPop", "EASE", "EASE by recency")
+LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
+"""Factors in the comparison with strong baselines, where they are not 64."""
+
+# P2 has the items that P1 leaves out, and grids of its own for the methods published for it.
+# Amazon Music is sixty times sparser and a hundredth of the size of MovieLens 1M.
+OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
+    ("iALS", "ncf-ml-1m"): {"alpha0": 0.3, "l2": 0.007},
+    ("NeuMF", "ncf-ml-1m"): {"epochs": 16},
+    ("eALS", "amusic-deepcf"): {"c0": 2048, "l2": 1.0},
+    ("iALS", "amusic-deepcf"): {"alpha0": 0.1, "l2": 0.01},
+    ("EASE", "amusic-deepcf"): {"l2": 300.0},
+    ("NeuMF", "amusic-deepcf"): {"pretrain": False, "epochs": 12, "l2": 3e-2},
+    ("NBPR", "amusic-deepcf"): {"training": {"epochs": 20, "l2": 3e-2, "learning_rate": 3e-3}},
+    ("NBPR pooled", "amusic-deepcf"): {
+        "training": {
+            "loss": "bce",
+            "learning_rate": 1e-3,
+            "batch_size": 2048,
+            "shared_negatives": 256,
+        }
+    },
+}
+
+
+def settings_of(method: str, factors: int, data: str = "ml-1m") -> Settings:
+    """The settings of a method with so many factors, on a data set.
+
+    Raises ConfigError if there is no such method.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"unknown method {method!r}: {', '.join(METHODS)}")
+    return merge_sections(METHODS[method](factors), OTHER_DATA_SETS.get((method, data), {}))
+
+
+Grid = list[dict[str, Any]]
+
+
+def _training(*changes: dict[str, Any]) -> Grid:
+    return [{"training": change} for change in changes]
+
+
+_FACTORS = _training(
+    {"learning_rate": 1e-2, "l2": 1e-3},
+    {"learning_rate": 1e-2, "l2": 1e-2},
+    {"learning_rate": 2e-2, "l2": 1e-3},
+    {"learning_rate": 3e-3, "l2": 1e-3},
+    {"learning_rate": 1e-2, "l2": 0.0},
+    {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
+)
+
+_MOVIELENS: dict[str, tuple[int, Grid]] = {
+    "eALS": (
+        8,
+        [
+            {"c0": c0, "alpha": alpha, "l2": l2}
+            for c0, alpha, l2 in (
+                (512, 0.5, 0.01),
+                (512, 0.4, 0.01),
+                (1024, 0.5, 0.01),
+                (256, 0.5, 0.01),
+                (512, 0.5, 10.0),
+                (1024, 0.4, 10.0),
+                (2048, 0.4, 0.01),
+                (512, 0.0, 10.0),
+            )
+        ],
+    ),
+    "EASE": (0, [{"l2": l2} for l2 in (250.0, 500.0, 800.0, 1320.0, 2000.0, 3000.0)]),
+    "EASE by recency": (
+        0,
+        [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
+    ),
+    "iALS": (
+        192,
+        [
+            {"alpha0": alpha0, "l2": l2}
+            for alpha0, l2 in (
+                (0.3, 0.007),
+                (0.3, 0.005),
+                (0.3, 0.01),
+                (0.2, 0.007),
+                (0.4, 0.005),
+                (0.6, 0.005),
+                (0.6, 0.007),
+                (1.0, 0.005),
+            )
+        ],
+    ),
+    "NeuMF": (
+        8,
+        [
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 0.0},
+            {"pretrain": True, "learning_rate": 3e-3, "l2": 0.0},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 1e-3},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 3e-3},
+            {"pretrain": True, "learning_rate": 2e-2, "l2": 1e-3},
+            {"pretrain": True, "learning_rate": 1e-2, "l2": 0.0, "negatives": 8},
+            {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-3},
+            {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-2},
+        ],
+    ),
+    "BPR": (8, _FACTORS),
+    "NBPR": (8, _FACTORS),
+    "DNCR": (
+        8,
+        [
+            {"training": {"start": "random", "epochs": 10, "learning_rate": 2e-2}},
+            {"training": {"start": "random", "epochs": 10, "learning_rate": 1e-2}},
+            {"training": {"learning_rate": 1e-2, "batch_size": 4096}},
+            {"training": {"learning_rate": 5e-3}},
+            {"training": {"learning_rate": 5e-3}, "model": {"activation": "relu"}},
+            {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
+        ],
+    ),
+    "NeuPR": (
+        8,
+        _training(
+            {"fine_tune_rate": 1e-3},
+            {"fine_tune_rate": 2e-3},
+            {"fine_tune_rate": 5e-3},
+            {"fine_tune_rate": 2e-3, "alpha": 0.3},
+        ),
+    ),
+    "NeuPR without pre-training": (
+        8,
+        _training({"learning_rate": 5e-3}, {"learning_rate": 1e-2, "l2": 1e-3}),
+    ),
+    "NBPR pooled": (
+        64,
+        _training(
+            {"start": "random", "learning_rate": 1e-2},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 3e-3},
+            {"learning_rate": 1e-3},
+        ),
+    ),
+    "NBPR history": (
+        64,
+        _training(
+            {"start": "random", "learning_rate": 1e-2},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 5e-3},
+            {"learning_rate": 1e-2, "dropout": 0.5},
+        ),
+    ),
+}
+
+_AMAZON: dict[str, tuple[int, Grid]] = {
+    "eALS": (
+        64,
+        [
+            {"c0": c0, "l2": l2}
+            for c0, l2 in ((512, 10.0), (512, 1.0), (128, 1.0), (2048, 1.0), (512, 0.1))
+        ],
+    ),
+    "EASE": (0, [{"l2": l2} for l2 in (30.0, 100.0, 300.0, 1000.0)]),
+    "iALS": (
+        192,
+        [
+            {"alpha0": alpha0, "l2": l2}
+            for alpha0, l2 in (
+                (0.3, 0.01),
+                (0.1, 0.01),
+                (0.03, 0.01),
+                (0.1, 0.003),
+                (0.1, 0.02),
+                (0.15, 0.01),
+                (0.2, 0.007),
+                (0.07, 0.015),
+            )
+        ],
+    ),
+    "NeuMF": (
+        64,
+        [
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": True, "epochs": 8, "l2": 3e-2},
+            {"pretrain": True, "epochs": 8, "l2": 3e-3},
+            {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 12, "l2": 3e-2},
+            {"pretrain": False, "epochs": 12, "l2": 3e-3},
+            {"pretrain": False, "epochs": 20, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 20, "l2": 3e-2, "learning_rate": 3e-3},
+        ],
+    ),
+    "NBPR": (
+        64,
+        _training(
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 3e-3, "l2": 1e-2},
+            {"learning_rate": 1e-2, "l2": 3e-2},
+            {"learning_rate": 3e-3, "l2": 3e-2},
+        ),
+    ),
+    "NBPR pooled": (
+        64,
+        _training(
+            {"loss": "listwise", "shared_negatives": 1024},
+            {
+                "loss": "listwise",
+                "shared_negatives": 1024,
+                "start": "random",
+                "learning_rate": 1e-2,
+                "epochs": 20,
+            },
+            {
+                "loss": "listwise",
+                "shared_negatives": 1024,
+                "learning_rate": 3e-3,
+                "dropout": 0.5,
+            },
+            {"loss": "bce", "shared_negatives": 256},
+        ),
+    ),
+    "NBPR from ALS": (
+        64,
+        _training(
+            {},
+            {"loss": "listwise", "shared_negatives": 16_384, "batch_size": 4096, "dropout": 0.3},
+        ),
+    ),
+}
+
+_PUBLISHED: dict[str, tuple[int, Grid]] = {
+    "iALS": _MOVIELENS["iALS"],
+    "NeuMF": (
+        64,
+        [
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 8, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
+            {"pretrain": False, "epochs": 8, "l2": 3e-2},
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "fine_tune_epochs": 5},
+            {"pretrain": True, "epochs": 8, "l2": 1.2e-2, "negatives": 8},
+            {"pretrain": True, "epochs": 8, "l2": 6e-3},
+            {"pretrain": True, "epochs": 16, "l2": 1.2e-2},
+        ],
+    ),
+}
+
+GRIDS: dict[str, dict[str, tuple[int, Grid]]] = {
+    "ml-1m": _MOVIELENS,
+    "ncf-ml-1m": _PUBLISHED,  # the rest are the choices of P1
+    "amusic-deepcf": _AMAZON,
+}

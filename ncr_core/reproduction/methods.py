@@ -1,0 +1,247 @@
+"""Every method that is compared, our models and baselines, behind one way of fitting."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ncr_core.data.splits import Split
+from ncr_core.errors import ConfigError
+from ncr_core.evaluation.protocols import (
+    CandidateSet,
+    Metrics,
+    ModelRanks,
+    Ranks,
+    evaluate_sampled,
+)
+from ncr_core.models import PairwiseRanker
+from ncr_core.optional_imports import require
+from ncr_core.recipes import Recipe, from_sections
+from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
+from ncr_core.reproduction.baselines.cornac_bpr import fit_cornac_bpr
+from ncr_core.reproduction.baselines.ease import fit_ease
+from ncr_core.reproduction.baselines.neumf import NeuMFConfig
+from ncr_core.reproduction.baselines.neumf_training import fit_neumf
+from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.training import History, OnProgress, train_model
+from ncr_core.training.pretraining import Parts, pretrains
+from ncr_core.training.trainer import validation_candidates
+
+MethodSettings = Mapping[str, Any]
+
+
+@dataclass
+class FittedMethod:
+    """A fitted method: how it ranks, what it took, and how it did on validation."""
+
+    ranks: Ranks
+    seconds: float
+    validation: Metrics | None = None
+
+    rounds: int | None = None
+    """The epoch or iteration that the validation items chose, for a refit without them."""
+
+    history: list[History] = field(default_factory=list)
+    model: PairwiseRanker | None = None
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """The data, the settings and the seed to fit a method with."""
+
+    split: Split
+    factors: int
+    settings: MethodSettings
+    seed: int
+
+    rounds: int | None = None
+    """Fixes the number of epochs or iterations, for a refit."""
+
+    parts: Parts | None = None
+    on_progress: OnProgress | None = None
+
+
+def _requested_recipe(request: FitRequest) -> Recipe:
+    """The recipe of one of our models, with the seed and the rounds of the request."""
+    recipe = from_sections("run", request.settings, request.factors).with_(seed=request.seed)
+    if request.rounds is None:
+        return recipe
+    last_phase = "fine_tune_epochs" if pretrains(recipe.model, recipe.training) else "epochs"
+    return recipe.with_(**{last_phase: request.rounds})
+
+
+def _fit_ranker(request: FitRequest) -> FittedMethod:
+    """A PairwiseRanker by ``train_model``."""
+    recipe = _requested_recipe(request)
+    started = time.perf_counter()
+    trained = train_model(
+        recipe.model, recipe.training, request.split, request.on_progress, request.parts
+    )
+    seconds = time.perf_counter() - started
+    last = trained.history[-1]
+    return FittedMethod(
+        ModelRanks(trained.model),
+        seconds,
+        _best_epoch_metrics(last, request.split),
+        last.best_epoch,
+        trained.history,
+        trained.model,
+    )
+
+
+def _fit_popularity(request: FitRequest) -> FittedMethod:
+    return _timed(request, lambda: Popularity(request.split.train))
+
+
+def _fit_ease(request: FitRequest) -> FittedMethod:
+    return _timed(request, lambda: fit_ease(request.split.train, **request.settings))
+
+
+def _fit_cornac(request: FitRequest) -> FittedMethod:
+    fitted = _timed(
+        request, lambda: fit_cornac_bpr(request.split.train, request.factors, seed=request.seed)
+    )
+    seconds = getattr(fitted.ranks, "seconds", fitted.seconds)
+    return FittedMethod(fitted.ranks, seconds, fitted.validation)
+
+
+def _fit_eals(request: FitRequest) -> FittedMethod:
+    config = EALSConfig(**_iterative_settings(request))
+    return _best_iteration(
+        request, lambda on_iteration: fit_eals(request.split.train, config, on_iteration)
+    )
+
+
+def _fit_ials(request: FitRequest) -> FittedMethod:
+    config = IALSConfig(**_iterative_settings(request))
+    return _best_iteration(
+        request, lambda on_iteration: fit_ials(request.split.train, config, on_iteration)
+    )
+
+
+def _iterative_settings(request: FitRequest) -> dict[str, Any]:
+    """The settings of a method that goes by iterations."""
+    settings = dict(request.settings, factors=request.factors, seed=request.seed)
+    if request.rounds is not None:
+        settings["iterations"] = request.rounds
+    return settings
+
+
+def _fit_neumf(request: FitRequest) -> FittedMethod:
+    settings = dict(request.settings, factors=request.factors, seed=request.seed)
+    if request.rounds is not None:
+        last = "fine_tune_epochs" if settings.get("pretrain", True) else "epochs"
+        settings[last] = request.rounds
+    started = time.perf_counter()
+    fitted = fit_neumf(request.split, NeuMFConfig(**settings), request.on_progress)
+    seconds = time.perf_counter() - started
+    last_phase = fitted.history[-1]
+    return FittedMethod(
+        fitted,
+        seconds,
+        _best_epoch_metrics(last_phase, request.split),
+        last_phase.best_epoch,
+        list(fitted.history),
+    )
+
+
+def resolved_settings(settings: MethodSettings, method: str, factors: int) -> dict[str, Any]:
+    """Every choice a method is run with, defaults included, as JSON has it.
+
+    Raises ConfigError if the settings do not fit, or a library is not installed.
+    """
+    if "model" in settings:
+        recipe = from_sections(method, settings, factors)
+        every: dict[str, Any] = {
+            "model": recipe.model.as_dict(),
+            "training": recipe.training.as_dict(),
+        }
+    else:
+        if method in _EXTRAS:
+            require(*_EXTRAS[method])
+        every = dict(settings)
+        if method in _CONFIGS:
+            every = asdict(_CONFIGS[method](**{**settings, "factors": factors}))
+    plain: dict[str, Any] = json.loads(json.dumps(every))
+    return plain
+
+
+_EXTRAS = {"iALS": ("implicit", "research"), "cornac BPR": ("cornac", "cornac")}
+_CONFIGS: dict[str, Callable[..., Any]] = {
+    "eALS": EALSConfig,
+    "iALS": IALSConfig,
+    "NeuMF": NeuMFConfig,
+}
+FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
+    "ItemPop": _fit_popularity,
+    "EASE": _fit_ease,
+    "EASE by recency": _fit_ease,
+    "eALS": _fit_eals,
+    "iALS": _fit_ials,
+    "NeuMF": _fit_neumf,
+    "cornac BPR": _fit_cornac,
+}
+
+
+def fit_method(method: str, request: FitRequest) -> FittedMethod:
+    """Fits one of our models, whose settings have a section ``model``, or a baseline by its name.
+
+    Raises ConfigError if there is no such baseline.
+    """
+    if "model" in request.settings:
+        return _fit_ranker(request)
+    if method not in FITS:
+        raise ConfigError(f"unknown method {method!r}: {', '.join(FITS)}, or one of ours")
+    return FITS[method](request)
+
+
+def _timed(request: FitRequest, make: Callable[[], Ranks]) -> FittedMethod:
+    started = time.perf_counter()
+    ranks = make()
+    seconds = time.perf_counter() - started
+    held_out = _validation(request)
+    return FittedMethod(ranks, seconds, evaluate_sampled(ranks, held_out) if held_out else None)
+
+
+def _best_iteration(
+    request: FitRequest, run: Callable[[Callable[[Any, int], bool] | None], Ranks]
+) -> FittedMethod:
+    """Keeps the best of the first and every second iteration, by validation NDCG@10."""
+    held_out = _validation(request)
+    best: dict[str, Any] = {"ndcg": -1.0}
+    evaluation_seconds = 0.0
+
+    def on_iteration(model: Any, iteration: int) -> bool:
+        nonlocal evaluation_seconds
+        if held_out is None or (iteration % 2 and iteration > 1):
+            return False
+        started = time.perf_counter()
+        metrics = evaluate_sampled(model, held_out)
+        if metrics.ndcg > best["ndcg"]:
+            best.update(ndcg=metrics.ndcg, metrics=metrics, model=model, iteration=iteration)
+        evaluation_seconds += time.perf_counter() - started
+        return False
+
+    started = time.perf_counter()
+    last = run(on_iteration if held_out is not None else None)
+    seconds = time.perf_counter() - started - evaluation_seconds
+    if held_out is None:
+        return FittedMethod(last, seconds)
+    return FittedMethod(best["model"], seconds, best["metrics"], best["iteration"])
+
+
+def _validation(request: FitRequest) -> CandidateSet | None:
+    if not (request.split.validation >= 0).any():
+        return None
+    return validation_candidates(request.split, request.seed)
+
+
+def _best_epoch_metrics(history: History, split: Split) -> Metrics | None:
+    if not history.ndcg:
+        return None
+    epoch = history.best_epoch - 1
+    users = int((split.validation >= 0).sum())
+    return Metrics(history.hr[epoch], history.ndcg[epoch], users, 101)

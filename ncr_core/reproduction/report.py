@@ -1,0 +1,438 @@
+"""Tables and plots of stored results: the page docs/results.md, and a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ncr_core.errors import DataError
+from ncr_core.evaluation.significance import PairedTest
+from ncr_core.optional_imports import require
+from ncr_core.reproduction import suites
+from ncr_core.reproduction.datasets import DATASETS
+from ncr_core.reproduction.hyperparameters import GRIDS
+from ncr_core.reproduction.results_store import ResultsStore, RunResult
+from ncr_core.reproduction.suites import RunSpec, Selection
+
+# The figures the paper prints (Tables 1 and 3), MovieLens 1M, HR@10 and NDCG@10 by factors.
+Figures = tuple[float, float]
+
+PAPER: dict[str, dict[int, Figures]] = {
+    # The paper prints other values for each size, and .1815 beside .4227; factors do not apply.
+    "ItemPop": {0: (0.4227, 0.1815)},
+    "eALS": {
+        8: (0.4861, 0.2503),
+        16: (0.5156, 0.2691),
+        24: (0.5227, 0.2759),
+        32: (0.5344, 0.2833),
+        64: (0.5386, 0.2891),
+    },
+    "BPR": {
+        8: (0.5096, 0.2724),
+        16: (0.5234, 0.2756),
+        24: (0.5419, 0.2876),
+        32: (0.5513, 0.2895),
+        64: (0.5478, 0.2903),
+    },
+    "NeuMF": {
+        8: (0.5480, 0.2921),
+        16: (0.5515, 0.2989),
+        24: (0.5495, 0.2960),
+        32: (0.5493, 0.2912),
+        64: (0.5400, 0.2987),
+    },
+    "NBPR": {
+        8: (0.5402, 0.2854),
+        16: (0.5492, 0.2935),
+        24: (0.5478, 0.3002),
+        32: (0.5435, 0.2973),
+        64: (0.5258, 0.2885),
+    },
+    "DNCR": {
+        8: (0.5664, 0.3037),
+        16: (0.5672, 0.3076),
+        24: (0.5690, 0.3082),
+        32: (0.5652, 0.3089),
+        64: (0.5753, 0.3116),
+    },
+    "NeuPR without pre-training": {
+        8: (0.5661, 0.2997),
+        16: (0.5692, 0.3124),
+        24: (0.5724, 0.3104),
+        32: (0.5740, 0.3096),
+        64: (0.5801, 0.3158),
+    },
+    "NeuPR": {
+        8: (0.5702, 0.3024),
+        16: (0.5750, 0.3085),
+        24: (0.5776, 0.3127),
+        32: (0.5793, 0.3122),
+        64: (0.5840, 0.3125),
+    },
+}
+# Table 2: users, items, interactions.
+PAPER_COUNTS = {"ml-1m": (6040, 3260, 998539), "Amusic": (5729, 9267, 65344)}
+
+
+Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Name → x and y."""
+
+PANELS = {"hr": "HR@10", "ndcg": "NDCG@10"}
+FIGURES_TITLE = {
+    "figure4": ("Figure 4: negatives a positive", "negatives"),
+    "figure5": ("Figure 5: α of the pre-training", "α"),
+    "figure6": ("Figure 6: hidden layers of DNCR", "hidden layers"),
+}
+INTRO = """# Results
+
+Made by `ncr reproduce page` from the JSON Lines files of `benchmarks/results`, which `ncr
+reproduce` wrote; nothing on this page was typed in, the paper's own figures excepted. Each line
+holds a run's configuration, seed, data fingerprint, machine, versions, commit, seconds and every
+user's rank.
+
+- **Sampled**: the held-out item among 100 items that were not interacted with, the mean over
+  three seeds of negatives (on the published splits: their given negatives, three places of the
+  held-out item). **Full**: among all items that were not interacted with. Sampled metrics mislead
+  when models are compared (Krichene & Rendle, KDD'20), so both are here.
+- Intervals are 95 % bootstrap intervals over users; p is of a paired t-test over users.
+- Every method is chosen on validation items, by sampled NDCG@10; test items are looked at once.
+- **P1** (the paper's): the second latest item is held out for validation and is neither trained
+  on nor a candidate. **Refit** rows were trained once more with it, as many rounds as validation
+  chose.
+"""
+
+
+def write_page(results: Path, page: Path) -> None:
+    """Writes the page, and its plots into ``plots`` beside it.
+
+    Raises DataError if the folder ``results`` holds none.
+    """
+    store = ResultsStore(results)
+    if next(iter(store), None) is None:
+        raise DataError(f"{results} holds no results: run `ncr reproduce` first")
+    plots = page.parent / "plots"
+    sections = [
+        INTRO,
+        *(_best(store, data) for data in ("ml-1m", "ncf-ml-1m", "amusic-deepcf")),
+        _table1(store),
+        _table2(store),
+        _table3(store),
+        _figure3(store, plots),
+        *(_figure(store, plots, name) for name in FIGURES_TITLE),
+        _loss(store, plots),
+        _forms(store),
+        _tuning(store),
+        _machines(store),
+    ]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(section for section in sections if section))
+
+
+def _best(store: ResultsStore, data: str) -> str:
+    titles = {
+        "ml-1m": "Ours beside the strongest baselines: MovieLens 1M, P1",
+        "ncf-ml-1m": "The published NCF split of MovieLens 1M, P2 (refitted)",
+        "amusic-deepcf": "Amazon Music, DeepCF's cut (refitted; it has no times)",
+    }
+    results = _results(store, suites.best(Selection(data)))
+    if not results:
+        return ""
+    sections = []
+    for refit in (False, True):
+        rows = [result for result in results if result.refit == refit]
+        if rows:
+            note = "Refit with the validation items:\n\n" if refit and data == "ml-1m" else ""
+            sections.append(note + _compared(rows))
+    return f"## {titles[data]}\n\n" + "\n".join(sections)
+
+
+def _compared(rows: list[RunResult]) -> str:
+    """Every method with intervals, and p against the strongest method that is not ours."""
+    lines = []
+    baselines = [row for row in rows if not row.is_ours]
+    for row in rows:
+        cells = [f"**{_label(row)}**" if row.is_ours else _label(row)]
+        kinds = ("sampled", "full")
+        cells += [_with_interval(row, kind, name) for kind in kinds for name in PANELS]
+        cells += [_significance(row, baselines, kind) if row.is_ours else "" for kind in kinds]
+        lines.append([*cells, f"{row.seconds:.0f}"])
+    head = ["", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
+    return _table(
+        [*head, "NDCG@10 against the best baselines, sampled", "full", "training s"], lines
+    )
+
+
+def _significance(row: RunResult, baselines: list[RunResult], kind: str) -> str:
+    """The difference in NDCG@10 to the best baseline, and its p.
+
+    Where the best baseline knows the order of a user's items, the best of the others comes first.
+    """
+    measured = [other for other in baselines if other.metric(kind, "ndcg") is not None]
+    if row.metric(kind, "ndcg") is None or not measured:
+        return ""
+    strongest = max(measured, key=lambda other: other.metric(kind, "ndcg") or 0.0)
+    unordered = [other for other in measured if other.method not in suites.ORDERED]
+    without_order = max(unordered, key=lambda other: other.metric(kind, "ndcg") or 0.0)
+    rivals = [without_order] + ([strongest] if strongest is not without_order else [])
+    return "; ".join(_difference(row.compare(rival, kind, "ndcg"), rival) for rival in rivals)
+
+
+def _difference(test: PairedTest, rival: RunResult) -> str:
+    p = "p < .0001" if test.p < 1e-4 else f"p = {test.p:.4f}"
+    return f"{test.mean_difference:+.4f} to {rival.method}, {p}"
+
+
+def _table1(store: ResultsStore) -> str:
+    lines = []
+    for method in suites.PAPER_METHODS:
+        results = _results(store, suites.table1(Selection(methods=(method,))))
+        lines += [_beside_paper(result) for result in results]
+    return _section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines)
+
+
+_BESIDE = ["", "d", "HR@10", "paper", "NDCG@10", "paper", "full HR@10", "full NDCG@10", "s"]
+
+
+def _beside_paper(result: RunResult) -> list[str]:
+    paper = PAPER.get(result.method, {}).get(result.factors)
+    cells = [result.method, str(result.factors or "")]
+    for column, name in enumerate(PANELS):
+        value = result.metric("sampled", name)
+        ahead = value is not None and paper is not None and value > paper[column]
+        cells += [_bold(value, ahead), f"{paper[column]:.4f}" if paper else ""]
+    cells += [figure_text(result.metric("full", name)) for name in PANELS]
+    return [*cells, f"{result.seconds:.0f}"]
+
+
+def _table2(store: ResultsStore) -> str:
+    lines = []
+    for data in ("ml-1m", "ncf-ml-1m", "amusic-deepcf"):
+        for result in _results(store, suites.table2(Selection(data))):
+            counts = result.payload["data"]
+            lines.append([data, *(f"{counts[k]:,}" for k in ("users", "items", "interactions"))])
+    for name, counts in PAPER_COUNTS.items():
+        lines.append([f"the paper's {name}", *(f"{n:,}" for n in counts)])
+    note = (
+        "The paper's Amazon cut is not to be had, and cannot be of items with 10 interactions as "
+        "it says: 65,344 / 9,267 is 7.\n"
+    )
+    return _section("Table 2: the data", ["", "users", "items", "interactions"], lines, note)
+
+
+def _table3(store: ResultsStore) -> str:
+    lines = [_beside_paper(result) for result in _results(store, suites.table3(Selection()))]
+    lines.sort(key=lambda line: (int(line[1]), line[0] == "NeuPR"))
+    return _section("Table 3: pre-training of NeuPR", _BESIDE, lines)
+
+
+def _figure3(store: ResultsStore, plots: Path) -> str:
+    results = [r for r in _results(store, suites.figure3(Selection())) if r.method != "ItemPop"]
+    if not results:
+        return ""
+    x = list(range(1, 11))
+    panels: dict[str, Lines] = {
+        label.replace("@10", "@k"): {
+            result.method: (x, result.by_cutoff(name)) for result in results
+        }
+        for name, label in PANELS.items()
+    }
+    _plot(plots / "figure3.svg", panels, "k")
+    lines = [[r.method, *(f"{y:.3f}" for y in r.by_cutoff("hr"))] for r in results]
+    table = _table(["HR@k", *(str(k) for k in x)], lines)
+    return f"## Figure 3: top-1 to top-10, d = 8\n\n![Figure 3](plots/figure3.svg)\n\n{table}"
+
+
+def _figure(store: ResultsStore, plots: Path, name: str) -> str:
+    title, x_label = FIGURES_TITLE[name]
+    by_method: dict[str, list[tuple[float, RunResult]]] = {}
+    for run in suites.TARGETS[name](Selection()):
+        result = store.result(run)
+        if result is not None:
+            value = float(run.variant.partition("=")[2])
+            by_method.setdefault(run.method, []).append((value, result))
+    if not by_method:
+        return ""
+    panels: dict[str, Lines] = {
+        label: {
+            method: ([x for x, _ in points], [r.metric("sampled", key) or 0.0 for _, r in points])
+            for method, points in by_method.items()
+        }
+        for key, label in PANELS.items()
+    }
+    _plot(plots / f"{name}.svg", panels, x_label)
+    lines = [
+        [method, f"{x:g}", *(figure_text(r.metric("sampled", key)) for key in PANELS)]
+        for method, points in by_method.items()
+        for x, r in points
+    ]
+    table = _table(["", x_label, *PANELS.values()], lines)
+    return f"## {title}, d = 8\n\n![{title}](plots/{name}.svg)\n\n{table}"
+
+
+def _loss(store: ResultsStore, plots: Path) -> str:
+    results = _results(store, suites.loss(Selection()))
+    if not results:
+        return ""
+    curves = {r.method: r.payload["history"][-1]["loss"] for r in results}
+    # A logit's cross-entropy is the mean over D_S and its mirror; ours sums the two orders.
+    lines: Lines = {
+        name: (list(range(1, len(loss) + 1)), [x / 2 for x in loss])
+        for name, loss in curves.items()
+    }
+    _plot(plots / "loss.svg", {"training loss": lines}, "iteration")
+    last = _table(
+        ["", "iterations", "last loss"],
+        [[name, str(len(x)), f"{y[-1]:.4f}"] for name, (x, y) in lines.items()],
+    )
+    return (
+        "## The training loss, d = 8\n\n"
+        "Learning rate 5e-4, one negative, batches of 4,096, random start.\n\n"
+        f"![Training loss](plots/loss.svg)\n\n{last}"
+    )
+
+
+def _forms(store: ResultsStore) -> str:
+    results = _results(store, [*suites.forms(Selection()), *suites.table1(Selection(factors=(8,)))])
+    if not any(result.method in suites.FORMS for result in results):
+        return ""
+    shown = (*suites.FORMS, "DNCR", "NeuPR")
+    lines = [_beside_paper(result) for result in results if result.method in shown]
+    return _section("Forms that the paper names: eq. 7–9 and eq. 24, d = 8", _BESIDE, lines)
+
+
+def _tuning(store: ResultsStore) -> str:
+    sections = []
+    for data, method in ((d, m) for d in DATASETS for m in GRIDS[d]):
+        results = _results(store, suites.tuning(Selection(data, methods=(method,))))
+        if not results:
+            continue
+        best = max(results, key=lambda r: r.validation or 0.0)
+        rows = [
+            [_changes(r), _bold(r.validation, r is best), str(r.payload["rounds"] or ""),
+             f"{r.seconds:.0f}"]
+            for r in results
+        ]  # fmt: skip
+        size = f", d = {results[0].factors}" if results[0].factors else ""
+        head = ["", "validation NDCG@10", "rounds", "s"]
+        sections.append(f"### {method}{size}, {data}\n\n{_table(head, rows)}")
+    if not sections:
+        return ""
+    note = (
+        "Sampled NDCG@10 on the validation items, one seed. At most eight configurations a method; "
+        "`rounds` is the epoch or iteration that the same items chose.\n\n"
+    )
+    return "## The grids\n\n" + note + "\n".join(sections)
+
+
+def _machines(store: ResultsStore) -> str:
+    machines = set()
+    for result in store:
+        machine, software = result.payload["machine"], result.payload["software"]
+        machines.add(
+            (
+                *(machine["cpu"], str(machine["threads"]), machine["gpu"] or "none"),
+                *(software["torch"], f"`{result.payload['commit']}`"),
+            )
+        )
+    lines = [list(machine) for machine in sorted(machines, key=str)]
+    head = ["processor", "threads", "GPU", "torch", "commit"]
+    return _section("Made on", head, lines)
+
+
+def _changes(result: RunResult) -> str:
+    """The settings of a grid's configuration, flat."""
+    flat: dict[str, object] = {}
+    for key, value in result.settings.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return ", ".join(f"{k} {v}" for k, v in flat.items() if k != "kind")
+
+
+def _results(store: ResultsStore, runs: Iterable[RunSpec]) -> list[RunResult]:
+    """The results that there are of these runs."""
+    return [result for run in runs if (result := store.result(run)) is not None]
+
+
+def _label(result: RunResult) -> str:
+    return f"{result.method}, d = {result.factors}" if result.factors else result.method
+
+
+def _with_interval(result: RunResult, kind: str, name: str) -> str:
+    value, interval = result.metric(kind, name), result.interval(kind, name)
+    if value is None or interval is None:
+        return ""
+    return f"{value:.4f} ({interval[0]:.3f}–{interval[1]:.3f})"
+
+
+def _bold(value: float | None, bold: bool) -> str:
+    text = figure_text(value)
+    return f"**{text}**" if bold else text
+
+
+def figure_text(value: float | None) -> str:
+    """Four places, nothing for None."""
+    return "" if value is None else f"{value:.4f}"
+
+
+def _section(title: str, head: Sequence[str], lines: list[list[str]], note: str = "") -> str:
+    return f"## {title}\n\n{_table(head, lines)}{note}" if lines else ""
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows) + "\n"
+
+
+def _plot(path: Path, panels: Mapping[str, Lines], x_label: str) -> None:
+    """Draws one panel beside the other, each named by its y axis, and writes an SVG file.
+
+    Raises ConfigError if matplotlib is not installed.
+    """
+    require("matplotlib", "research")
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    # The same results give the same bytes: no date, no random ids.
+    mpl.rcParams["svg.hashsalt"] = "ncr"
+    figure = Figure(figsize=(4.6 * len(panels), 3.4), layout="constrained")
+    for axes, (label, lines) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for name, (x, y) in lines.items():
+            axes.plot(x, y, marker="o" if len(x) <= 20 else None, markersize=3, label=name)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+_TERMINAL_HEAD = ("run", "val NDCG@10", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10", "train s")
+
+
+def terminal_table(results: Iterable[Mapping[str, Any]]) -> str:
+    """Results for a terminal: one line each, columns aligned."""
+    rows = [_TERMINAL_HEAD, *(_terminal_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_TERMINAL_HEAD))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _terminal_row(result: Mapping[str, Any]) -> tuple[str, ...]:
+    metrics = result.get("metrics", {})
+    figures = [
+        metrics.get(kind, {}).get(name) for kind in ("sampled", "full") for name in ("hr", "ndcg")
+    ]
+    validation = (result["validation"] or {}).get("ndcg")
+    return (
+        result["cell"].partition("/")[2],
+        figure_text(validation),
+        *(figure_text(x) for x in figures),
+        f"{result['seconds']['train']:.0f}",
+    )

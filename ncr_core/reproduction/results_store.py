@@ -1,0 +1,204 @@
+"""Results of runs, one a line in JSON Lines files: ``<group>/<data set>.jsonl``.
+
+The lines of a file are sorted by the run's name. A result appears in it whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ncr_core.atomic_files import atomic_write
+from ncr_core.data.interactions import IntArray
+from ncr_core.errors import DataError
+from ncr_core.evaluation.metrics import FloatArray, hit_of_each, hit_ratio, ndcg, ndcg_of_each
+from ncr_core.evaluation.protocols import K
+from ncr_core.evaluation.significance import PairedTest, paired_t_test
+from ncr_core.reproduction.suites import RunSpec
+
+FORMAT = "ncr-cell/1"
+_OUTSIDE = "."
+
+Payload = dict[str, Any]
+"""A result as its line holds it."""
+
+
+def ranks_as_text(ranks: IntArray) -> str:
+    """(n,) ranks from 0 to 9, −1 outside, as one character a user."""
+    return "".join(str(r) if r >= 0 else _OUTSIDE for r in ranks.tolist())
+
+
+def ranks_from_text(text: str) -> IntArray:
+    """The inverse of ``ranks_as_text``."""
+    return np.array([-1 if c == _OUTSIDE else int(c) for c in text], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run, to be read by name."""
+
+    payload: Payload
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.payload["configuration"]["method"])
+
+    @property
+    def factors(self) -> int:
+        """d, the predictive factors; 0 for a method without any."""
+        return int(self.payload["configuration"]["factors"])
+
+    @property
+    def refit(self) -> bool:
+        """Whether the validation items were trained on."""
+        return bool(self.payload["configuration"]["refit"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the method was run with."""
+        return dict(self.payload["configuration"]["settings"])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the method is a model of this library, not a baseline."""
+        return "model" in self.settings
+
+    @property
+    def validation(self) -> float | None:
+        """NDCG@10 on the validation items."""
+        metrics = self.payload["validation"]
+        return None if metrics is None else float(metrics["ndcg"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training."""
+        return float(self.payload["seconds"]["train"])
+
+    def metric(self, kind: str, name: str) -> float | None:
+        """``kind`` is sampled or full, ``name`` hr or ndcg; None where it was not measured."""
+        metrics = self.payload.get("metrics", {}).get(kind)
+        return None if metrics is None else float(metrics[name])
+
+    def interval(self, kind: str, name: str) -> tuple[float, float] | None:
+        """The 95 % bootstrap interval over users of a metric."""
+        metrics = self.payload.get("metrics", {}).get(kind)
+        return None if metrics is None else tuple(metrics[f"{name}_interval"])
+
+    def per_user(self, kind: str, name: str) -> FloatArray:
+        """(n,) a user's HR@10 or NDCG@10, the mean over the seeds of negatives."""
+        value = hit_of_each if name == "hr" else ndcg_of_each
+        texts = self.payload["ranks"][kind]
+        seeds = [texts] if isinstance(texts, str) else texts
+        mean: FloatArray = np.mean([value(ranks_from_text(text), K) for text in seeds], axis=0)
+        return mean
+
+    def by_cutoff(self, name: str) -> list[float]:
+        """HR@k or NDCG@k for k from 1 to 10, sampled, the mean over the seeds of negatives."""
+        value = hit_ratio if name == "hr" else ndcg
+        seeds = [ranks_from_text(text) for text in self.payload["ranks"]["sampled"]]
+        return [float(np.mean([value(ranks, k) for ranks in seeds])) for k in range(1, K + 1)]
+
+    def compare(self, other: RunResult, kind: str, name: str) -> PairedTest:
+        """Paired t-test over users of this result against another."""
+        return paired_t_test(self.per_user(kind, name), other.per_user(kind, name))
+
+
+class ResultsStore:
+    """The results under a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._fingerprints: dict[str, str] = {}
+        self._files: dict[Path, tuple[tuple[int, int, int], dict[str, Payload]]] = {}
+
+    def path(self, name: str) -> Path:
+        """The file that holds the result of a run, by the run's name."""
+        return self.folder / f"{name.rpartition('/')[0]}.jsonl"
+
+    def read(self, name: str) -> Payload | None:
+        """A result by the run's name, None where there is none.
+
+        Raises DataError if the file is damaged, or not of this format.
+        """
+        return self._read_file(self.path(name)).get(name)
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Adds a result, in place of one of the same name."""
+        name = result["cell"]
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent):
+            results = {**self._read_file(path), name: result}
+            lines = [json.dumps(results[key]) + "\n" for key in sorted(results)]
+            atomic_write(path, "".join(lines).encode(), replace=True)
+
+    def result(self, run: RunSpec) -> RunResult | None:
+        """The result of a run, None where it was not run, or with other settings.
+
+        Raises DataError if results are of different versions of a data set; users are compared one
+        by one.
+        """
+        payload = self.read(run.name)
+        if payload is None or payload["configuration"] != run.configuration():
+            return None
+        name, fingerprint = payload["data"]["name"], payload["data"]["fingerprint"]
+        first = self._fingerprints.setdefault(name, fingerprint)
+        if fingerprint != first:
+            raise DataError(
+                f"{self.folder} holds results of different versions of {name} "
+                f"({first}, {fingerprint})"
+            )
+        return RunResult(payload)
+
+    def __iter__(self) -> Iterator[RunResult]:
+        """All results, by name."""
+        for path in sorted(self.folder.glob("*/*.jsonl")):
+            for payload in self._read_file(path).values():
+                yield RunResult(payload)
+
+    def _read_file(self, path: Path) -> dict[str, Payload]:
+        """The results of a file by name; read anew only when the file has changed."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return {}
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if path not in self._files or self._files[path][0] != version:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            results = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
+            self._files[path] = version, {result["cell"]: result for result in results}
+        return self._files[path][1]
+
+
+def _parsed(path: Path, number: int, line: str) -> Payload:
+    try:
+        result = json.loads(line)
+    except ValueError:
+        raise DataError(
+            f"{path} line {number} is damaged: remove it to have it run again"
+        ) from None
+    if not isinstance(result, dict) or result.get("format") != FORMAT:
+        raise DataError(f"{path} line {number} is not a result of format {FORMAT}")
+    return result
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps out other processes that add results, where the system has such locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

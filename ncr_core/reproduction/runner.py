@@ -1,0 +1,260 @@
+"""Runs methods one after the other; a result that is stored already is not made again."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ncr_core.checkpoint import load_checkpoint, save_checkpoint
+from ncr_core.data.interactions import IntArray
+from ncr_core.data.splits import Split
+from ncr_core.errors import CheckpointError, DataError
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
+from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
+from ncr_core.manifest import read_manifest
+from ncr_core.models import DNCR, NBPR, PairwiseRanker
+from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
+from ncr_core.reproduction.methods import FitRequest, FittedMethod, fit_method, resolved_settings
+from ncr_core.reproduction.provenance import commit, provenance
+from ncr_core.reproduction.results_store import FORMAT, Payload, ResultsStore, ranks_as_text
+from ncr_core.reproduction.suites import RunSpec
+from ncr_core.training import OnProgress
+from ncr_core.training.pretraining import Parts
+
+NEGATIVE_SEEDS = (0, 1, 2)
+
+
+@dataclass
+class RunnerCallbacks:
+    """Functions that are told of a runner's progress; each may be left out."""
+
+    started: Callable[[RunSpec, int, int], None] = lambda run, number, count: None
+    """A run, its number from 1 and how many there are; 0 and 0 for one that another run needs."""
+
+    progress: OnProgress | None = None
+    """Each epoch of a training."""
+
+    ranked: Callable[[int, int], None] = lambda done, total: None
+    """How many users the whole catalogue has been ranked for, and of how many."""
+
+    skipped: Callable[[RunSpec], None] = lambda run: None
+    """A run whose result is there already."""
+
+
+class Runner:
+    """Runs methods on the data sets under ``root``.
+
+    Results go to the folder ``results``, models to ``work``. A run whose result is there already,
+    with the same configuration and the same data, is not repeated.
+    """
+
+    def __init__(
+        self, root: Path, results: Path, work: Path, callbacks: RunnerCallbacks | None = None
+    ) -> None:
+        self._root = root
+        self._results = ResultsStore(results)
+        self._work = work
+        self._callbacks = callbacks or RunnerCallbacks()
+        commit()  # that of the code which runs: the checkout may change before the first result
+        self._data: dict[str, tuple[BenchmarkDataset, dict[str, Any]]] = {}
+
+    def run(self, runs: Iterable[RunSpec]) -> list[Payload]:
+        """The results of these runs, in their order.
+
+        Raises ConfigError if settings do not fit, or a library is not installed; nothing has been
+        run; DataError if a result was made of other data; nothing has been run.
+        """
+        specs = list(runs)
+        for spec in specs:
+            self._check(spec)
+        results = []
+        for number, spec in enumerate(specs, 1):
+            result = self._stored(spec)
+            if result is None:
+                self._callbacks.started(spec, number, len(specs))
+                result = self._run(spec)
+            else:
+                self._callbacks.skipped(spec)
+            results.append(result)
+        return results
+
+    def data(self, name: str) -> tuple[BenchmarkDataset, dict[str, Any]]:
+        """A data set and its description, read once."""
+        if name not in self._data:
+            data = load_dataset(name, self._root)
+            self._data[name] = data, data.description()
+        return self._data[name]
+
+    def _check(self, spec: RunSpec) -> None:
+        """Raises what would stop this run, before time is spent on those before it."""
+        _resolved(spec)
+        result = self._results.read(spec.name)
+        _, description = self.data(spec.data)
+        if result is not None and result["data"]["fingerprint"] != description["fingerprint"]:
+            raise DataError(
+                f"{self._results.path(spec.name)}: {spec.name} was made of other data than "
+                f"{self._root} holds (fingerprint {result['data']['fingerprint']}, here "
+                f"{description['fingerprint']}): give the folder it began with, or another folder "
+                "for results"
+            )
+        for part in spec.parts or ():
+            self._check(part)
+
+    def _required(self, spec: RunSpec) -> Payload:
+        """The result of a run that another one needs."""
+        result = self._stored(spec)
+        if result is None:
+            self._callbacks.started(spec, 0, 0)
+            result = self._run(spec)
+        return result
+
+    def _stored(self, spec: RunSpec) -> Payload | None:
+        result = self._results.read(spec.name)
+        if result is None or result["configuration"] != spec.configuration():
+            return None  # other settings: the result is replaced
+        if result.get("resolved") != _resolved(spec):
+            return None  # the same settings, of a version with other defaults
+        if spec.test and ("full" if spec.full else "sampled") not in result.get("metrics", {}):
+            return None
+        return result
+
+    def _run(self, spec: RunSpec) -> Payload:
+        data, description = self.data(spec.data)
+        # A refit has nothing to validate on: it runs as many rounds as the fit before it chose.
+        chosen = self._required(spec.before_refit()) if spec.refit else None
+        request = FitRequest(
+            data.split.with_validation_in_train() if spec.refit else data.split,
+            spec.factors,
+            spec.settings,
+            spec.seed,
+            rounds=chosen["rounds"] if chosen else None,
+            parts=self._parts(spec),
+            on_progress=self._callbacks.progress,
+        )
+        fitted = fit_method(spec.method, request)
+        if fitted.model is not None and spec.group == "cells":
+            self._save_model(spec, fitted.model, request.split, description)
+        validation = fitted.validation.as_dict() if fitted.validation else None
+        result: Payload = {
+            "format": FORMAT,
+            "cell": spec.name,
+            "configuration": spec.configuration(),
+            "resolved": _resolved(spec),
+            "data": description,
+            "validation": chosen["validation"] if chosen else validation,
+            "rounds": chosen["rounds"] if chosen else fitted.rounds,
+            "seconds": {"train": round(fitted.seconds, 1)},
+            "history": [_rounded(vars(phase)) for phase in fitted.history],
+        }
+        if spec.test:
+            started = time.perf_counter()
+            result |= self._measure(spec, data, fitted)
+            result["seconds"]["evaluate"] = round(time.perf_counter() - started, 1)
+        result |= provenance()
+        # Where a result was there already, only the model was missing: its figures stay.
+        stored = self._stored(spec)
+        if stored is None:
+            self._results.write(result)
+        return stored or result
+
+    def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
+        sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
+        texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
+        metrics = {"sampled": summary(sampled)}
+        if spec.full:
+            full = self._full_ranks(fitted.ranks, data)
+            texts["full"] = ranks_as_text(full)
+            metrics["full"] = summary([full])
+        return {"metrics": metrics, "ranks": texts}
+
+    def _full_ranks(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
+        total = int((data.split.test >= 0).sum())
+        parts: list[IntArray] = []
+        done = 0
+        for block in full_candidates(data.split, data.split.test, seed=0):
+            parts.append(ranks_of(ranks, block, K))
+            done += len(block.users)
+            self._callbacks.ranked(done, total)
+        return np.concatenate(parts)
+
+    def _parts(self, spec: RunSpec) -> Parts | None:
+        if spec.parts is None:
+            return None
+        models = []
+        for part in spec.parts:
+            if self._stored(part) is None or not self._has_model(part):
+                self._callbacks.started(part, 0, 0)
+                self._run(part)
+            loaded = load_checkpoint(self._model_folder(part))
+            models.append(loaded.model.requires_grad_(True))
+        return cast(NBPR, models[0]), cast(DNCR, models[1])
+
+    def _save_model(
+        self, spec: RunSpec, model: PairwiseRanker, split: Split, description: dict[str, Any]
+    ) -> None:
+        """Saves a model for a NeuPR to start from, in place of one with other settings."""
+        folder = self._model_folder(spec)
+        if folder.exists():
+            shutil.rmtree(folder)
+        save_checkpoint(
+            folder,
+            model,
+            user_ids=split.train.user_ids,
+            item_ids=split.train.item_ids,
+            item_counts=split.train.item_counts(),
+            training={"configuration": spec.configuration(), "resolved": _resolved(spec)},
+            data=description,
+        )
+
+    def _has_model(self, spec: RunSpec) -> bool:
+        """Whether the model of a run is there, as this version and this data make it."""
+        try:
+            manifest = read_manifest(self._model_folder(spec))
+        except CheckpointError:
+            return False
+        _, description = self.data(spec.data)
+        training = manifest["training"]
+        return bool(
+            manifest["data"].get("fingerprint") == description["fingerprint"]
+            and training.get("configuration") == spec.configuration()
+            and training.get("resolved") == _resolved(spec)
+        )
+
+    def _model_folder(self, spec: RunSpec) -> Path:
+        return self._work / spec.name
+
+
+def _resolved(spec: RunSpec) -> dict[str, Any]:
+    return resolved_settings(spec.settings, spec.method, spec.factors)
+
+
+def summary(ranks: list[IntArray]) -> dict[str, Any]:
+    """HR@10 and NDCG@10 of the ranks by each seed of negatives.
+
+    Returns:
+        The means over the seeds, with 95 % bootstrap intervals over users, and each seed's figures.
+    """
+    evaluation = Evaluation.of(ranks, K)
+    return {
+        "hr": round(evaluation.mean_hr, 5),
+        "hr_interval": [round(x, 5) for x in bootstrap_interval(evaluation.hr)],
+        "ndcg": round(evaluation.mean_ndcg, 5),
+        "ndcg_interval": [round(x, 5) for x in bootstrap_interval(evaluation.ndcg)],
+        "seeds": [{"hr": round(hit_ratio(r, K), 5), "ndcg": round(ndcg(r, K), 5)} for r in ranks],
+        "users": len(evaluation.hr),
+    }
+
+
+def _rounded(phase: dict[str, Any]) -> dict[str, Any]:
+    """A phase with its figures cut to five places."""
+    return {
+        key: [round(x, 5) for x in value] if isinstance(value, list) else value
+        for key, value in phase.items()
+    }

@@ -1,0 +1,317 @@
+"""A run of one method, and the runs that the tables and figures of the paper and beyond need."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ncr_core.errors import ConfigError
+from ncr_core.recipes import SIZES, merge_sections
+from ncr_core.reproduction.hyperparameters import (
+    GRIDS,
+    LARGE,
+    METHODS,
+    PARTS,
+    SIZELESS,
+    settings_of,
+)
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What to run."""
+
+    data: str
+    """The name of the data set."""
+
+    method: str
+    factors: int
+    settings: Mapping[str, Any]
+
+    variant: str = ""
+    """Tells the run from others of the same method and size, in its name."""
+
+    seed: int = 0
+
+    refit: bool = False
+    """Train with the validation items, as many rounds as the run without them chose."""
+
+    full: bool = True
+    """Rank over all unseen items too."""
+
+    test: bool = True
+    """Measure on test items; a run that only tunes does not look at them."""
+
+    parts: tuple[RunSpec, RunSpec] | None = field(default=None, repr=False)
+    """The runs whose NBPR and DNCR a NeuPR starts from."""
+
+    group: str = "cells"
+    """``cells`` of the paper's tables and figures, or ``tuning``."""
+
+    @property
+    def name(self) -> str:
+        """Group, data set, method, factors and what else differs, such as ``cells/ml-1m/ease``."""
+        words = [self.method, f"d{self.factors}" if self.factors else "", self.variant]
+        if self.refit:
+            words.append("refit")
+        if self.seed:
+            words.append(f"seed{self.seed}")
+        slug = "-".join(re.sub(r"[^a-z0-9.=+]+", "-", w.lower()).strip("-") for w in words if w)
+        return f"{self.group}/{self.data}/{slug}"
+
+    def with_parts(self, nbpr: RunSpec, dncr: RunSpec) -> RunSpec:
+        """The run of a NeuPR that starts from the models of these two."""
+        return replace(self, parts=(nbpr, dncr))
+
+    def before_refit(self) -> RunSpec:
+        """The run whose validation items choose the rounds of this refit.
+
+        It is measured on test items only where its figures are reported beside the refit's.
+        """
+        parts = self.parts and (self.parts[0].before_refit(), self.parts[1].before_refit())
+        return replace(self, refit=False, parts=parts, test=self.test and self.data == "ml-1m")
+
+    def configuration(self) -> dict[str, Any]:
+        """What a stored result must have been run with to be the result of this run."""
+        configuration: dict[str, Any] = {
+            "data": self.data,
+            "method": self.method,
+            "factors": self.factors,
+            "settings": json.loads(json.dumps(self.settings)),
+            "seed": self.seed,
+            "refit": self.refit,
+        }
+        if self.parts is not None:
+            configuration["parts"] = [part.configuration() for part in self.parts]
+        return configuration
+
+
+PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
+STRONG = ("cornac BPR", "iALS", "EASE", "EASE by recency")
+BEYOND = ("NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history")
+ORDERED = ("EASE by recency", "NBPR history", "DNCR history", "NeuPR history")
+WITHOUT_TIMES = ("amusic-deepcf",)
+FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
+FIGURE_FACTORS = 8
+NEGATIVES = tuple(range(1, 11))
+ALPHAS = tuple(round(0.1 * step, 1) for step in range(11))
+DEPTHS = tuple(range(1, 7))
+LOSS_EPOCHS = 100
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of a target that is run; an empty sequence is all of it."""
+
+    data: str = "ml-1m"
+    factors: Sequence[int] = ()
+    methods: Sequence[str] = ()
+    full: bool = True
+    seed: int = 0
+
+    def sizes(self, default: Sequence[int]) -> Sequence[int]:
+        """The numbers of factors to run; ``default`` where none was selected."""
+        return self.factors or default
+
+    def names(self, available: Sequence[str]) -> list[str]:
+        """Those of the available methods that are selected.
+
+        Raises ConfigError if a selected method does not exist.
+        """
+        unknown = [name for name in self.methods if name not in METHODS]
+        if unknown:
+            raise ConfigError(f"unknown method {unknown[0]!r}: {', '.join(METHODS)}")
+        return [name for name in available if not self.methods or name in self.methods]
+
+
+def make_run(
+    method: str,
+    selection: Selection,
+    factors: int,
+    *,
+    variant: str = "",
+    refit: bool | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> RunSpec:
+    """A method with its chosen settings, and what ``overrides`` says in place of some of them.
+
+    NeuPR gets the runs of the two parts that it starts from, with the same changes.
+    """
+    settings = merge_sections(settings_of(method, factors, selection.data), overrides or {})
+    run = RunSpec(
+        selection.data,
+        method,
+        0 if method in SIZELESS else factors,
+        settings,
+        variant=variant,
+        seed=selection.seed,
+        refit=selection.data != "ml-1m" if refit is None else refit,
+        full=selection.full,
+        **more,
+    )
+    if method not in PARTS or not settings["training"].get("pretrain", True):
+        return run
+    if run.group == "tuning":  # only what follows the parts is under trial
+        variant, part_overrides, more = "", {}, {}
+    else:
+        part_overrides = {section: dict(values) for section, values in (overrides or {}).items()}
+        part_overrides.get("training", {}).pop("alpha", None)  # α is no matter of the parts
+        variant = "" if variant.startswith("alpha") else variant
+    first, second = (
+        make_run(
+            part, selection, factors, variant=variant, refit=refit, overrides=part_overrides, **more
+        )
+        for part in PARTS[method]
+    )
+    return run.with_parts(first, second)
+
+
+def table1(selection: Selection) -> list[RunSpec]:
+    """HR@10 and NDCG@10 of every method by the number of predictive factors."""
+    names = selection.names(PAPER_METHODS)
+    once = [make_run(name, selection, 0) for name in names if name in SIZELESS]
+    sized = [name for name in names if name not in SIZELESS]
+    return once + [make_run(name, selection, d) for d in selection.sizes(SIZES) for name in sized]
+
+
+def table2(selection: Selection) -> list[RunSpec]:
+    """Counts of the data: ItemPop's run holds them."""
+    return [make_run(name, selection, 0) for name in selection.names(("ItemPop",))]
+
+
+def table3(selection: Selection) -> list[RunSpec]:
+    """NeuPR with and without pre-training."""
+    names = selection.names(("NeuPR without pre-training", "NeuPR"))
+    return [make_run(name, selection, d) for d in selection.sizes(SIZES) for name in names]
+
+
+def figure3(selection: Selection) -> list[RunSpec]:
+    """Top-1…10, of the ranks that Table 1's runs hold."""
+    sizes = selection.sizes((FIGURE_FACTORS,))
+    return table1(
+        Selection(selection.data, sizes, selection.methods, selection.full, selection.seed)
+    )
+
+
+def figure4(selection: Selection) -> list[RunSpec]:
+    """1 to 10 negatives a positive."""
+    runs = []
+    for d in selection.sizes((FIGURE_FACTORS,)):
+        for name in selection.names(("NeuMF", "NBPR", "DNCR", "NeuPR")):
+            for n in NEGATIVES:
+                section = {"negatives": n}
+                overrides = section if name == "NeuMF" else {"training": section}
+                runs.append(
+                    make_run(name, selection, d, variant=f"negatives={n}", overrides=overrides)
+                )
+    return runs
+
+
+def figure5(selection: Selection) -> list[RunSpec]:
+    """α of eq. 26 from 0 to 1."""
+    return [
+        make_run(
+            name, selection, d, variant=f"alpha={alpha}", overrides={"training": {"alpha": alpha}}
+        )
+        for name in selection.names(("NeuPR",))
+        for d in selection.sizes((FIGURE_FACTORS,))
+        for alpha in ALPHAS
+    ]
+
+
+def figure6(selection: Selection) -> list[RunSpec]:
+    """DNCR with 1 to 6 hidden layers."""
+    return [
+        make_run(name, selection, d, variant=f"layers={n}", overrides={"model": {"layers": n}})
+        for name in selection.names(("DNCR",))
+        for d in selection.sizes((FIGURE_FACTORS,))
+        for n in DEPTHS
+    ]
+
+
+def loss(selection: Selection) -> list[RunSpec]:
+    """The training loss of 100 passes: learning rate 5e-4, one negative (§5.2)."""
+    training = {
+        "epochs": LOSS_EPOCHS,
+        "patience": LOSS_EPOCHS,
+        "negatives": 1,
+        "learning_rate": 5e-4,
+        "schedule": "constant",
+        "l2": 0.0,
+        "start": "random",
+        "batch_size": 4096,
+        "pretrain": False,
+    }
+    return [
+        make_run(name, selection, d, variant="loss", overrides={"training": training}, test=False)
+        for d in selection.sizes((FIGURE_FACTORS,))
+        for name in selection.names(("NBPR", "DNCR", "NeuPR"))
+    ]
+
+
+def best(selection: Selection) -> list[RunSpec]:
+    """Our models beside the strongest baselines.
+
+    On P1 each also refitted with the validation items; elsewhere the protocol has the refit alone.
+    """
+    names = selection.names(("ItemPop", "eALS", "NeuMF", *STRONG, "NBPR", "NeuPR", *BEYOND))
+    if selection.data in WITHOUT_TIMES:
+        names = [name for name in names if name not in ORDERED]
+    runs = []
+    for name in names:
+        for d in selection.sizes((LARGE.get(name, 64),)):
+            runs.append(make_run(name, selection, d))
+            if selection.data == "ml-1m":
+                runs.append(make_run(name, selection, d, refit=True))
+    return runs
+
+
+def forms(selection: Selection) -> list[RunSpec]:
+    """The forms that the paper names and does not measure: eq. 7–9 and eq. 24."""
+    return [
+        make_run(name, selection, d)
+        for d in selection.sizes((FIGURE_FACTORS,))
+        for name in selection.names(FORMS)
+    ]
+
+
+def tuning(selection: Selection) -> list[RunSpec]:
+    """The grids the settings were chosen from, on validation items alone."""
+    runs = []
+    grids = GRIDS[selection.data]
+    for name in selection.names(tuple(grids)):
+        size, grid = grids[name]
+        for d in selection.sizes((size,)):
+            for number, overrides in enumerate(grid, 1):
+                runs.append(
+                    make_run(
+                        name,
+                        selection,
+                        d,
+                        variant=f"grid{number}",
+                        overrides=overrides,
+                        refit=False,
+                        test=False,
+                        group="tuning",
+                    )
+                )
+    return runs
+
+
+TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "figure3": figure3,
+    "figure4": figure4,
+    "figure5": figure5,
+    "figure6": figure6,
+    "loss": loss,
+    "best": best,
+    "forms": forms,
+    "tuning": tuning,
+}

@@ -1,0 +1,139 @@
+"""How a model is trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ncr_core.errors import ConfigError
+from ncr_core.parameters import check_parameters, parameter
+
+if TYPE_CHECKING:
+    import torch
+
+Loss = Literal["bce", "bpr", "listwise"]
+Schedule = Literal["one-cycle", "constant"]
+Stopping = Literal["validation", "paper"]
+Optimizer = Literal["auto", "dense", "sparse"]
+Start = Literal["random", "spectral", "als"]
+
+MAX_SHARED_NEGATIVES = 65_536
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Choices of the training loop. Raises ConfigError if a value is out of bounds."""
+
+    epochs: int = parameter(15, "Passes over the data, at most.", ge=1, request={"le": 1000})
+
+    batch_size: int = parameter(
+        0,
+        "Positives a step (paper: 256); 0 chooses by the data's size.",
+        ge=0,
+        request={"le": 1_000_000},
+    )
+    """0 takes 256 to 4,096 by the number of positives."""
+
+    negatives: int = parameter(4, "Negatives a positive (paper: 1).", ge=1, request={"le": 100})
+    """Drawn anew each epoch."""
+
+    shared_negatives: int = parameter(
+        0,
+        "So many items compared with all of a batch's positives; 0: not.",
+        ge=0,
+        le=MAX_SHARED_NEGATIVES,
+    )
+    """Above 0, all positives of a batch are compared with the same items, drawn anew each batch,
+    in place of ``negatives`` of their own: products of matrices instead of look-ups. For nbpr, and
+    the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
+
+    start: Start = parameter(
+        "random",
+        "Where embeddings begin; `spectral`: leading singular vectors; `als`: the factors of "
+        "implicit ALS (nbpr).",
+    )
+
+    learning_rate: float = parameter(1e-2, "Adam's peak learning rate.", gt=0, request={"le": 10})
+
+    schedule: Schedule = parameter("one-cycle", "Of the learning rate.")
+    """``one-cycle`` warms up and cools down over ``epochs``; ``constant`` is the paper's."""
+
+    loss: Loss = parameter(
+        "bce", "Eq. 15, eq. 3, or the positive against all its negatives at once."
+    )
+    """``bce`` over both orders of each pair (eq. 15); ``bpr`` is −log σ(z_uij) alone (eq. 3);
+    ``listwise`` is −log of the probability that the positive beats all its negatives."""
+
+    stated_weight: float = parameter(1.0, ge=0, option=False)
+    """How much a stated preference, or a positive beside an item that the user dislikes, counts
+    next to a positive beside all its negatives. 0 leaves them out."""
+
+    l2: float = parameter(0.0, "λ on the embeddings of each batch.", ge=0)
+    """λ of λ‖Θ‖² (eq. 3)."""
+
+    dropout: float = parameter(0.0, "Of user vectors, in training.", ge=0, lt=1)
+    """The share of each user vector's coordinates that is left out at random."""
+
+    optimizer: Optimizer = parameter("auto", option=False)
+    """Adam on whole tables (``dense``) or on the rows of each batch (``sparse``), by table."""
+
+    stopping: Stopping = parameter(
+        "validation", "By validation NDCG@10, or the paper's 0.1 % rule."
+    )
+    """``validation``: NDCG@10 with ``patience``; ``paper``: the loss falls by less than 0.1 %."""
+
+    patience: int = parameter(4, ge=1, option=False)
+    """Epochs without a better validation NDCG@10 before training stops."""
+
+    pretrain: bool = parameter(
+        True, "NeuPR from a trained NBPR and DNCR.", negation="--no-pretrain", request={}
+    )
+    """By eq. 26."""
+
+    alpha: float = parameter(
+        0.5, "α of eq. 26, the share of the NBPR part.", ge=0, le=1, request={}
+    )
+
+    fine_tune_epochs: int = parameter(8, ge=1, option=False)
+    """Passes after the two parts of a pre-trained NeuPR are put together, at most."""
+
+    fine_tune_rate: float = parameter(1e-3, gt=0, option=False)
+    """The learning rate of these passes: the parts have converged already."""
+
+    seed: int = parameter(0, "Of all that is random.", ge=0, request={"lt": 2**31})
+    """Of initialisation, shuffling and sampling."""
+
+    device: str = parameter("auto", "auto, cpu, cuda or cuda:N.")
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        check_parameters(self)
+
+    def batch_size_for(self, positives: int) -> int:
+        """The batch size for so many positives: about 80 steps an epoch where it is chosen."""
+        return self.batch_size or min(4096, max(256, positives // 80))
+
+    def torch_device(self) -> torch.device:
+        """The device to train on. Raises ConfigError for one that is not there."""
+        return resolve_device(self.device)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as a checkpoint keeps them."""
+        return asdict(self)
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one. Raises ConfigError for a device that is not there."""
+    import torch  # the configurations are read where nothing is trained
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}: auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not (
+        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    ):
+        raise ConfigError(f"device {name!r} is not there: this machine offers no such GPU to torch")
+    return device

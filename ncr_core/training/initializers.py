@@ -1,0 +1,152 @@
+"""Where embeddings start, in place of random numbers: implicit ALS or leading singular vectors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ncr_core.data.interactions import Interactions
+from ncr_core.errors import ConfigError
+from ncr_core.models import NBPR, NeuPR, PairwiseRanker
+from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
+
+SCORE_SCALE = 10.0  # both starts give scores below about 1, and a logit needs room
+
+ALS_SWEEPS = 12
+ALS_UNOBSERVED_WEIGHT = 0.1  # α₀
+ALS_L2 = 0.01  # λ
+MAX_CELLS = 2**24  # of the padded rows that are solved at once
+
+ITEM_POWER = 0.25  # a
+TOWER_STD = 0.3  # of a tower's embeddings: large enough for a tanh to bend, not to saturate
+OVERSAMPLED = 32
+POWER_ITERATIONS = 6
+
+
+@torch.no_grad()
+def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
+    """Sets the embeddings of an NBPR to the factors of implicit ALS, on the model's device.
+
+    The loss is Σ_observed (1 − ŷ)² + α₀·Σ_all ŷ² + λ·(n + α₀·m)·‖·‖² for each vector with n of m
+    possible interactions (Rendle et al. 2021). Raises ConfigError if the model is no NBPR with free
+    users.
+    """
+    if not isinstance(model, NBPR) or not isinstance(model.users, FreeUsers):
+        raise ConfigError("an ALS start is for nbpr with free users")
+    device, d = model.device, model.config.factors
+    rows = torch.from_numpy(train.users).to(device)
+    columns = torch.from_numpy(train.items).to(device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    items = torch.randn(train.n_items, d, generator=generator, device=device) * 0.1 / d**0.5
+    by_item = torch.argsort(columns, stable=True)
+    for _ in range(ALS_SWEEPS):
+        users = _least_squares(items, rows, columns, train.n_users)
+        items = _least_squares(users, columns[by_item], rows[by_item], train.n_items)
+    users = _least_squares(items, rows, columns, train.n_users)
+    model.users.weight.copy_(users * SCORE_SCALE**0.5)
+    model.items.weight.copy_(items * SCORE_SCALE**0.5)
+
+
+def _least_squares(factors: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
+    """The n best rows for the fixed (m, d) factors of the columns; the entries go by rows."""
+    d = factors.shape[1]
+    lengths = torch.bincount(rows, minlength=n)
+    starts = lengths.cumsum(0) - lengths
+    gram = ALS_UNOBSERVED_WEIGHT * factors.T @ factors
+    eye = torch.eye(d, device=factors.device)
+    padded = torch.cat([factors, factors.new_zeros(1, d)])
+    solved = factors.new_zeros(n, d)
+    order = torch.argsort(lengths)  # rows of like lengths together, so that little is padding
+    start = 0
+    while start < n:
+        count = max(1, min(n - start, MAX_CELLS // (d * max(int(lengths[order[start]]), d))))
+        while count > 1 and count * d * max(int(lengths[order[start + count - 1]]), d) > MAX_CELLS:
+            count = -(-count // 2)
+        block = order[start : start + count]
+        block_lengths, longest = lengths[block], int(lengths[block].max())
+        offsets = torch.arange(longest, device=factors.device)
+        index = (starts[block].unsqueeze(1) + offsets).clamp(max=len(columns) - 1)
+        inside = offsets < block_lengths.unsqueeze(1)
+        observed = padded[torch.where(inside, columns[index], len(factors))]
+        ridge = ALS_L2 * (block_lengths + ALS_UNOBSERVED_WEIGHT * len(factors))
+        left = gram + observed.transpose(1, 2) @ observed + ridge.view(-1, 1, 1) * eye
+        solved[block] = torch.linalg.solve(left, observed.sum(dim=1))
+        start += count
+    return solved
+
+
+@torch.no_grad()
+def spectral_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
+    """Sets the embeddings of a model to leading singular vectors, on the model's device.
+
+    With R̃ = D_u^−½ R D_i^−a and its leading right singular vectors W (n_items, d), the scores
+    R̃ W Wᵀ D_i^a are those of a linear filter (PureSVD, Cremonesi et al. 2010, on a matrix scaled
+    by degree). They are what NBPR gives with V_i = d_i^a W_i and U_u = Σ_k d_k^−a W_k / n_u^½ over
+    the user's items k, which is how a history pools them. A tower over such embeddings learns from
+    its first batch, where one over random ones stays at popularity for epochs. Where there are
+    fewer users or items than dimensions, the rest stays as it was initialised.
+    """
+    tables = [
+        table
+        for name, table in model.named_children()
+        if name.startswith("items") and isinstance(table, nn.Embedding)
+    ]
+    embeddings = list(zip(model.user_parts(), tables, strict=True))
+    widest = max(table.embedding_dim for table in tables)
+    vectors, power = _singular_vectors(train, min(widest, train.n_users, train.n_items), seed)
+    vectors, power = vectors.to(model.device), power.to(model.device)
+    for part, (users, items) in enumerate(embeddings):
+        rank = min(items.embedding_dim, vectors.shape[1])
+        history_items, ranked_items = vectors[:, :rank] / power, vectors[:, :rank] * power
+        pooled = _pooled(history_items, train)
+        if isinstance(model, NBPR) or (isinstance(model, NeuPR) and part == 0):
+            user_scale = item_scale = math.sqrt(SCORE_SCALE)
+        else:
+            user_scale = TOWER_STD / float(pooled.std())
+            item_scale = TOWER_STD / float(ranked_items.std())
+        items.weight[:, :rank] = ranked_items * item_scale
+        _set_users(users, history_items * user_scale, pooled * user_scale)
+
+
+def _set_users(users: FreeUsers | PooledUsers, items: Tensor, pooled: Tensor) -> None:
+    """Sets vectors (n_users, d), or the items' (n_items, d) that they are pooled from."""
+    rank = items.shape[1]
+    if isinstance(users, FreeUsers):
+        users.weight[:, :rank] = pooled
+        return
+    users.items.weight[:, :rank] = items
+    # Only the longest window takes part at first; the others have to earn it.
+    longest = max(users.windows, key=lambda window: window or math.inf)
+    for window, matrix in zip(users.windows, users.mix, strict=True):
+        matrix.copy_(torch.eye(len(matrix)) if window == longest else torch.zeros_like(matrix))
+
+
+def _pooled(items: Tensor, train: Interactions) -> Tensor:
+    """(n_items, d) → (n_users, d) Σ_k items_k / n_u^½ over each user's items k."""
+    lengths = torch.from_numpy(train.indptr[1:] - train.indptr[:-1]).to(items.device)
+    sums = items.new_zeros(train.n_users, items.shape[1])
+    rows, columns = (torch.from_numpy(x).to(items.device) for x in (train.users, train.items))
+    sums.index_add_(0, rows, items[columns])
+    return sums / lengths.clamp(min=1).sqrt().unsqueeze(1)
+
+
+def _singular_vectors(train: Interactions, d: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(n_items, d) right singular vectors of R̃ and (n_items, 1) d_i^a."""
+    lengths = torch.from_numpy(train.indptr[1:] - train.indptr[:-1]).clamp(min=1).float()
+    counts = torch.from_numpy(train.item_counts()).clamp(min=1).float()
+    power = counts**ITEM_POWER
+    users, items = torch.from_numpy(train.users), torch.from_numpy(train.items)
+    values = lengths[users].rsqrt() / power[items]
+    matrix = torch.sparse_coo_tensor(
+        torch.stack([users, items]),
+        values,
+        (train.n_users, train.n_items),
+        check_invariants=False,  # the matrix keeps them
+    ).coalesce()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        q = min(d + OVERSAMPLED, train.n_users, train.n_items)
+        _, _, right = torch.svd_lowrank(matrix, q=q, niter=POWER_ITERATIONS)
+    return right[:, :d].contiguous(), power.unsqueeze(1)

@@ -1,0 +1,113 @@
+"""Training on a split, without the service: from a recipe to a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ncr_core.checkpoint import save_checkpoint
+from ncr_core.data.splits import Split
+from ncr_core.errors import TrainingError
+from ncr_core.models import PairwiseRanker
+from ncr_core.recipes import Recipe
+from ncr_core.training.pretraining import refit_config, train_model
+from ncr_core.training.trainer import History, OnProgress
+
+
+@dataclass(frozen=True)
+class OfflineTraining:
+    """A trained model, and what its checkpoint tells of the training.
+
+    ``history`` is of the training with validation items, also where a refit without them followed.
+    """
+
+    recipe: Recipe
+    model: PairwiseRanker
+    history: list[History]
+    seconds: float
+    refit: bool = False
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """HR@10 and NDCG@10 (``hr``, ``ndcg``) of the epoch that was chosen; empty without any."""
+        last = self.history[-1]
+        epoch = last.best_epoch - 1
+        return {"hr": last.hr[epoch], "ndcg": last.ndcg[epoch]} if last.ndcg else {}
+
+    def save(self, folder: Path, split: Split, data: Mapping[str, Any] | None = None) -> None:
+        """Writes the checkpoint; ``data`` describes the data set in its manifest.
+
+        Raises CheckpointError if the folder exists already.
+        """
+        save_checkpoint(
+            folder,
+            self.model,
+            user_ids=split.train.user_ids,
+            item_ids=split.train.item_ids,
+            item_counts=split.train.item_counts(),
+            metrics={"validation": self.validation},
+            training={
+                "config": self.recipe.training.as_dict(),
+                "seconds": round(self.seconds, 1),
+                "history": [vars(phase) for phase in self.history],
+                "refit": self.refit,
+            },
+            data=dict(data or {}),
+        )
+
+
+def train_recipe(
+    recipe: Recipe, split: Split, on_progress: OnProgress | None = None, *, refit: bool = False
+) -> OfflineTraining:
+    """Trains what a recipe says on a split.
+
+    Args:
+        recipe: The model and how it is trained.
+        split: Its validation items choose the epoch.
+        on_progress: Told of each epoch.
+        refit: Train once more with the validation items, as many epochs as they chose.
+
+    Raises:
+        DataError: There are too few users.
+        TrainingError: The loss became infinite; see there for what is left.
+    """
+    started = time.perf_counter()
+    trained = train_model(recipe.model, recipe.training, split, on_progress)
+    history = trained.history
+    if refit:
+        config = refit_config(recipe.model, recipe.training, history)
+        split = split.with_validation_in_train()
+        trained = train_model(recipe.model, config, split, on_progress)
+    seconds = time.perf_counter() - started
+    return OfflineTraining(recipe, trained.model, history, seconds, refit)
+
+
+def train_checkpoint(
+    recipe: Recipe,
+    split: Split,
+    folder: Path,
+    *,
+    refit: bool = False,
+    data: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+) -> OfflineTraining:
+    """Trains as ``train_recipe`` does and writes the checkpoint.
+
+    Raises TrainingError if the loss became infinite; the folder then holds the last good epoch, if
+    there was one.
+    """
+    started = time.perf_counter()
+    try:
+        training = train_recipe(recipe, split, on_progress, refit=refit)
+    except TrainingError as error:
+        if error.model is None or error.model.config != recipe.model:
+            raise
+        seconds = time.perf_counter() - started
+        training = OfflineTraining(recipe, error.model, [error.history], seconds, refit)
+        training.save(folder, split, data)
+        raise TrainingError(f"{error}; {folder} holds the last good epoch") from None
+    training.save(folder, split, data)
+    return training

@@ -1,0 +1,351 @@
+"""The training loop, one for every model, and Adam by whole tables or by the rows of each batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ncr_core.data.interactions import Interactions
+from ncr_core.data.splits import Split
+from ncr_core.errors import ConfigError, TrainingError
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.protocols import (
+    CandidateSet,
+    K,
+    Metrics,
+    ModelRanks,
+    sampled_candidates,
+)
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.models.user_embeddings import FreeUsers
+from ncr_core.train_config import TrainConfig
+from ncr_core.training.batches import Batches, PreferenceRows, Rows, SharedRows
+from ncr_core.training.losses import LOSSES, SHARED_LOSSES
+
+MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
+
+
+class Adam:
+    """Dense Adam, and Adam by rows (lazy: rows outside the batch keep their moments).
+
+    ``total_steps`` gives the one-cycle schedule its length; None is a constant rate.
+    """
+
+    def __init__(
+        self, model: PairwiseRanker, config: TrainConfig, rate: float, total_steps: int | None
+    ) -> None:
+        self._choose(model, config)
+        by_rows = {id(p) for p in _sparse_tables(model)}
+        dense = [p for p in model.parameters() if p.requires_grad and id(p) not in by_rows]
+        sparse = [p for p in model.parameters() if p.requires_grad and id(p) in by_rows]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if dense:
+            self._optimizers.append(torch.optim.Adam(dense, rate, fused=True))
+        if sparse:
+            self._optimizers.append(torch.optim.SparseAdam(sparse, rate))
+        self._schedules = [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps)
+            for optimizer in self._optimizers
+            if total_steps is not None
+        ]
+        self._steps_left = total_steps
+
+    def zero_grad(self) -> None:
+        """Frees all gradients."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Moves the parameters, and the learning rate along its schedule."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+        # A schedule refuses more steps than it was told of.
+        if self._steps_left is not None and self._steps_left > 1:
+            self._steps_left -= 1
+            for schedule in self._schedules:
+                schedule.step()
+
+    @staticmethod
+    def _choose(model: PairwiseRanker, config: TrainConfig) -> None:
+        batch = config.batch_size or 4096
+        items = batch + (config.shared_negatives or batch * config.negatives)
+        min_ratio = {"auto": MIN_SPARSE_RATIO, "dense": float("inf"), "sparse": 1}[config.optimizer]
+        model.sparse_users = model.n_users > min_ratio * batch
+        model.sparse_items = model.n_items > min_ratio * items
+
+
+def _sparse_tables(model: PairwiseRanker) -> list[Tensor]:
+    """The tables that get gradients by rows."""
+    tables: list[Tensor] = []
+    if model.sparse_users:
+        tables += [part.weight for part in model.user_parts() if isinstance(part, FreeUsers)]
+    if model.sparse_items:
+        tables += [
+            table.weight
+            for name, table in model.named_children()
+            if name.startswith("items") and isinstance(table, nn.Embedding)
+        ]
+    return tables
+
+
+PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
+VALIDATION_USERS = 10_000
+USERS_AT_ONCE = 1024
+HELD_OUT_STEPS = 300
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands. ``epoch`` counts from 1; ``ndcg`` is NDCG@10 on validation."""
+
+    phase: str
+    epoch: int
+    epochs: int
+    loss: float
+    ndcg: float | None
+    eta_s: float
+
+
+@dataclass
+class History:
+    """What each epoch of a phase gave, and which one was kept.
+
+    ``ndcg`` and ``hr`` are on validation, and empty where there were no validation items.
+    """
+
+    phase: str
+    loss: list[float] = field(default_factory=list)
+    ndcg: list[float] = field(default_factory=list)
+    hr: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class TrainingPhase:
+    """The part of a TrainConfig that differs between the phases of pre-training."""
+
+    name: str
+    epochs: int
+    learning_rate: float
+
+
+def train_loop(
+    model: PairwiseRanker,
+    split: Split,
+    config: TrainConfig,
+    phase: TrainingPhase,
+    on_progress: OnProgress | None = None,
+    later_phases: float = 0.0,
+) -> History:
+    """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
+
+    ``later_phases`` is the work that follows this phase, in epochs of this one: for the time left.
+    Raises TrainingError when the loss is not finite; the model is then at its last good epoch.
+    """
+    device = config.torch_device()
+    model.to(device)
+    batches = make_batches(model, split.train, config, device)
+    total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
+    optimizer = Adam(model, config, phase.learning_rate, total_steps)
+    # Without validation items, as when a chosen configuration is refitted on everything, all epochs
+    # are run and the last is kept.
+    validated = bool((split.validation >= 0).any())
+    held_out = validation_candidates(split, config.seed) if validated else None
+    history = History(phase.name)
+    best, best_state = -1.0, copy.deepcopy(model.state_dict())
+    for epoch in range(1, phase.epochs + 1):
+        started = time.perf_counter()
+        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer)
+        if not (math.isfinite(mean_loss) and _finite(model)):
+            model.load_state_dict(best_state)
+            diverged = "a parameter" if math.isfinite(mean_loss) else "the loss"
+            value = math.inf if math.isfinite(mean_loss) else mean_loss
+            raise TrainingError(
+                f"{diverged} became {value} in epoch {epoch} of {phase.name} at learning "
+                f"rate {phase.learning_rate:g}: try a smaller rate or smaller l2",
+                *((model, history) if history.best_epoch else ()),
+            )
+        remember(model, split.train)
+        metrics = None if held_out is None else validate(model, held_out)
+        history.loss.append(mean_loss)
+        if metrics is not None:
+            history.ndcg.append(metrics.ndcg)
+            history.hr.append(metrics.hr)
+        history.seconds.append(time.perf_counter() - started)
+        if metrics is None or metrics.ndcg > best or config.stopping == "paper":
+            best, history.best_epoch = metrics.ndcg if metrics else best, epoch
+            best_state = copy.deepcopy(model.state_dict())
+        if on_progress is not None:
+            left = phase.epochs - epoch
+            eta = (left + later_phases) * sum(history.seconds) / epoch
+            ndcg = metrics.ndcg if metrics else None
+            on_progress(Progress(phase.name, epoch, phase.epochs, mean_loss, ndcg, eta))
+        if _should_stop(history, config):
+            break
+    model.load_state_dict(best_state)
+    model.eval()
+    return history
+
+
+def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:
+    """A few passes over everything, held-out items included, at the rate of fine-tuning.
+
+    For a model that was measured and is to serve: what it was measured on are the latest things
+    that its users did. There is nothing left to validate on, so the passes are few and fixed: two,
+    or as many as make ``HELD_OUT_STEPS`` steps.
+    """
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
+    batches = make_batches(model, interactions, config, model.device)
+    epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
+    model.requires_grad_(True)
+    if not model.config.learn_weights:
+        model.get_parameter("weight").requires_grad_(False)
+    optimizer = Adam(model, config, config.fine_tune_rate, None)
+    for _ in range(epochs):
+        loss = train_epoch(model, batches, batches.n_items, config, optimizer)
+        if not (math.isfinite(loss) and _finite(model)):
+            diverged = "a parameter" if math.isfinite(loss) else "the loss"
+            raise TrainingError(f"{diverged} became infinite while the held-out items were learned")
+    remember(model, interactions)
+    model.eval()
+
+
+def _finite(model: PairwiseRanker) -> bool:
+    """Whether every parameter is a number: the last step of an epoch shows in no loss."""
+    return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def remember(model: PairwiseRanker, interactions: Interactions) -> None:
+    """Recomputes the user vectors of a model that pools them from these interactions."""
+    lengths = interactions.indptr[1:] - interactions.indptr[:-1]
+    weights = interactions.weights
+    model.remember(
+        torch.from_numpy(interactions.items),
+        torch.from_numpy(lengths),
+        None if weights is None else torch.from_numpy(weights),
+    )
+
+
+def make_batches(
+    model: PairwiseRanker, train: Interactions, config: TrainConfig, device: torch.device
+) -> Batches:
+    """The batches of an epoch of this model.
+
+    Raises ConfigError for shared negatives of a model that has none.
+    """
+    if config.shared_negatives and not model.shares_negatives:
+        raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
+    return Batches(train, config, device, histories=model.config.users == "history")
+
+
+def train_epoch(
+    model: PairwiseRanker,
+    batches: Iterable[Rows | SharedRows],
+    n_items: int,
+    config: TrainConfig,
+    optimizer: Adam,
+) -> float:
+    """One pass over the positives; the mean loss of its batches, without the l2 term."""
+    model.train()
+    total, steps = torch.zeros((), device=model.device), 0
+    for rows in batches:
+        optimizer.zero_grad()
+        vectors = model.training_vectors(rows.users, rows.histories)
+        if config.dropout:
+            vectors = torch.nn.functional.dropout(vectors, config.dropout)
+        if isinstance(rows, SharedRows):
+            s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
+            shared_loss = SHARED_LOSSES[config.loss]
+            loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items, rows.weights)
+        else:
+            both = model.pair_logits(vectors, rows.items, rows.negatives)
+            loss = LOSSES[config.loss](*both, n_items, rows.weights)
+        if rows.preferences is not None and config.stated_weight:
+            loss = _with_preferences(model, loss, rows, rows.preferences, config)
+        total += loss.detach()
+        if config.l2:
+            loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        steps += 1
+    return float(total) / steps
+
+
+def _with_preferences(
+    model: PairwiseRanker,
+    loss: Tensor,
+    rows: Rows | SharedRows,
+    preferences: PreferenceRows,
+    config: TrainConfig,
+) -> Tensor:
+    """The mean of the positives' loss and that of the stated pairs, each pair like a positive."""
+    vectors = model.training_vectors(preferences.users, preferences.histories)
+    if config.dropout:
+        vectors = torch.nn.functional.dropout(vectors, config.dropout)
+    z_uij, z_uji = model.pair_logits(vectors, preferences.winners, preferences.losers.unsqueeze(1))
+    if isinstance(rows, SharedRows):
+        # As those pairs: by the half margin alone.
+        half = (z_uij - z_uji) / 2
+        z_uij, z_uji = half, -half
+    preference_loss = LOSSES[config.loss](z_uij, z_uji, 0, preferences.weights)
+    positive_count = len(rows.items) if rows.weights is None else rows.weights.sum()
+    preference_count = config.stated_weight * preferences.weights.sum()
+    return (positive_count * loss + preference_count * preference_loss) / (
+        positive_count + preference_count
+    )
+
+
+def validation_candidates(split: Split, seed: int) -> CandidateSet:
+    """Sampled candidates of the validation items, of at most ``VALIDATION_USERS`` users."""
+    every = sampled_candidates(split, split.validation, seed)
+    if len(every.users) <= VALIDATION_USERS:
+        return every
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randperm(len(every.users), generator=generator)[:VALIDATION_USERS].numpy()
+    return CandidateSet(every.users[rows], every.held_out[rows], every.candidates[rows])
+
+
+def validate(model: PairwiseRanker, held_out: CandidateSet) -> Metrics:
+    """HR@10 and NDCG@10 of a model in training, by the candidates that beat the held-out item."""
+    model.eval()
+    ranks = ModelRanks(model)
+    blocks = (
+        slice(start, start + USERS_AT_ONCE)
+        for start in range(0, len(held_out.users), USERS_AT_ONCE)
+    )
+    positions = np.concatenate(
+        [
+            ranks.places(held_out.users[b], held_out.held_out[b], held_out.candidates[b])
+            for b in blocks
+        ]
+    )
+    items = held_out.candidates.shape[1]
+    return Metrics(hit_ratio(positions, K), ndcg(positions, K), len(positions), items)
+
+
+def _should_stop(history: History, config: TrainConfig) -> bool:
+    epoch = len(history.loss)
+    if config.stopping == "validation":
+        return epoch - history.best_epoch >= config.patience
+    if epoch < 2:
+        return False
+    return history.loss[-2] - history.loss[-1] < PAPER_IMPROVEMENT * history.loss[-2]
+
+
+def _batch_l2(model: PairwiseRanker, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """‖Θ‖² of the batch's embeddings, the mean over its users, its positives and its negatives."""
+    user_norm = users.square().sum() / len(users)
+    positive_norm = model.item_vectors(i).square().sum() / len(i)
+    return user_norm + positive_norm + model.item_vectors(j).square().sum() / j.numel()

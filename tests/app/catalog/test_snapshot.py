@@ -1,0 +1,54 @@
+"""The immutable catalogue, by itself and as the service updates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.catalog.snapshot import Catalogue, CatalogueRow
+from app.wiring import Services
+
+pytestmark = pytest.mark.anyio
+
+
+def row(item: int, seq: int, *, categories: list[str], **more: Any) -> CatalogueRow:
+    state = {"title": None, "hidden": False, "deleted": False} | more
+    return CatalogueRow(id=item, external_id=f"e{item}", categories=categories, seq=seq, **state)
+
+
+def test_an_update_makes_another_catalogue() -> None:
+    first = Catalogue().updated(
+        [row(1, 1, categories=["x"]), row(5, 2, categories=["x", "y"], title="T")]
+    )
+    assert first.size == 6
+    assert first.categories["x"].tolist() == [1, 5]
+    second = first.updated(
+        [row(5, 3, categories=["z"]), row(1, 4, categories=[], deleted=True, title=None)]
+    )
+    assert set(second.categories) == {"z"}
+    assert second.deleted == {1}
+    assert second.visible.tolist() == [False] * 5 + [True]
+    assert second.seq == 4
+    assert first.categories["y"].tolist() == [5]
+    assert second.updated([]) is second
+    assert second.updated([row(1, 5, categories=["x"])]).deleted == frozenset()
+
+
+async def test_the_catalogue_follows_every_change(services: Services) -> None:
+    before = await services.catalog.catalogue()
+    assert before.size == 0
+    await services.catalog.put("a", {"title": "A", "categories": ["x"]})
+    await services.catalog.put("b", {"title": "B", "hidden": True})
+    catalogue = await services.catalog.catalogue()
+    a, b = catalogue.internal_ids["a"], catalogue.internal_ids["b"]
+    assert (catalogue.titles[a], catalogue.external_ids[a]) == ("A", "a")
+    assert (bool(catalogue.visible[a]), bool(catalogue.visible[b])) == (True, False)
+    assert catalogue.mask(["x", "absent"]).nonzero()[0].tolist() == [a]
+    # Without a change it is the same instance; after one, the old instance stays as it was.
+    assert await services.catalog.catalogue() is catalogue
+    await services.catalog.patch("a", {"hidden": True})
+    changed = await services.catalog.catalogue()
+    assert changed.seq > catalogue.seq
+    assert bool(catalogue.visible[a])
+    assert not changed.visible[a]

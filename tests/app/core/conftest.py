@@ -1,0 +1,50 @@
+"""Applications with and without a key, and a check of error responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.core.settings import load_settings
+from app.main import create_app
+
+KEY = "a key of more than 16 characters"
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[FastAPI]:
+    """An application with a key."""
+    app = create_app(load_settings(data_dir=tmp_path, admin_key=KEY, max_body_bytes=2000))
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@pytest.fixture
+async def open_app(tmp_path: Path) -> AsyncIterator[FastAPI]:
+    """An application without one."""
+    app = create_app(load_settings(data_dir=tmp_path, max_body_bytes=2000))
+
+    @app.get("/fail")
+    async def fail() -> None:
+        raise RuntimeError("a secret")
+
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+def check_problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """Check an error response; returns its body."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["type"] == f"urn:ncr:error:{code}"
+    assert (body["status"], body["code"]) == (status, code)
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert isinstance(body["title"], str)
+    assert isinstance(body["detail"], str)
+    return body

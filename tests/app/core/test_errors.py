@@ -1,0 +1,112 @@
+"""Error responses: problem documents for every kind of error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
+
+from tests.app.conftest import client_of
+from tests.app.core.conftest import check_problem
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_error_is_a_problem_document(open_app: FastAPI) -> None:
+    async with client_of(open_app) as client:
+        check_problem(await client.get("/nowhere"), 404, "not_found")
+        check_problem(await client.get("/items/"), 404, "not_found")
+        check_problem(await client.delete("/events"), 405, "method_not_allowed")
+        check_problem(await client.get("/items/absent"), 404, "unknown_item")
+        body = check_problem(
+            await client.get("/items?n=x&cursor=" + "y" * 999), 422, "invalid_request"
+        )
+        assert [error["loc"] for error in body["errors"]] == [["query", "n"], ["query", "cursor"]]
+        assert len(str(body)) < 1000
+        body = check_problem(await client.get("/fail"), 500, "internal_error")
+        assert "secret" not in str(body)
+
+
+async def test_an_unreachable_database_is_503(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise OperationalError("SELECT secret", {}, Exception("connection to hunter2 refused"))
+
+    monkeypatch.setattr(app.state.services.catalog, "get", away)
+    response = await client.get("/items/x")
+    assert (response.status_code, response.json()["code"]) == (503, "database_unavailable")
+    assert response.headers["retry-after"]
+    assert "hunter2" not in response.text
+
+
+async def test_a_request_cancelled_at_shutdown_is_503(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server does when its grace is over: it cancels what still runs."""
+    running = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(app.state.services.catalog, "get", never)
+    request = asyncio.create_task(client.get("/items/x"))
+    await running.wait()
+    request.cancel()
+    response = await request
+    assert (response.status_code, response.json()["code"]) == (503, "stopping")
+    assert response.headers["retry-after"]
+
+
+async def test_405_names_all_methods_of_the_path(client: httpx2.AsyncClient) -> None:
+    """The framework named those of the first route that has the path."""
+    for path, allowed in (
+        ("/items", "GET, POST"),
+        ("/items/a%2Fb", "DELETE, GET, PATCH, PUT"),
+        ("/admin/models/rollback", "POST"),
+        ("/admin/models/x", "GET"),
+        ("/health/live", "GET"),
+    ):
+        response = await client.options(path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed), path
+
+
+async def test_an_incomplete_body_is_400_and_not_logged_as_a_failure(app: FastAPI) -> None:
+    """Every client that hung up while sending was an exception in the log and a 500."""
+    for content_type in (b"application/json", b"application/x-ndjson"):
+        messages = [
+            {"type": "http.request", "body": b'{"user": ', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+        sent: list[Any] = []
+
+        async def receive(messages: list[dict[str, Any]] = messages) -> dict[str, Any]:
+            return messages.pop(0)
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": "/events",
+            "raw_path": b"/events",
+            "query_string": b"",
+            "headers": [(b"content-type", content_type), (b"content-length", b"100")],
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "server": ("127.0.0.1", 8000),
+            "client": ("127.0.0.1", 1),
+        }
+        with capture_logs() as logs:
+            await app(scope, receive, send)
+        assert sent[0]["status"] == 400
+        assert b"incomplete_body" in sent[1]["body"]
+        assert not [line for line in logs if line["event"] == "request failed"]

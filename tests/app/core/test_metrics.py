@@ -1,0 +1,126 @@
+"""Figures: what is shown, and that the dashboard and the alerts name what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy.exc import OperationalError
+
+from app.core.settings import Settings
+from app.main import create_app
+from app.wiring import build_services
+from tests.app.conftest import client_of
+from tests.app.trained_models import add_small_data, publish_model
+from tests.app.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+ROUTE = "/recommend/{user}"
+
+
+async def scrape(client: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Samples by name and labels."""
+    text = (await client.get("/metrics")).text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+@pytest.mark.slow
+async def test_requests_events_and_models_are_counted(
+    settings: Settings, redis_url: str, redis_prefix: str
+) -> None:
+    more = {"redis_url": redis_url, "redis_prefix": redis_prefix}
+    settings = settings.model_copy(update=more)
+    services = await build_services(settings)
+    await add_small_data(services)
+    version = await publish_model(services)
+    await services.jobs.submit_training(_params())
+    trained = await services.events.last_seq()
+    await services.close()
+
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await until(lambda: app.state.services.redis.available)
+        for _ in range(3):
+            await client.get("/recommend/user-1?n=5")
+        await client.get("/recommend/user-1?n=5000")
+        await client.get("/nothing/here")
+        rows = [{"event_id": "a", "user": "u", "item": "i"}, {"user": "u"}]
+        await client.post("/events", json=rows)
+        await client.post("/events", json=rows[:1])
+        found = await scrape(client)
+        requests = "ncr_http_requests_total"
+        assert found[key(requests, method="GET", route=ROUTE, status="200")] == 3
+        assert found[key(requests, method="GET", route=ROUTE, status="422")] == 1
+        assert found[key(requests, method="GET", route="none", status="404")] == 1
+        assert found[key("ncr_http_request_seconds_count", route=ROUTE)] == 4
+        lists = {"cache": "lists", "tier": "process"}
+        assert found[key("ncr_cache_requests_total", result="hit", **lists)] == 2
+        assert found[key("ncr_cache_requests_total", result="miss", **lists)] == 1
+        assert found[key("ncr_rank_batch_size_count")] == 1
+        for verdict in ("accepted", "duplicate", "rejected"):
+            assert found[key("ncr_events_total", verdict=verdict)] == 1
+        assert found[key("ncr_event_group_rows_count")] == 2
+        assert found[key("ncr_event_group_rows_sum")] == 2
+        assert found[key("ncr_events_waiting")] == 0
+        assert found[key("ncr_jobs", kind="train", status="queued")] == 1
+        assert found[key("ncr_job_waiting_seconds")] > 0
+        assert found[key("ncr_model_info", version=version, model="nbpr", factors="4")] == 1
+        assert found[key("ncr_model_events_behind")] == 1
+        assert await app.state.services.events.last_seq() == trained + 1
+        assert 0 < found[key("ncr_model_evaluation", protocol="sampled", metric="hr@10")] <= 1
+        assert found[key("ncr_model_refused")] == 0
+        assert found[key("ncr_redis_available")] == 1
+
+        # Every figure that the dashboard and the alerts ask for is one of these.
+        asked = _asked_for()
+        assert len(asked) > 25
+        shown = {name for name, _ in found}
+        there = shown | {f"{name}_total" for name in shown}
+        # Counters with labels that nothing has happened to have no samples yet.
+        there |= {"ncr_http_refused_total", "ncr_rank_device_fallbacks_total"}
+        assert asked - there == set()
+
+
+async def test_metrics_are_served_while_the_database_is_down(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+
+        async def away(*_: Any) -> None:
+            raise OperationalError("SELECT", {}, OSError("away"))
+
+        monkeypatch.setattr(app.state.services.database, "fetch", away)
+        monkeypatch.setattr("app.keys.service.REFRESH_SECONDS", 0.0)
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert "ncr_events_waiting" in answer.text
+
+
+def _params() -> Any:
+    from app.jobs.schemas import TrainParams
+
+    return TrainParams()
+
+
+def _asked_for() -> set[str]:
+    text = (DEPLOY / "grafana" / "dashboard.json").read_text()
+    expressions = [t["expr"] for p in json.loads(text)["panels"] for t in p.get("targets", ())]
+    alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    expressions += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    return {name for text in expressions for name in re.findall(r"ncr_[a-z_]+", text)}

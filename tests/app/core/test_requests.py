@@ -1,0 +1,123 @@
+"""Ids in paths, and cursors of pages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+
+from app.core.requests import encode_cursor, text_problem, text_schema
+from tests.app.conftest import client_of
+from tests.app.core.conftest import check_problem
+
+pytestmark = pytest.mark.anyio
+
+
+IDS = [
+    "plain",
+    "a/b",
+    "/",
+    "a b",
+    "100%",
+    "%2F",
+    "..",
+    ".",
+    "😀/é",
+    "?#&=+;",
+    "a\tb\n",
+    "x" * 256,
+    "é" * 128,
+    "live",
+]
+
+
+async def test_any_encoded_id_is_one_path_segment(client: httpx2.AsyncClient) -> None:
+    for name in IDS:
+        encoded = quote(name, safe="").replace(".", "%2E")
+        put = await client.put(f"/items/{encoded}", json={"title": "t"})
+        assert (put.status_code, put.json()["id"]) == (201, name)
+        posted = await client.post("/events", json={"user": name, "item": name, "event_id": name})
+        assert posted.json()["accepted"] == 1
+        history = await client.get(f"/users/{encoded}/events?n=1")
+        assert [event["item"] for event in history.json()["items"]] == [name]
+        assert (await client.delete(f"/events/{encoded}")).status_code == 204
+    assert len((await client.get("/items?n=1000")).json()["items"]) == len(IDS)
+
+
+async def test_invalid_ids_in_paths_are_422(open_app: FastAPI) -> None:
+    async with client_of(open_app) as client:
+        for bad in (
+            "%FF",
+            "%C3",
+            "%00",
+            "a%00b",
+            "%ED%A0%80",
+            "x" * 257,
+            "x" * 10_000,
+            "%C3%A9" * 129,
+        ):
+            check_problem(await client.get(f"/items/{bad}"), 422, "invalid_id")
+
+
+async def _raw(app: FastAPI, raw_path: bytes | None, path: str) -> tuple[int, bytes]:
+    """A request as a server would pass it on, past what the client library repairs."""
+    sent: list[Any] = []
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1:8000")],
+        "root_path": "",
+        "scheme": "http",
+        "http_version": "1.1",
+        "server": ("127.0.0.1", 8000),
+        "client": ("127.0.0.1", 1),
+    }
+    if raw_path is not None:
+        scope["raw_path"] = raw_path
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+async def test_unencoded_and_missing_raw_paths_are_routed(open_app: FastAPI) -> None:
+    async with client_of(open_app) as client:
+        for name in ("%C3%A9", "a%25b"):
+            assert (await client.put(f"/items/{name}", json={})).status_code == 201
+    # UTF-8 that is not encoded; a query left in; no raw path at all; a broken escape.
+    assert (await _raw(open_app, "/items/é".encode(), "/items/é"))[0] == 200
+    assert (await _raw(open_app, b"/items/%C3%A9?n=1", "/items/é"))[0] == 200
+    assert (await _raw(open_app, None, "/items/é"))[0] == 200
+    assert (await _raw(open_app, None, "/items/a%b"))[0] == 200
+    status, body = await _raw(open_app, b"/items/%zz", "/items/%zz")
+    assert (status, b"invalid_id" in body) == (422, True)
+    assert (await _raw(open_app, b"/items/%", "/items/%"))[0] == 422
+    assert (await _raw(open_app, b"*", "*"))[0] == 404
+
+
+def test_the_json_schema_of_ids_agrees_with_their_check() -> None:
+    schema = text_schema(64)
+    for text in ("", "a", "a" * 64, "a" * 65, "a\0", "\0", "a\nb", "é"):
+        fits = schema["minLength"] <= len(text) <= schema["maxLength"]
+        assert (fits and bool(re.search(schema["pattern"], text))) is not bool(
+            text_problem(text, 64)
+        ), repr(text)
+
+
+@pytest.mark.parametrize("path", ["/items", "/admin/jobs", "/admin/models"])
+async def test_a_cursor_beyond_the_end_is_an_empty_page(
+    client: httpx2.AsyncClient, path: str
+) -> None:
+    cursor = encode_cursor(10**18 - 1)
+    assert (await client.get(path, params={"cursor": cursor})).status_code == 200

@@ -1,0 +1,261 @@
+"""The batcher: one pass for what has collected, and nobody pays for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from app.core.errors import Unavailable
+from app.inference import batcher as module
+from app.inference.batcher import Batcher, ClientGone, IsGone
+from ncr_core.inference.engine import RankedItem
+from ncr_core.inference.retrieval import RankRequest, UserState
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeEngine:
+    """Answers each request with its own n; waits while ``go`` is not set."""
+
+    def __init__(self, name: str = "a") -> None:
+        self.name = name
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.retriever = self
+
+    def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        self.go.wait(10)
+        self.batches.append([r.n for r in requests])
+        if any(r.n == 13 for r in requests):
+            raise ZeroDivisionError("13")
+        return [[RankedItem(r.n, 0.5, None)] for r in requests]
+
+    def is_ready(self, request: RankRequest) -> bool:
+        return request.key == 0
+
+
+@pytest.fixture
+async def batcher() -> AsyncIterator[Batcher]:
+    batcher = Batcher(threads=1)
+    yield batcher
+    await batcher.close()
+
+
+def ask(
+    batcher: Batcher, model: FakeEngine, n: int, seq: int = 0, gone: IsGone | None = None
+) -> asyncio.Task[list[RankedItem]]:
+    """With a ``seq``, for a user whose candidates are in no cache."""
+    request = RankRequest(UserState(0), n, np.ones(1, dtype=np.bool_), key=seq)
+    return asyncio.create_task(batcher.rank(cast(Any, model), request, gone))
+
+
+async def test_what_collects_while_the_thread_is_busy_is_one_batch(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    rest = [ask(batcher, model, n) for n in range(2, 7)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    answers = await asyncio.gather(first, *rest)
+    assert [a[0].row for a in answers] == [1, 2, 3, 4, 5, 6]
+    assert model.batches == [[1], [2, 3, 4, 5, 6]]
+
+
+async def test_an_exception_fails_its_own_request_only(batcher: Batcher) -> None:
+    model = FakeEngine()
+    answers = await asyncio.gather(
+        *(ask(batcher, model, n) for n in (12, 13, 14)), return_exceptions=True
+    )
+    assert isinstance(answers[1], ZeroDivisionError)
+    assert [cast(Any, a)[0].row for a in (answers[0], answers[2])] == [12, 14]
+
+
+async def test_requests_that_have_gone_away_are_not_ranked(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    gone, stays = ask(batcher, model, 2), ask(batcher, model, 3)
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(first, stays)
+    assert model.batches == [[1], [3]]
+
+
+async def test_clients_that_hung_up_are_not_ranked_for(batcher: Batcher) -> None:
+    async def gone() -> bool:
+        return True
+
+    async def still_there() -> bool:
+        return False
+
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1, gone=gone)  # at once, without being asked
+    await asyncio.sleep(0.05)
+    hung_up, waits = ask(batcher, model, 2, gone=gone), ask(batcher, model, 3, gone=still_there)
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(first, waits)
+    assert model.batches == [[1], [3]]
+    with pytest.raises(ClientGone):
+        await hung_up
+
+
+async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
+    a, b = FakeEngine("a"), FakeEngine("b")
+    a.go.clear()
+    tasks = [ask(batcher, a, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, a, 2), ask(batcher, b, 3), ask(batcher, b, 4), ask(batcher, a, 5)]
+    await asyncio.sleep(0.05)
+    a.go.set()
+    await asyncio.gather(*tasks)
+    assert a.batches == [[1], [2], [5]]
+    assert b.batches == [[3, 4]]
+
+
+async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
+    batcher._quick.max_batch = 2
+    model = FakeEngine()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Unavailable) as refused:
+        await ask(batcher, model, 4)
+    assert refused.value.headers["Retry-After"] == "1"
+    model.go.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, 1000) for _ in range(20)] + [ask(batcher, model, 2)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert [len(batch) for batch in model.batches] == [1, 8, 1, 8, 4]
+    assert model.batches[2] == [2]
+
+
+async def test_users_without_candidates_take_turns_with_the_others(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n, seq=1) for n in range(20, 32)] + [ask(batcher, model, 2)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches == [[1], [*range(20, 28)], [2], [*range(28, 32)]]
+
+
+async def test_a_queue_that_would_take_too_long_is_refused(batcher: Batcher) -> None:
+    model = FakeEngine()
+    batcher._quick.max_batch = 3
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3)]
+    await asyncio.sleep(batcher._quick.max_wait * 2)
+    tasks.append(ask(batcher, model, 4))  # there is room for it in the next pass
+    await asyncio.sleep(batcher._quick.max_wait * 2)
+    with pytest.raises(Unavailable) as refused:  # the first has waited twice as long as may be
+        await ask(batcher, model, 5)
+    assert refused.value.code == "overloaded"
+    assert refused.value.headers["Retry-After"] == "1"
+    assert batcher._metrics.refused._value.get() == 1
+    slow = ask(batcher, model, 6, seq=1)  # has a queue of its own
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks, slow)
+
+
+async def test_what_a_pass_took_is_measured(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    tasks = [ask(batcher, model, 1)]
+    await asyncio.sleep(0.05)
+    tasks += [ask(batcher, model, n) for n in (2, 3)]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    metrics = batcher._metrics
+    assert metrics.batch_size._sum.get() == 3
+    assert metrics.compute_seconds._sum.get() >= 0.1
+    assert 0.1 <= metrics.queue_seconds._sum.get() < metrics.compute_seconds._sum.get() * 2
+
+
+async def test_a_request_that_waited_too_long_is_503(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.01)
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0)
+    late = ask(batcher, model, 2)
+    await asyncio.sleep(0.1)
+    model.go.set()
+    with pytest.raises(Unavailable):
+        await late
+    assert (await first)[0].row == 1
+    assert model.batches == [[1]]
+
+
+async def test_closing_answers_what_waits(batcher: Batcher) -> None:
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    waiting = ask(batcher, model, 2)
+    await asyncio.sleep(0.05)
+    closing = asyncio.create_task(batcher.close())
+    with pytest.raises(Unavailable):
+        await waiting
+    model.go.set()
+    await closing
+    assert (await first)[0].row == 1
+
+
+async def test_what_a_connection_says_does_not_stop_the_others(batcher: Batcher) -> None:
+    async def broken() -> bool:
+        raise OSError("reset")
+
+    async def still_there() -> bool:
+        return False
+
+    model = FakeEngine()
+    model.go.clear()
+    first = ask(batcher, model, 1)
+    await asyncio.sleep(0.05)
+    tasks = [ask(batcher, model, n, gone=g) for n, g in ((2, still_there), (3, broken), (4, None))]
+    await asyncio.sleep(0.05)
+    model.go.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[1], OSError)
+    assert [cast(Any, a)[0].row for a in (await first, answers[0], answers[2])[1:]] == [2, 4]
+
+
+async def test_slow_requests_are_told_that_they_are(batcher: Batcher) -> None:
+    told: list[tuple[int, int]] = []
+    engine = cast(Any, FakeEngine())
+    for n, seq in ((10, 0), (10, 1), (1000, 0)):
+        request = RankRequest(UserState(0), n, np.ones(1, dtype=np.bool_), key=seq)
+        await batcher.rank(engine, request, None, lambda n=n, seq=seq: told.append((n, seq)))
+    assert told == [(10, 1), (1000, 0)]

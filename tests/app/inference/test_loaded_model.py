@@ -1,0 +1,177 @@
+"""A loaded model: answers do not depend on their company, and memory is bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.catalog.snapshot import Catalogue, CatalogueRow
+from app.core.cache import ENTRY_BYTES
+from app.inference.loaded_model import LoadedModel
+from app.registry.schemas import ModelRow
+from ncr_core.checkpoint import load_checkpoint, save_checkpoint
+from ncr_core.fold_in import Evidence
+from ncr_core.inference.engine import InferenceEngine, RankedItem
+from ncr_core.inference.retrieval import SPARE_CANDIDATES, RankRequest, UserState
+from ncr_core.models import ModelConfig
+from tests.ncr_core.conftest import wild_model
+
+USERS, ITEMS, CANDIDATES = 40, 300, 50
+ROW = ModelRow("v", "published", "", 0, "", "", 9, 0, 0, 0, {}, {}, None, 0, None)
+
+
+@pytest.fixture(params=["nbpr", "dncr", "neupr"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
+    """A model whose preferences are often intransitive."""
+    wild = wild_model(ModelConfig.from_dict({"kind": request.param, "factors": 4}), USERS, ITEMS)
+    save_checkpoint(
+        tmp_path / "c",
+        wild,
+        user_ids=[f"u{n}" for n in range(USERS)],
+        item_ids=[f"i{n}" for n in range(ITEMS)],
+        item_counts=np.arange(ITEMS),
+    )
+    return LoadedModel(ROW, load_checkpoint(tmp_path / "c"), CANDIDATES)
+
+
+def ask(
+    user: int,
+    n: int = 10,
+    fold_in: list[int] | None = None,
+    allowed: Sequence[int] | None = None,
+    exclude: Sequence[int] = (),
+) -> RankRequest:
+    mask = np.ones(ITEMS, dtype=np.bool_)
+    if allowed is not None:
+        mask[:] = False
+        mask[list(allowed)] = True
+    evidence = None if fold_in is None else Evidence(np.array(fold_in))
+    state = UserState(user, evidence, (f"u{user}", len(fold_in or ())))
+    key = state.key, None if allowed is None else tuple(allowed)
+    return RankRequest(state, n, mask, skipped=np.array(exclude, np.int64), key=key)
+
+
+def rows(model: LoadedModel, *requests: RankRequest) -> list[list[int]]:
+    return [[item.row for item in items] for items in model.engine.rank(requests)]
+
+
+def test_a_list_does_not_depend_on_who_else_asks(model: LoadedModel) -> None:
+    requests = [ask(0), ask(1, n=200), ask(2, fold_in=[5, 6, 7]), ask(3, fold_in=[1]), ask(4)]
+    together = rows(model, *requests)
+    model.candidate_cache.clear()
+    for request, expected in zip(requests, together, strict=True):
+        assert rows(model, request) == [expected]
+
+
+def test_a_long_list_is_a_short_one_continued(model: LoadedModel) -> None:
+    short, whole = rows(model, ask(7, n=10)), rows(model, ask(7, n=1000))
+    assert whole[0][:10] == short[0]
+    assert sorted(whole[0]) == list(range(ITEMS))
+
+
+def test_few_items_are_allowed(model: LoadedModel) -> None:
+    assert rows(model, ask(0, n=100, allowed=[])) == [[]]
+    assert sorted(rows(model, ask(0, n=100, allowed=[0, 299]))[0]) == [0, 299]
+    assert rows(model, ask(0, n=100, allowed=[0, 299], exclude=[0])) == [[299]]
+    assert rows(model, ask(0, n=100, allowed=[], exclude=[3]), ask(1, n=5))[0] == []
+
+
+@pytest.mark.parametrize("excluded", [3, SPARE_CANDIDATES, SPARE_CANDIDATES + 40, 280])
+def test_excluding_items_is_as_if_they_were_not_allowed(model: LoadedModel, excluded: int) -> None:
+    exclude = rows(model, ask(3, n=1000))[0][:excluded]  # the best, where it matters most
+    rest = [item for item in range(ITEMS) if item not in exclude]
+    for n in (10, 1000):
+        expected = rows(model, ask(3, n=n, allowed=rest))
+        model.candidate_cache.clear()
+        assert rows(model, ask(3, n=n, exclude=exclude)) == expected  # not kept yet
+        assert rows(model, ask(3, n=n, exclude=exclude)) == expected  # and kept
+        assert len(expected[0]) == min(n, len(rest))
+
+
+def test_candidates_are_kept_within_bounds_and_per_state_of_the_user(
+    model: LoadedModel,
+) -> None:
+    entry_bytes = ENTRY_BYTES + 4 * (CANDIDATES + SPARE_CANDIDATES)
+    checkpoint, candidate_bytes = model.trained.checkpoint, 5 * entry_bytes
+    model = LoadedModel(ROW, checkpoint, CANDIDATES, cache_bytes=math.ceil(candidate_bytes * 8 / 7))
+    is_ready = model.engine.retriever.is_ready
+    for user in range(20):
+        assert not is_ready(ask(user))
+        rows(model, ask(user))
+    assert len(model.candidate_cache) == 5
+    assert is_ready(ask(19))
+    assert not is_ready(ask(0))
+    assert not is_ready(ask(19, allowed=[1, 2]))
+    before = rows(model, ask(19, n=300, fold_in=[1, 2]))
+    assert rows(model, ask(19, n=300, fold_in=[1, 2, 3])) != before
+    together = rows(model, *(ask(user) for user in range(20)))  # more than are kept
+    assert together == [rows(model, ask(user))[0] for user in range(20)]
+
+
+def test_scores_and_preferences_are_the_models_own(model: LoadedModel) -> None:
+    """Short lists and long ones are explained by different code; both by these definitions."""
+    network, references = model.engine.model, model.engine.references
+    user = network.user_vectors(torch.tensor([5]))
+
+    def margin(i: int, j: int) -> float:
+        one, other = torch.tensor([i]), torch.tensor([j])
+        z = network.logits(user, one, other) - network.logits(user, other, one)
+        return float(z)
+
+    for n in (10, 120):
+        places = model.engine.rank([ask(5, n=n)])[0]
+        for place, following in zip(places[:20], [*places[1:20], None], strict=False):
+            against = torch.tensor([margin(place.row, int(j)) for j in references])
+            assert place.score == pytest.approx(float(torch.sigmoid(against / 2).mean()), abs=1e-4)
+            if following is not None:
+                p = 1 / (1 + math.exp(-margin(place.row, following.row) / 2))
+                assert place.preferred_over_next == pytest.approx(p, abs=1e-4)
+        assert places[-1].preferred_over_next is None
+
+
+def test_a_change_of_the_catalogue_that_shows_and_hides_nothing_keeps_candidates(
+    model: LoadedModel,
+) -> None:
+    def row(number: int, seq: int, hidden: bool = False) -> CatalogueRow:
+        return CatalogueRow(number + 1, f"i{number}", None, [], hidden, False, seq)
+
+    half = Catalogue().updated([row(n, 1) for n in range(150)])
+    first = model.items(half)
+    assert first.internal.tolist() == [*range(1, 151), *[-1] * 150]
+    titled = half.updated([row(7, 2)])
+    assert model.items(titled).visible_digest == first.visible_digest
+    hidden = titled.updated([row(7, 3, hidden=True)])
+    assert model.items(hidden).visible_digest != first.visible_digest
+    assert not model.items(hidden).visible[7]
+    whole = hidden.updated([row(n, 4) for n in range(150, 300)])
+    assert model.items(whole).internal.tolist() == list(range(1, 301))
+    assert first.candidates_key(True, ()) != model.items(whole).candidates_key(True, ())
+
+
+def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU is needed to run out of its memory: what raises is torch's own error."""
+    expected = rows(model, *(ask(user) for user in range(8)))
+    fallbacks: list[str] = []
+    room = 3
+    model = LoadedModel(ROW, model.trained.checkpoint, CANDIDATES, on_fallback=fallbacks.append)
+    pass_of_device = InferenceEngine._rank
+
+    def rank(engine: InferenceEngine, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        if engine is model.engine and len(requests) > room:
+            raise torch.OutOfMemoryError
+        return pass_of_device(engine, requests)
+
+    monkeypatch.setattr(InferenceEngine, "_rank", rank)
+    assert rows(model, *(ask(user) for user in range(8))) == expected
+    assert fallbacks == ["half"] * 3  # 8, 4 and 4
+    room = 0
+    fallbacks.clear()
+    assert rows(model, ask(0), ask(1)) == expected[:2]
+    assert fallbacks == ["half", "cpu", "cpu"]

@@ -1,0 +1,179 @@
+"""`model=`: any version for a trial, loaded once for all who ask, and a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+import sqlalchemy as sa
+from fastapi import FastAPI
+
+from app.core.settings import Settings
+from app.inference import model_manager as module
+from app.inference.model_manager import ModelManager
+from app.main import create_app
+from app.registry.tables import models
+from app.wiring import Services
+from tests.app.conftest import client_of
+from tests.app.recommend.requests import ITEMS, ask, ids, post
+from tests.app.trained_models import publish_model
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+async def versions(app: FastAPI, filled: Services) -> list[str]:
+    """Four of them; the last one is served."""
+    found = [await publish_model(filled, seed=seed, epochs=3) for seed in range(4)]
+    await app.state.recommend.models.refresh()
+    return found
+
+
+@pytest.fixture
+def loads(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The versions that are loaded from here on, one after the other."""
+    host: ModelManager = app.state.recommend.models
+    loaded: list[str] = []
+    honest = host.versions._load
+
+    async def counted(row: Any) -> Any:
+        loaded.append(row.version)
+        return await honest(row)
+
+    monkeypatch.setattr(host.versions, "_load", counted)
+    return loaded
+
+
+async def status_of(client: httpx2.AsyncClient, version: str) -> tuple[int, str | None]:
+    response = await client.get("/recommend/user-1", params={"model": version})
+    return response.status_code, response.json().get("code")
+
+
+async def test_any_version_answers_with_its_own_list(
+    client: httpx2.AsyncClient, versions: list[str], loads: list[str]
+) -> None:
+    current = await ask(client, "user-1")
+    assert current["model_version"] == versions[-1]
+    lists = set()
+    for version in versions[:2]:
+        answer = await ask(client, "user-1", model=version)
+        assert answer["model_version"] == version
+        assert answer["recommendation_id"].startswith(version)
+        assert ids(await ask(client, "user-1", model=version)) == ids(answer)
+        lists.add(tuple(ids(answer)))
+    assert len(lists | {tuple(ids(current))}) == 3
+    assert loads == versions[:2]
+    assert (await ask(client, "user-1", model=versions[-1]))["items"] == current["items"]
+    assert (await ask(client, "user-1"))["items"] == current["items"]
+    assert loads == versions[:2]  # the active one is there anyway
+    compared = await post(client, "/compare", user="user-1", items=ITEMS[:3], model=versions[0])
+    assert compared["model_version"] == versions[0]
+
+
+async def test_the_one_that_was_not_asked_for_the_longest_makes_place(
+    client: httpx2.AsyncClient, versions: list[str], loads: list[str]
+) -> None:
+    one, two, three, _ = versions
+    for version in (one, two, one, three, one, three):
+        await ask(client, "user-1", model=version)
+    assert loads == [one, two, three]
+    await ask(client, "user-1", model=two)
+    assert loads == [one, two, three, two]
+
+
+async def test_many_who_ask_at_once_load_it_once(
+    client: httpx2.AsyncClient, versions: list[str], loads: list[str]
+) -> None:
+    answers = await asyncio.gather(
+        *(ask(client, f"user-{n}", model=versions[0]) for n in range(1, 9))
+    )
+    assert {answer["model_version"] for answer in answers} == {versions[0]}
+    assert loads == [versions[0]]
+
+
+async def test_who_gives_up_waiting_stops_nothing(
+    client: httpx2.AsyncClient,
+    versions: list[str],
+    loads: list[str],
+    app: FastAPI,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others, go = app.state.recommend.models.versions, asyncio.Event()
+    honest = others._load
+
+    async def slow(row: Any) -> Any:
+        await go.wait()
+        return await honest(row)
+
+    monkeypatch.setattr(others, "_load", slow)
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
+    assert await status_of(client, versions[0]) == (503, "model_loading")
+    assert (await ask(client, "user-1"))["model_version"] == versions[-1]
+    assert await status_of(client, versions[1]) == (503, "model_loading")
+    assert await status_of(client, versions[2]) == (503, "model_loading")  # no third in the queue
+    go.set()
+    monkeypatch.setattr(module, "WAIT_SECONDS", 10.0)
+    assert (await ask(client, "user-1", model=versions[0]))["model_version"] == versions[0]
+    assert loads[0] == versions[0]
+    assert loads.count(versions[0]) == 1
+
+
+async def test_rejected_and_deleted_versions(
+    app: FastAPI, client: httpx2.AsyncClient, versions: list[str], loads: list[str]
+) -> None:
+    rejected, deleted, *_ = versions
+    assert (await ask(client, "user-1", model=deleted))["model_version"] == deleted
+    async with app.state.services.database.write() as conn:
+        for version, status in ((rejected, "rejected"), (deleted, "deleted")):
+            of = models.c.version == version
+            await conn.execute(sa.update(models).where(of).values(status=status))
+    assert (await ask(client, "user-1", model=rejected))["model_version"] == rejected
+    assert await status_of(client, deleted) == (409, "deleted_model")  # though it is still loaded
+    assert await status_of(client, "nope") == (404, "unknown_model")
+    assert await status_of(client, "x" * 257) == (422, "invalid_request")
+
+
+async def test_a_damaged_version_is_refused_and_the_others_go_on(
+    app: FastAPI, client: httpx2.AsyncClient, versions: list[str]
+) -> None:
+    folder = app.state.services.models.folder(versions[0])
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    assert await status_of(client, versions[0]) == (409, "checkpoint_damaged")
+    assert await status_of(client, versions[1]) == (200, None)
+    host: ModelManager = app.state.recommend.models
+    assert host.refused is None
+    # Nobody asked in so many words: it is not tried again and again.
+    assert host.versions.at_hand(versions[0]) is None
+    assert not host.versions._loading
+
+
+async def test_what_is_activated_need_not_be_loaded_again(
+    app: FastAPI, client: httpx2.AsyncClient, versions: list[str], loads: list[str]
+) -> None:
+    tried = await ask(client, "user-1", model=versions[0])
+    host: ModelManager = app.state.recommend.models
+    loaded = await host.get(versions[0])
+    await app.state.services.models.activate(versions[0])
+    await host.refresh()
+    assert host.current is loaded
+    assert (await ask(client, "user-1"))["items"] == tried["items"]
+    assert loads == [versions[0]]
+
+
+@pytest.fixture
+async def without(settings: Settings, versions: list[str]) -> AsyncIterator[httpx2.AsyncClient]:
+    """A server that keeps no other version."""
+    app = create_app(settings.model_copy(update={"trial_models": 0}))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        yield client
+
+
+async def test_a_server_may_keep_to_the_active_version(
+    without: httpx2.AsyncClient, versions: list[str]
+) -> None:
+    assert await status_of(without, versions[-1]) == (200, None)
+    assert await status_of(without, versions[0]) == (422, "model_not_served")
+    assert await status_of(without, "nope") == (404, "unknown_model")

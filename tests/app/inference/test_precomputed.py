@@ -1,0 +1,203 @@
+"""Candidates that a worker computed: the same lists, without the search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from safetensors.numpy import save
+
+from app.core.settings import Settings
+from app.inference.loaded_model import LoadedModel
+from app.inference.precomputed import FORMAT, PrecomputedCandidates
+from app.jobs.schemas import TrainParams
+from app.wiring import Services
+from app.worker.worker import Worker
+from tests.app.recommend.test_endpoints import ask, ids, refresh
+from tests.app.trained_models import QUICK, add_small_data, publish_model, thread_worker
+from tests.conftest import ON_SQLITE
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def train_and_precompute(services: Services, settings: Settings, users: int) -> str:
+    """By two jobs; the version."""
+    settings = settings.model_copy(update={"precompute_users": users})
+    await services.jobs.submit_training(TrainParams.model_validate(QUICK | {"model": "neupr"}))
+    worker = thread_worker(services, settings)
+    seen: list[dict[str, Any]] = []
+    assert await worker.run_once()
+    assert await worker.run_once(on_progress=seen.append)
+    assert not await worker.run_once()
+    job = (await services.jobs.page(0, 10))[0][0]
+    assert (job.kind, job.status, job.error) == ("candidates", "succeeded", None)
+    assert job.metrics is not None
+    assert job.metrics["users"] == min(users, 60)
+    assert [p["phase"] for p in seen] == ["candidates"]
+    assert 0 < seen[0]["epoch"] <= seen[0]["epochs"] == min(users, 60)
+    return str(job.model_version)
+
+
+def current(app: FastAPI) -> LoadedModel:
+    model: LoadedModel = app.state.recommend.models.current
+    return model
+
+
+async def test_lists_are_those_that_would_be_found_on_demand(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    await services.catalog.delete("film-2")
+    version = await train_and_precompute(services, settings, users=1000)
+    await refresh(app)  # with the model, before it answers
+    found = current(app).engine.retriever.precomputed
+    assert isinstance(found, PrecomputedCandidates)
+    assert len(found) == 60
+    users = [f"user-{n}" for n in range(1, 61)]
+    with_them = {user: (await ask(client, user))["items"] for user in users}
+    assert len(current(app).candidate_cache) == 0  # nothing had to be searched for
+    current(app).engine.retriever.precomputed = None
+    app.state.recommend.lists.cache.clear()
+    assert {user: (await ask(client, user))["items"] for user in users} == with_them
+    assert len(current(app).candidate_cache) == 60
+    assert services.models.candidates_path(version).exists()
+
+
+async def test_a_server_takes_them_over_when_they_come_after_the_model(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    version = await publish_model(services)
+    await refresh(app)
+    assert current(app).engine.retriever.precomputed is None
+    await services.jobs._repository.insert("candidates", {"version": version})
+    settings = settings.model_copy(update={"precompute_users": 7})
+    assert await Worker(services.database, services.models, settings).run_once()
+    model = current(app)
+    await refresh(app)
+    assert isinstance(model.engine.retriever.precomputed, PrecomputedCandidates)
+    assert current(app) is model
+
+
+@ON_SQLITE
+async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    cache = current(app).candidate_cache
+    first = ids(await ask(client, "user-1"))
+    assert len(cache) == 0
+    await client.post("/events", json={"user": "user-1", "item": first[0]})
+    assert first[0] not in ids(await ask(client, "user-1"))
+    assert len(cache) == 1
+    seen = await ask(client, "user-2", exclude_seen="false", n=50)
+    assert len(seen["items"]) == 50
+    await client.patch(f"/items/{first[1]}", json={"hidden": True})
+    assert first[1] not in ids(await ask(client, "user-3", n=50))
+    assert len(cache) == 3
+    await client.patch(f"/items/{first[1]}", json={"hidden": False})
+    assert len(ids(await ask(client, "user-3", n=50))) == 50 - 12
+    assert len(cache) == 3  # as they were computed
+
+
+@ON_SQLITE
+async def test_only_the_latest_active_are_computed_and_only_for_the_active_version(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    await services.events.add_rows([{"user": "user-7", "item": "film-1"}], 1)
+    version = await train_and_precompute(services, settings, users=5)
+    found = PrecomputedCandidates.load(services.models.candidates_path(version), 50)
+    assert len(found) == 5
+    assert "user-7" in found._users
+    await services.jobs._repository.insert("candidates", {"version": version})
+    await publish_model(services)  # another takes its place before the job is done
+    assert await thread_worker(services, settings).run_once()
+    job = (await services.jobs.page(0, 1))[0][0]
+    assert (job.status, job.metrics) == ("succeeded", {"users": 0, "seconds": 0.0})
+
+
+def _file(path: Path, users: Any, seqs: Any, about: dict[str, str]) -> None:
+    arrays = {
+        "users": np.frombuffer(json.dumps(users).encode(), dtype=np.uint8),
+        "seqs": seqs,
+        "items": np.zeros((1, 4), dtype=np.int32),
+    }
+    path.write_bytes(save(arrays, about))
+
+
+def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -> None:
+    path, about = tmp_path / "c", {"format": FORMAT, "visible": "v"}
+    one = np.zeros(1, dtype=np.int64)
+    _file(path, ["u"], one, about)
+    assert len(PrecomputedCandidates.load(path, 9)) == 1
+    for users, seqs, said in (
+        (5, one, about),
+        ([["u"]], one, about),
+        (["u"], one[None], about),
+        (["u"], one.astype(np.float64), about),
+        (["u", "v"], one, about),
+        (["u"], one, {"format": "other"}),
+        ({"u": 1}, one, about),
+    ):
+        _file(path, users, seqs, said)
+        with pytest.raises(ValueError, match="fit"):
+            PrecomputedCandidates.load(path, 9)
+    _file(path, ["u"], one, {"format": FORMAT})
+    assert PrecomputedCandidates.load(path, 9).visible == ""
+
+
+@ON_SQLITE
+async def test_fewer_candidates_than_are_wanted_are_not_used(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    few = settings.model_copy(update={"candidates": 1})
+    await train_and_precompute(services, few, users=1000)
+    found = PrecomputedCandidates.load(
+        services.models.candidates_path(str((await services.models.activation()).version)), 50
+    )
+    assert len(found) == 60
+    found._items = found._items[:, :20].copy()  # as a worker with fewer candidates leaves them
+    current_model = await _loaded(app)
+    current_model.engine.retriever.precomputed = found
+    assert len((await ask(client, "user-1"))["items"]) == 10
+    assert len(current_model.candidate_cache) == 1
+
+
+async def _loaded(app: FastAPI) -> LoadedModel:
+    await refresh(app)
+    return current(app)
+
+
+@pytest.mark.parametrize("damage", ["cut", "other model", "not a file of ours"])
+@ON_SQLITE
+async def test_a_damaged_file_is_not_used(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, damage: str
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    version = await train_and_precompute(services, settings, users=1000)
+    path = services.models.candidates_path(version)
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif damage == "other model":
+        found = PrecomputedCandidates.load(path, 50)
+        found._items[3, 0] = 50
+        found.save(path)
+    else:
+        path.write_text("{}")
+    await refresh(app)
+    assert current(app).engine.retriever.precomputed is None
+    assert len((await ask(client, "user-1"))["items"]) == 10

@@ -1,0 +1,128 @@
+"""The HTTP routes of trainings and jobs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import orjson
+import pytest
+import sqlalchemy as sa
+
+from app.jobs.repository import JobRepository
+from app.jobs.schemas import JobRow
+from app.jobs.tables import jobs as jobs_table
+from app.training.progress import phase_progress
+
+pytestmark = pytest.mark.anyio
+
+LEASE_US = 60_000_000
+
+
+async def test_jobs_are_listed_newest_first_page_by_page(client: httpx2.AsyncClient) -> None:
+    ids = []
+    for body in ({}, {"model": "nbpr", "factors": 16, "epochs": 3}):
+        response = await client.post("/admin/train", json=body)
+        assert response.status_code == 202
+        ids.append(response.json()["job_id"])
+        assert response.headers["location"] == f"/admin/jobs/{ids[-1]}"
+    page = (await client.get("/admin/jobs", params={"n": 1})).json()
+    assert [job["job_id"] for job in page["items"]] == ids[1:]
+    rest = (await client.get("/admin/jobs", params={"cursor": page["next_cursor"]})).json()
+    assert [job["job_id"] for job in rest["items"]] == ids[:1]
+    job = (await client.get(f"/admin/jobs/{ids[1]}")).json()
+    assert set(job) == {
+        "job_id", "kind", "status", "params", "progress", "attempt", "created_at", "started_at",
+        "finished_at", "model_version", "metrics", "error",
+    }  # fmt: skip
+    assert (job["status"], job["attempt"], job["params"]["factors"]) == ("queued", 0, 16)
+    assert (await client.get("/admin/jobs/none")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "svd"},
+        {"factors": 0},
+        {"factors": 5000},
+        {"factors": "8"},
+        {"layers": 0},
+        {"epochs": 0},
+        {"alpha": 1.5},
+        {"learning_rate": 0},
+        {"modle": "nbpr"},
+        [],
+        "nbpr",
+    ],
+)
+async def test_invalid_training_params_are_422_and_queue_nothing(
+    client: httpx2.AsyncClient, body: Any
+) -> None:
+    response = await client.post("/admin/train", json=body)
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert (await client.get("/admin/jobs")).json()["items"] == []
+
+
+async def test_cancelling_a_queued_job_is_immediate_and_a_running_one_is_told(
+    client: httpx2.AsyncClient, app: Any
+) -> None:
+    database = app.state.services.database
+    jobs = JobRepository(database)
+    ids = [(await client.post("/admin/train")).json()["job_id"] for _ in range(2)]
+    claim = await jobs.claim("w", LEASE_US, 3)
+    assert claim is not None
+    waiting = (await client.post(f"/admin/jobs/{ids[1]}/cancel")).json()
+    assert waiting["status"] == "cancelled"
+    running = (await client.post(f"/admin/jobs/{ids[0]}/cancel")).json()
+    assert running["status"] == "running"
+    assert await jobs.heartbeat(claim, LEASE_US, None) is True
+    async with database.write() as conn:
+        assert await jobs.finish(conn, claim, "cancelled")
+    again = await client.post(f"/admin/jobs/{ids[0]}/cancel")
+    assert (again.status_code, again.json()["code"]) == (409, "job_ended")
+
+
+def as_bytes(job: JobRow, *, ordered: bool) -> bytes:
+    """A job as clients have always received it: compact JSON, floats as short as they can be."""
+
+    def iso(microseconds: int | None) -> str | None:
+        if microseconds is None:
+            return None
+        moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    times = {name: iso(getattr(job, name)) for name in ("created_at", "started_at", "finished_at")}
+    hidden = ("owner", "lease_until", "cancel_requested")
+    body = {k: v for k, v in (job._asdict() | times).items() if k not in hidden}
+    if ordered and job.progress is not None:  # PostgreSQL keeps no order of keys
+        body["progress"] = {name: job.progress[name] for name in phase_progress("")}
+    return orjson.dumps(body)
+
+
+async def test_the_bytes_of_a_job_are_those_of_the_stored_values(
+    client: httpx2.AsyncClient, app: Any
+) -> None:
+    body = {"learning_rate": 1e-8, "alpha": 1.0, "model": "nbpr"}
+    job_id = (await client.post("/admin/train", json=body)).json()["job_id"]
+    services = app.state.services
+    claim = await JobRepository(services.database).claim("w", LEASE_US, 3)
+    assert claim is not None
+    values: dict[str, Any] = {
+        "progress": phase_progress("evaluate", 12.0) | {"epoch": 3, "loss": 1e-5},
+        "metrics": {"sampled": {"p": 1.5e-07, "é": [1, 2.0, None, True]}, "big": 1e22},
+        "finished_at": 1_732_270_000_123_456,
+        "error": "ein Fehler: „ü“",
+    }
+    async with services.database.write() as conn:
+        await conn.execute(
+            sa.update(jobs_table).where(jobs_table.c.job_id == job_id).values(values)
+        )
+    job = await services.jobs.get(job_id)
+    expected = as_bytes(job, ordered=services.database.dialect == "postgresql")
+    response = await client.get(f"/admin/jobs/{job_id}")
+    assert response.headers["content-type"] == "application/json"
+    assert response.content == expected
+    page = await client.get("/admin/jobs")
+    assert page.content == b'{"items":[' + expected + b'],"next_cursor":null}'

@@ -1,0 +1,263 @@
+"""From a snapshot of events to the interaction matrix, and to what an incumbent knew of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from app.events.training_snapshot import EventSnapshot
+from app.training.dataset import TrainingEvents
+from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
+from ncr_core.data import Interactions, leave_latest_out
+from ncr_core.data.interactions import BoolArray
+from ncr_core.errors import DataError
+from ncr_core.models import ModelConfig
+from tests.ncr_core.conftest import wild_model
+
+Row = tuple[int, int, float]
+"""User, item and weight."""
+
+
+def snapshot_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> EventSnapshot:
+    """Each user's events and statements oldest first, a microsecond apart."""
+    order = sorted(range(len(events)), key=lambda index: (events[index][0], index))
+    rows = [events[index] for index in order]
+    stated = sorted(
+        ((user, win, lose, time, time) for time, (user, win, lose) in enumerate(pairs)),
+        key=lambda row: (row[0], row[3]),
+    )
+    return EventSnapshot(
+        user_id=np.array([row[0] for row in rows], dtype=np.int64),
+        item_id=np.array([row[1] for row in rows], dtype=np.int64),
+        timestamp=np.array(order, dtype=np.int64),
+        weight=np.array([row[2] for row in rows], dtype=np.float32),
+        seq=np.array(order, dtype=np.int64),
+        preferences=np.array(stated, dtype=np.int64).reshape(-1, 5),
+        preference_weight=np.array([0.5 + row[3] for row in stated], dtype=np.float32),
+        max_seq=len(events) + len(pairs),
+    )
+
+
+USERS = {user: f"u{user}" for user in range(20)}
+ITEMS = {item: f"i{item}" for item in range(1, 20)}
+
+
+def matrix_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> Interactions:
+    return TrainingEvents(snapshot_of(events, pairs), USERS, ITEMS).interactions()
+
+
+def named(matrix: Interactions, rows: np.ndarray) -> list[tuple[str, ...]]:
+    """Users and items by their ids."""
+    return [
+        (matrix.user_ids[row[0]], *(matrix.item_ids[item] for item in row[1:]))
+        for row in rows.tolist()
+    ]
+
+
+def test_equal_weights_give_an_unweighted_matrix() -> None:
+    for weight in (1, 3):
+        matrix = matrix_of([(2, 5, weight), (1, 4, weight), (1, 5, weight), (1, 4, weight)])
+        assert list(matrix.user_ids) == ["u1", "u2"]
+        assert list(matrix.item_ids) == ["i4", "i5"]
+        assert [matrix.item_ids[i] for i in matrix.items_of(0)] == ["i5", "i4"]
+        assert (matrix.weights, matrix.feedback) == (None, None)
+
+
+def test_the_latest_feedback_on_each_item_counts() -> None:
+    matrix = matrix_of(
+        [
+            (1, 1, 3),  # bought,
+            (1, 2, 1),
+            (1, 1, 1),  # clicked,
+            (1, 1, 0),  # seen: liked with weight 3, latest at its click
+            (1, 3, 1),
+            (1, 3, -2),  # liked, then disliked
+            (1, 4, -1),
+            (1, 4, 1),  # disliked, then liked
+            (1, 5, 0),  # only seen, and nobody says more of it
+            (1, 6, 0),
+            (2, 6, 1),
+            (3, 2, -1),  # of this user there is nothing positive to learn
+            (4, 6, 0),
+        ]
+    )
+    assert list(matrix.user_ids) == ["u1", "u2"]
+    assert list(matrix.item_ids) == ["i1", "i2", "i3", "i4", "i6"]
+    assert [matrix.item_ids[i] for i in matrix.items_of(0)] == ["i2", "i1", "i4"]
+    assert matrix.weights is not None
+    assert matrix.weights.tolist() == [1, 3, 1, 1]
+    assert matrix.feedback is not None
+    assert named(matrix, matrix.feedback.disliked) == [("u1", "i3")]
+    assert matrix.feedback.disliked_weights.tolist() == [2]
+    assert named(matrix, matrix.feedback.seen) == [("u1", "i6")]
+    assert len(matrix.feedback.pairs) == 0
+
+
+def test_stated_preferences_add_users_and_items() -> None:
+    matrix = matrix_of(
+        [(1, 1, 1), (2, 1, 1)],
+        [(7, 2, 3), (1, 1, 9), (7, 3, 4), (7, 3, 2), (7, 4, 2)],  # 7: 2>3 is taken back, a cycle
+    )
+    assert list(matrix.user_ids) == ["u1", "u2", "u7"]
+    assert list(matrix.item_ids) == ["i1", "i2", "i3", "i4", "i9"]
+    assert np.diff(matrix.indptr).tolist() == [1, 1, 0]
+    assert matrix.feedback is not None
+    assert named(matrix, matrix.feedback.pairs) == [
+        ("u1", "i1", "i9"),
+        ("u7", "i3", "i4"),
+        ("u7", "i3", "i2"),
+        ("u7", "i4", "i2"),
+    ]
+    assert matrix.feedback.pair_weights.tolist() == [1.5, 2.5, 3.5, 4.5]
+
+
+def test_items_that_may_not_be_recommended_are_left_out_everywhere() -> None:
+    events = [(1, 1, 1.0), (1, 99, 1.0), (1, 98, -1.0), (1, 97, 0.0)]
+    matrix = matrix_of(events, [(1, 1, 99), (1, 99, 1)])
+    assert list(matrix.item_ids) == ["i1"]
+    assert matrix.feedback is None
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([], "there are no events"),
+        ([(1, 99, 1.0)], "may be recommended"),
+        ([(1, 1, 0.0), (1, 2, -1.0), (2, 1, 1.0), (2, 1, -1.0)], "no event is positive"),
+    ],
+)
+def test_events_without_anything_to_learn_from_are_an_error(
+    events: Sequence[Row], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        matrix_of(events, [(1, 1, 2)])
+
+
+def test_the_matrix_equals_that_of_a_plain_loop() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        n = int(rng.integers(1, 60))
+        events = [
+            (int(u), int(i), float(w))
+            for u, i, w in zip(
+                rng.integers(1, 5, n),
+                rng.integers(1, 8, n),
+                rng.choice([1.0, 2.0, 0.0, -1.0], n),
+                strict=True,
+            )
+        ]
+        last: dict[tuple[int, int], float] = {}
+        best: dict[tuple[int, int], float] = {}
+        for user, item, weight in events:
+            if weight:
+                last[user, item] = weight
+            best[user, item] = max(best.get((user, item), 0), weight)
+        liked = {pair: best[pair] for pair, weight in last.items() if weight > 0}
+        if not liked:
+            continue
+        matrix = matrix_of(events)
+        keys = zip(matrix.users.tolist(), matrix.items.tolist(), strict=True)
+        found = [(matrix.user_ids[u], matrix.item_ids[i]) for u, i in keys]
+        assert sorted(found) == sorted((f"u{u}", f"i{i}") for u, i in liked)
+        if matrix.weights is not None:
+            weights = dict(zip(found, matrix.weights.tolist(), strict=True))
+            assert weights == {(f"u{u}", f"i{i}"): w for (u, i), w in liked.items()}
+        else:
+            assert len(set(liked.values())) == 1
+        known = {u for u, _ in liked}
+        against = {(f"u{u}", f"i{i}") for (u, i), w in last.items() if w < 0 and u in known}
+        stated = [] if matrix.feedback is None else named(matrix, matrix.feedback.disliked)
+        assert set(stated) == against
+
+
+PEOPLE = {1: "ann", 2: "ben", 3: "cem", 4: "dan"}
+THINGS = {n: f"i{n}" for n in range(1, 9)}
+# Ann said something about an item before the model was trained and did something with it later;
+# ben said it later; cem preferred the other one; dan said nothing.
+EVENTS = [(user, item, at) for at, (user, item) in enumerate(
+    [(u, i) for u in PEOPLE for i in (1, 2, 3)] + [(u, 4) for u in PEOPLE], 1
+)]  # fmt: skip
+TRAINED_SEQ = 100
+PREFERENCES = [(1, 4, 5, 0, 50), (2, 4, 5, 0, 150), (3, 5, 4, 0, 60), (4, 7, 8, 0, 70)]
+
+
+def training_events() -> TrainingEvents:
+    rows = np.array(sorted(EVENTS, key=lambda row: (row[0], row[2])), dtype=np.int64)
+    seq = np.where(rows[:, 1] == 4, 100 + rows[:, 2], rows[:, 2])
+    snapshot = EventSnapshot(
+        user_id=rows[:, 0],
+        item_id=rows[:, 1],
+        timestamp=rows[:, 2],
+        weight=np.ones(len(rows), dtype=np.float32),
+        seq=seq,
+        preferences=np.array(PREFERENCES, dtype=np.int64),
+        preference_weight=np.ones(len(PREFERENCES), dtype=np.float32),
+        max_seq=200,
+    )
+    return TrainingEvents(snapshot, PEOPLE, THINGS)
+
+
+def pairs(matrix: Interactions) -> set[tuple[str, str]]:
+    rows = zip(matrix.users.tolist(), matrix.items.tolist(), strict=True)
+    return {(matrix.user_ids[user], matrix.item_ids[item]) for user, item in rows}
+
+
+def everyone(matrix: Interactions) -> BoolArray:
+    return np.ones(matrix.n_users, dtype=np.bool_)
+
+
+def test_known_at_tells_events_and_stated_preferences_up_to_a_seq() -> None:
+    events = training_events()
+    interactions = events.interactions()
+    done, stated = events.known_at(interactions, everyone(interactions), TRAINED_SEQ)
+    assert pairs(done) == {(user, f"i{n}") for user in PEOPLE.values() for n in (1, 2, 3)}
+    assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
+    done, stated = events.known_at(interactions, everyone(interactions), 200)
+    assert pairs(done) == pairs(interactions)
+    assert pairs(stated) == {("ann", "i4"), ("ben", "i4"), ("cem", "i4")}
+    done, stated = events.known_at(interactions, np.arange(interactions.n_users) == 2, 200)
+    assert {user for user, _ in pairs(done) | pairs(stated)} == {"cem"}
+
+
+def test_a_stated_preference_about_a_held_out_item_counts_as_learned() -> None:
+    events = training_events()
+    interactions = events.interactions()
+    model = wild_model(
+        ModelConfig(kind="nbpr", factors=3), interactions.n_users, interactions.n_items
+    )
+    held_out = np.full((interactions.n_users, 2), -1)
+    for user in range(interactions.n_users):  # as it was held out then: the items 3 and 2
+        held_out[user] = [interactions.item_ids.index("i3"), interactions.item_ids.index("i2")]
+    evaluated = EvaluationSnapshot(model, np.arange(interactions.n_users), held_out)
+    done, stated = events.known_at(interactions, everyone(interactions), TRAINED_SEQ)
+    incumbent = Incumbent(evaluated, interactions.user_ids, interactions.item_ids, done, stated)
+    split = leave_latest_out(interactions)
+    found = fair_hold_out(split, incumbent)
+    assert [interactions.user_ids[user] for user in found.users] == ["ben", "dan"]
+    assert found.excluded["held-out item learned by the incumbent"] == 2
+    learned = leaked_users(split, incumbent)  # and so a training that goes on from it
+    assert [interactions.user_ids[user] for user in np.flatnonzero(learned)] == ["ann", "cem"]
+
+    # What was held out then was in nothing that the copy was trained on: not in what was said.
+    held_out[:, 1] = interactions.item_ids.index("i4")
+    assert not leaked_users(split, incumbent).any()
+
+
+def test_a_stated_preference_does_not_count_as_an_event() -> None:
+    """A user who did something with an item since is behind, whatever was said about it before."""
+    events = training_events()
+    interactions = events.interactions()
+    model = wild_model(
+        ModelConfig(kind="nbpr", factors=3), interactions.n_users, interactions.n_items
+    )
+    evaluated = EvaluationSnapshot(
+        model, np.arange(interactions.n_users), np.full((interactions.n_users, 2), -1)
+    )
+    none = interactions.select(np.zeros(interactions.nnz, dtype=np.bool_))
+    split = leave_latest_out(interactions)
+    stated = interactions.select(~np.isin(interactions.items, [split.test[0], split.validation[0]]))
+    incumbent = Incumbent(evaluated, interactions.user_ids, interactions.item_ids, none, stated)
+    assert fair_hold_out(split, incumbent).has_new_items.all()

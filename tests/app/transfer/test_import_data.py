@@ -1,0 +1,80 @@
+"""Importing: once, and without undoing what an operator has set since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.transfer.import_data import ImportReport, import_source
+from app.wiring import Services
+from ncr_core.data.readers import BadRow, open_source
+
+pytestmark = pytest.mark.anyio
+
+RATINGS = "user,item,rating,timestamp\nann,a,5,100\nann,b,3,200\nbob,a,4,150\nann,a,5,100\n"
+ITEMS = "item,title,genres,year\na,First,Comedy|Drama,1999\nb,Second,Drama,2001\n"
+
+
+async def run(services: Services, folder: Path) -> tuple[ImportReport, list[BadRow], int]:
+    source = open_source(folder)
+    bad: list[BadRow] = []
+    read: list[int] = []
+    report = await import_source(services, source, on_bad=bad.append, on_bytes=read.append)
+    assert sum(read) == source.total_bytes
+    return report, bad, await services.events.last_seq()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "ratings.csv").write_text(RATINGS)
+    (source / "items.csv").write_text(ITEMS)
+    return source
+
+
+async def test_a_second_import_adds_nothing(services: Services, folder: Path) -> None:
+    report, bad, seq = await run(services, folder)
+    # Two equal rows are one event.
+    assert (report.accepted, report.duplicates, report.items, bad) == (3, 1, 2, [])
+    again, _, after = await run(services, folder)
+    assert (again.accepted, again.duplicates, again.items) == (0, 4, 0)
+    assert after == seq
+    item = await services.catalog.get("a")
+    assert (item.title, item.categories) == ("First", ["Comedy", "Drama"])
+    assert item.attributes == {"year": "1999"}
+
+
+async def test_an_import_does_not_undo_what_an_operator_has_set(
+    services: Services, folder: Path
+) -> None:
+    await run(services, folder)
+    await services.catalog.patch("a", {"hidden": True, "title": "Renamed"})
+    await services.catalog.delete("b")
+    await run(services, folder)
+    item = await services.catalog.get("a")
+    assert (item.hidden, item.title) == (True, "Renamed")
+    catalogue = await services.catalog.catalogue()
+    assert catalogue.internal_ids["b"] in catalogue.deleted
+
+
+async def test_an_import_describes_items_that_came_with_events(
+    services: Services, folder: Path
+) -> None:
+    await services.events.add_rows([{"user": "x", "item": "a"}], 0)
+    report, _, _ = await run(services, folder)
+    assert report.items == 2
+    assert (await services.catalog.get("a")).title == "First"
+
+
+async def test_times_that_events_cannot_have_are_named_by_their_line(
+    services: Services, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.csv"
+    path.write_text("user,item,timestamp\n\n,x,1\nann,a,95617584000\nann,b,5\nann,c,-5\n")
+    report, bad, _ = await run(services, path)
+    assert report.accepted == 1
+    assert [(row.file, row.line) for row in bad] == [
+        ("events.csv", 3), ("events.csv", 4), ("events.csv", 6)
+    ]  # fmt: skip

@@ -1,0 +1,188 @@
+"""The child process of a job: its start, its isolation, and a database or disk that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from app.core.settings import Settings
+from app.jobs.schemas import TrainOrder
+from app.training.reader import Retry
+from app.wiring import Services
+from app.worker.child_process import child_environment, run_task
+from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
+from ncr_core.errors import CheckpointReadError
+from tests.app.trained_models import QUICK, add_small_data, publish_model
+from tests.app.worker.test_worker import run_job
+from tests.conftest import ON_SQLITE
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SECRET = "a-pass-word"
+VERSION = "20261122-000000-00aa"
+
+
+def task_for(settings: Settings, kind: str = "train") -> TrainingTask | PrecomputeTask:
+    common: dict[str, Any] = {
+        "version": VERSION,
+        "device": "cpu",
+        "watchdog_seconds": 60,
+        "retry_seconds": 0,
+        "settings": TaskSettings.from_settings(settings),
+    }
+    if kind == "candidates":
+        return PrecomputeTask(**common)
+    return TrainingTask(params=TrainOrder.model_validate(QUICK), gate_margin=0.05, **common)
+
+
+@pytest.mark.parametrize("kind", ["train", "candidates"])
+def test_a_database_that_stays_away_is_one_clear_line_without_the_password(
+    tmp_path: Path, kind: str
+) -> None:
+    url = f"postgresql://account:{SECRET}@127.0.0.1:9/ncr"
+    task = task_for(Settings(data_dir=tmp_path, database_url=url), kind)
+    assert SECRET not in repr(task)
+    read, write = os.pipe()  # stays open, as that of a worker that lives
+    os.write(write, task.model_dump_json().encode() + b"\n")
+    with os.fdopen(read, "rb") as pipe:
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "app.worker.child_process"],
+            stdin=pipe,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=child_environment(os.environ),
+        )
+    os.close(write)
+    answers = [json.loads(line) for line in child.stdout.splitlines()]
+    assert child.returncode == 0
+    assert answers[-1] == {
+        "failed": "the database was away or refused (OperationalError): "
+        "this job could not read what it needs"
+    }
+    assert "Traceback" not in child.stderr
+    assert SECRET not in child.stdout + child.stderr
+
+
+@ON_SQLITE
+async def test_modules_in_the_working_directory_do_not_shadow_those_of_the_child(
+    services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "working directory"
+    (folder / "app" / "worker").mkdir(parents=True)
+    (folder / "ncr_core").mkdir()
+    for name in (
+        "app.py", "torch.py", "numpy.py", "json.py",
+        "app/__init__.py", "app/worker/__init__.py", "app/worker/child_process.py",
+        "ncr_core/__init__.py",
+    ):  # fmt: skip
+        (folder / name).write_text("raise SystemExit('a module of the working directory')\n")
+    monkeypatch.chdir(folder)
+    absolute = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", "", absolute, "app"]))
+    await add_small_data(services)
+    job = await run_job(services, settings, force=True)
+    assert (job.status, job.error) == ("succeeded", None)
+
+
+def test_only_absolute_entries_of_pythonpath_reach_the_child() -> None:
+    environment = {"HOME": "/home/ncr", "PYTHONPATH": ":.:/opt/extra:lib:/opt/extra:"}
+    child = child_environment(environment)
+    assert child["HOME"] == "/home/ncr"
+    path = child["PYTHONPATH"].split(os.pathsep)
+    assert path[-1] == "/opt/extra"
+    assert path.count("/opt/extra") == 1
+    assert all(Path(entry).is_absolute() for entry in path)
+
+
+def test_the_watchdog_starts_before_anything_that_takes_long_to_import() -> None:
+    """A worker that is suspended meanwhile loses its lease: its child has to be gone by then."""
+    script = "import sys, app.worker.child_process; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=child_environment(os.environ),
+    )
+    slow = {"torch", "numpy", "fastapi", "pydantic", "sqlalchemy", "safetensors", "structlog"}
+    assert not slow & set(done.stdout.split())
+
+
+def failing_at_first(failures: list[Exception]) -> Callable[..., None]:
+    """A hook that raises these errors, one a call, and then does nothing."""
+
+    def hook(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationalError("SELECT", None, Exception("gone")),
+        sqlite3.OperationalError("database is locked"),
+        psycopg.OperationalError("the connection is closed"),
+    ],
+)
+async def test_a_short_outage_of_the_database_does_not_end_a_training(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    await add_small_data(services)
+    incumbent = await publish_model(services)
+    failures = {"snapshot_for_training": [error] * 2, "serving": [error] * 2}
+    for owner, name in ((services.events, "snapshot_for_training"), (services.models, "serving")):
+        kind, fail = type(owner), failing_at_first(failures[name])
+        method = getattr(kind, name)
+
+        async def flaky(self: Any, method: Any = method, fail: Any = fail) -> Any:
+            fail()
+            return await method(self)
+
+        monkeypatch.setattr(kind, name, flaky)
+    pauses: list[float] = []
+    summary = await asyncio.to_thread(
+        run_task, task_for(settings), lambda progress: None, Retry(30.0, sleep=pauses.append)
+    )
+    assert summary["metrics"]["gate"]["incumbent"] == incumbent
+    assert len(pauses) == 4
+
+
+async def test_a_disk_that_fails_once_does_not_count_as_an_unreadable_incumbent(
+    services: Services, settings: Settings
+) -> None:
+    """Such a model would be replaced by whatever was trained, without a comparison."""
+    await add_small_data(services)
+    incumbent = await publish_model(services)
+    file = services.models.folder(incumbent) / "model.safetensors"
+    aside = file.rename(settings.data_dir / "aside")
+    file.mkdir()  # reading it is an error of the system, and not that the file is not there
+    task = task_for(settings)
+
+    def train(retry: Retry) -> dict[str, Any]:
+        return run_task(task, lambda progress: None, retry)
+
+    with pytest.raises(CheckpointReadError, match=r"model\.safetensors .*cannot be read"):
+        await asyncio.to_thread(train, Retry(0.0))
+
+    def repair(seconds: float) -> None:
+        file.rmdir()
+        aside.rename(file)
+
+    gate = (await asyncio.to_thread(train, Retry(30.0, sleep=repair)))["metrics"]["gate"]
+    assert gate["incumbent"] == incumbent
+    assert gate["finding"] != "incumbent_unreadable"

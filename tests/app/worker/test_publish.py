@@ -1,0 +1,174 @@
+"""Publishing a trained model: over the version it was compared with, or not served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.core.settings import Settings
+from app.core.tables import metadata
+from app.jobs.repository import Claim, JobRepository
+from app.jobs.schemas import JobRow, TrainParams
+from app.registry.schemas import Activation
+from app.wiring import Services
+from app.worker.errors import Cancelled, LostJob
+from app.worker.publish import Publisher
+from tests.app.trained_models import QUICK, add_small_data, publish_model, thread_worker
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+LEASE_US = 60_000_000
+
+
+async def claimed(services: Services) -> Claim:
+    await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    claim = await JobRepository(services.database).claim("w", LEASE_US, 3)
+    assert claim is not None
+    return claim
+
+
+def summary_of(incumbent: str | None, **gate: Any) -> dict[str, Any]:
+    report = {"decision": "published", "finding": "not_worse", "forced": False} | gate
+    counts = dict.fromkeys(("trained_seq", "users", "items", "interactions"), 1)
+    return {"checksum": "", "metrics": {"gate": report | {"incumbent": incumbent}}} | counts
+
+
+async def publish(
+    services: Services, incumbent: str | None, *, precompute: bool = False, **gate: Any
+) -> JobRow:
+    """The end of a training whose model was compared with ``incumbent``."""
+    claim = await claimed(services)
+    publisher = Publisher(services.database, services.models, precompute=precompute)
+    version = services.models.new_version()
+    await publisher.model(claim, version, summary_of(incumbent, **gate))
+    return await services.jobs.get(claim.job_id)
+
+
+async def active(services: Services) -> str | None:
+    return (await services.models.activation()).version
+
+
+async def test_a_model_replaces_the_version_it_was_compared_with(services: Services) -> None:
+    await add_small_data(services)
+    first = await publish_model(services)
+    job = await publish(services, first)
+    assert await active(services) == job.model_version
+    assert (job.metrics or {})["gate"]["served"] is True
+    assert "why" not in (job.metrics or {})["gate"]
+
+
+@pytest.mark.parametrize("finding", ["not_worse", "incumbent_unreadable"])
+async def test_a_model_does_not_replace_a_version_rolled_back_to_meanwhile(
+    services: Services, finding: str
+) -> None:
+    await add_small_data(services)
+    a, b = await publish_model(services), await publish_model(services, seed=1)
+    claim = await claimed(services)
+    await services.models.rollback()
+    publisher = Publisher(services.database, services.models, precompute=True)
+    version = services.models.new_version()
+    await publisher.model(claim, version, summary_of(b, finding=finding))
+    assert await active(services) == a
+    job = await services.jobs.get(claim.job_id)
+    assert (job.status, job.model_version, job.error) == ("succeeded", version, None)
+    row = await services.models.get(version)
+    assert (row.status, row.activated_at) == ("published", None)
+    gate = row.metrics["gate"]
+    assert row.metrics == job.metrics
+    assert gate["served"] is False
+    assert gate["why"] == f"another version was activated meanwhile: {a}"
+    assert {one.kind for one in (await services.jobs.page(0, 9))[0]} == {"train"}  # no candidates
+
+
+async def test_a_first_model_does_not_replace_one_activated_meanwhile(services: Services) -> None:
+    await add_small_data(services)
+    a = await publish_model(services)
+    job = await publish(services, None, finding="first")
+    assert await active(services) == a
+    assert (job.status, (job.metrics or {})["gate"]["served"]) == ("succeeded", False)
+
+
+async def test_a_forced_model_replaces_any_version_but_a_pinned_one(services: Services) -> None:
+    await add_small_data(services)
+    await publish_model(services)
+    job = await publish(services, None, finding="first", forced=True)
+    assert await active(services) == job.model_version
+    async with services.database.write() as conn:
+        table = metadata.tables["activation"]
+        await conn.execute(sa.update(table).values(pinned=True))
+    other = await publish(services, job.model_version, forced=True)
+    assert await active(services) == job.model_version
+    assert "pinned" in (other.metrics or {})["gate"]["why"]
+    assert (await services.models.get(str(other.model_version))).status == "published"
+
+
+async def test_a_cancelled_or_lost_job_publishes_nothing(services: Services) -> None:
+    await add_small_data(services)
+    claim = await claimed(services)
+    publisher = Publisher(services.database, services.models, precompute=False)
+    version = services.models.new_version()
+    await services.jobs.cancel(claim.job_id)
+    for decision in ("published", "rejected"):
+        with pytest.raises(Cancelled):
+            await publisher.model(claim, version, summary_of(None, decision=decision))
+    with pytest.raises(Cancelled):
+        await publisher.candidates(claim, version, {})
+    with pytest.raises(LostJob):
+        await publisher.model(claim._replace(owner="other"), version, summary_of(None))
+    assert await active(services) is None
+    assert (await services.models.page(0, 9))[0] == []
+    assert (await services.jobs.get(claim.job_id)).status == "running"  # until the worker ends it
+
+
+class LatePublisher(Publisher):
+    """Publishes a model after something else has happened."""
+
+    def __init__(self, services: Services, happen: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(services.database, services.models, precompute=False)
+        self._happen = happen
+
+    async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        await self._happen()
+        await super().model(claim, version, summary)
+
+
+async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    publisher = LatePublisher(services, lambda: services.jobs.cancel(job_id))
+    assert await thread_worker(services, settings, publisher=publisher).run_once()
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.model_version) == ("cancelled", None)
+    assert await active(services) is None
+    assert not list((settings.data_dir / "models").iterdir())
+
+
+async def test_a_rollback_during_the_comparison_keeps_the_new_model_from_being_served(
+    services: Services, settings: Settings
+) -> None:
+    """With a real training: what it is compared with is read as the comparison begins."""
+    await add_small_data(services)
+    a, b = await publish_model(services), await publish_model(services, seed=1)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    loop = asyncio.get_running_loop()
+    gone_back: list[Activation] = []
+
+    def on_progress(progress: dict[str, Any]) -> None:
+        # In the thread that compares, which waits for it.
+        if progress["phase"] == "compare with what is served" and not gone_back:
+            rollback = asyncio.run_coroutine_threadsafe(services.models.rollback(), loop)
+            gone_back.append(rollback.result(60))
+
+    worker = thread_worker(services, settings)
+    assert await worker.run_once(on_progress=on_progress)
+    assert [activation.version for activation in gone_back] == [a]
+    job = await services.jobs.get(job_id)
+    gate = (job.metrics or {})["gate"]
+    assert (job.status, gate["incumbent"], gate["served"]) == ("succeeded", b, False)
+    assert await active(services) == a

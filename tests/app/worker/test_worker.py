@@ -1,0 +1,218 @@
+"""The worker with its real training process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.settings import Settings
+from app.jobs.schemas import JobRow, TrainParams
+from app.jobs.tables import jobs
+from app.wiring import Services
+from app.worker.worker import Worker
+from benchmarks.faults.setup import LONG_TRAINING
+from tests.app.trained_models import QUICK, add_small_data, run_job_here
+from tests.cluster.process import children_of
+from tests.conftest import ON_SQLITE
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def run_job(services: Services, settings: Settings, **params: Any) -> JobRow:
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | params))
+    assert await Worker(services.database, services.models, settings).run_once()
+    return await services.jobs.get(job_id)
+
+
+async def test_a_job_trains_and_publishes_a_model(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    await services.catalog.delete("film-1")
+    seen: list[dict[str, Any]] = []
+    job_id = await services.jobs.submit_training(
+        # By force: two epochs are too few to be as good as the popularity list.
+        TrainParams.model_validate(QUICK | {"model": "neupr", "seed": 5, "force": True})
+    )
+    worker = Worker(services.database, services.models, settings)
+    assert await worker.run_once(on_progress=seen.append)
+    assert not await worker.run_once()  # nothing is left to do
+
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.error, job.attempt) == ("succeeded", None, 1)
+    assert job.progress is not None
+    assert [p["phase"] for p in seen if p["epoch"] <= 1] == [
+        "read events", "pre-train nbpr", "pre-train dncr", "train neupr", "evaluate",
+        "learn the held-out items", "write checkpoint",
+    ]  # fmt: skip
+    activation = await services.models.activation()
+    assert activation.version == job.model_version
+    row = await services.models.get(str(job.model_version))
+    assert (row.kind, row.factors, row.job_id) == ("neupr", 4, job_id)
+    assert row.trained_seq == await services.events.last_seq()
+    assert row.metrics == job.metrics
+    checkpoint = await services.models.load(row, "cpu")
+    assert len(checkpoint.user_ids) == row.users == 60
+    assert "film-1" not in checkpoint.item_ids  # deleted items are not learned
+
+
+async def test_the_same_events_and_seed_give_the_same_model(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    one, two = [await run_job(services, settings, seed=3) for _ in range(2)]
+    assert figures(one) == figures(two)
+    gate = (two.metrics or {})["gate"]
+    assert (gate["finding"], gate["incumbent"]) == ("not_worse", one.model_version)
+    assert gate["ndcg@10"]["difference"] == 0  # as served before it learned what is held out
+    assert gate["users"] == 60
+    first, second = [
+        (await services.models.load(await services.models.get(str(j.model_version)), "cpu"))
+        for j in (one, two)
+    ]
+    assert first.user_ids == [f"user-{n}" for n in range(1, 61)]  # as they came in
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+@ON_SQLITE
+async def test_training_without_events_fails_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    job = await run_job(services, settings)
+    assert job.status == "failed"
+    assert "no events to learn from" in str(job.error)
+    assert (await services.models.activation()).version is None
+
+
+@ON_SQLITE
+async def test_training_on_one_user_fails_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    rows = [{"user": "only", "item": f"i{n}"} for n in range(9)]
+    await services.events.add_rows(rows, 0)
+    job = await run_job_here(services, settings)
+    assert job.status == "failed"
+    assert "1 user is too few" in str(job.error)
+
+
+@ON_SQLITE
+async def test_training_on_users_with_few_items_fails_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(9)], 0)
+    job = await run_job_here(services, settings)
+    assert job.status == "failed"
+    assert "no user has 3 items" in str(job.error)
+
+
+@ON_SQLITE
+async def test_min_interactions_that_leave_nothing_fail_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job = await run_job_here(services, settings, min_interactions=1000)
+    assert job.status == "failed"
+    assert "no item has 1000 interactions" in str(job.error)
+
+
+async def test_cancelling_a_running_training_ends_its_process_and_leaves_no_files(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
+    started = asyncio.Event()
+    worker = Worker(services.database, services.models, settings)
+    running = asyncio.create_task(
+        worker.run_once(on_progress=lambda p: started.set() if p["epoch"] else None)
+    )
+    await asyncio.wait_for(started.wait(), 60)
+    assert (await services.jobs.get(job_id)).status == "running"
+    await services.jobs.cancel(job_id)
+    assert await asyncio.wait_for(running, 20)
+    job = await services.jobs.get(job_id)
+    assert job.status == "cancelled"
+    assert job.finished_at is not None
+    assert not children()
+    assert not list(settings.data_dir.glob("models/*"))
+
+
+async def test_a_stopping_worker_requeues_its_job(services: Services, settings: Settings) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
+    stop = asyncio.Event()
+    worker = Worker(services.database, services.models, settings)
+    running = asyncio.create_task(worker.run(stop))
+    while (await services.jobs.get(job_id)).progress is None:  # noqa: ASYNC110 - in the database
+        await asyncio.sleep(0.05)
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.attempt, job.owner) == ("queued", 0, None)
+    assert not children()
+
+
+@ON_SQLITE
+async def test_a_job_fails_after_its_worker_was_suspended_three_times(
+    services: Services, settings: Settings
+) -> None:
+    """As on a machine that sleeps, or is too slow for the job: the lease is over each time."""
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
+    slow = settings.model_copy(update={"job_lease_seconds": 1.0})
+    worker = Worker(services.database, services.models, slow)
+
+    def stand_still(_: dict[str, Any]) -> None:
+        """Until the training has given up."""
+        until = time.monotonic() + 60
+        while children():
+            assert time.monotonic() < until, "the training outlived its lease"
+            time.sleep(0.05)
+
+    for attempt in (1, 3):
+        assert await worker.run_once(on_progress=stand_still)
+        job = await services.jobs.get(job_id)
+        assert (job.status, job.attempt) == ("running", attempt)  # until somebody takes it up
+        if attempt == 1:  # the second time is like the first
+            async with services.database.write() as conn:
+                await conn.execute(jobs.update().values(attempt=2))
+    assert not await worker.run_once()
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.error) == ("failed", "its worker disappeared or stood still 3 times")
+    assert not children()
+    assert not list(settings.data_dir.glob("models/*"))
+
+
+def figures(job: JobRow) -> dict[str, Any]:
+    return {k: v for k, v in (job.metrics or {}).items() if k not in ("gate", "seconds")}
+
+
+def child_processes(parent: int) -> list[int]:
+    """The pids of the processes in which a worker runs its jobs."""
+    pids = []
+    for pid in children_of(parent):
+        with contextlib.suppress(OSError):
+            if "app.worker.child_process" in Path(f"/proc/{pid}/cmdline").read_text():
+                pids.append(pid)
+    return pids
+
+
+def children() -> list[int]:
+    """Child processes of a worker in this process."""
+    return child_processes(os.getpid())
+
+
+async def test_stored_params_of_another_version_fail_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    job_id = await services.jobs.submit_training(TrainParams())
+    async with services.database.write() as conn:
+        await conn.execute(jobs.update().values(params={"model": "nbpr", "optimizer": "adam"}))
+    assert await Worker(services.database, services.models, settings).run_once()
+    job = await services.jobs.get(job_id)
+    assert job.status == "failed"
+    assert job.error == "the job's params are not valid: optimizer: Extra inputs are not permitted"

@@ -1,0 +1,190 @@
+"""Team draft by hand and by its properties; credit; what is made of wins."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ncr_core.online.interleaving import Draft, Teams, credit, interleaving_result, team_draft
+
+
+class Tosses:
+    """A coin whose sides are given: A or B chooses first."""
+
+    def __init__(self, sides: str) -> None:
+        self._sides = iter(sides)
+
+    def random(self) -> float:
+        return 0.25 if next(self._sides) == "B" else 0.75
+
+
+def draft(a: str, b: str, n: int, sides: str) -> Draft[str]:
+    return team_draft(list(a), list(b), n, Tosses(sides))
+
+
+@pytest.mark.parametrize(
+    ("sides", "merged", "of_a", "of_b"),
+    [
+        ("AA", "abcd", "ac", "bd"),
+        ("AB", "abdc", "ac", "bd"),
+        ("BA", "bacd", "ac", "bd"),
+        ("BB", "badc", "ac", "bd"),
+    ],
+)
+def test_two_rounds_by_hand(sides: str, merged: str, of_a: str, of_b: str) -> None:
+    assert draft("abcg", "bdef", 4, sides) == (list(merged), (list(of_a), list(of_b)))
+
+
+def test_equal_rankings_are_shown_as_they_are_and_shared() -> None:
+    shown, teams = draft("abcd", "abcd", 4, "AB")
+    assert "".join(shown) == "abcd"
+    assert teams == (["a", "d"], ["b", "c"])
+
+
+def test_an_odd_number_leaves_the_last_round_unfinished() -> None:
+    assert draft("abc", "xyz", 3, "AB") == (["a", "x", "y"], (["a"], ["x", "y"]))
+
+
+def test_what_follows_a_used_up_ranking_is_nobodys() -> None:
+    assert draft("a", "bcde", 4, "AA") == (["a", "b", "c", "d"], (["a"], ["b"]))
+    assert draft("abcd", "", 3, "A") == (["a", "b", "c"], ([], []))
+    assert draft("ab", "ab", 5, "AA") == (["a", "b"], (["a"], ["b"]))
+
+
+rankings = st.lists(st.integers(0, 30), unique=True, max_size=20)
+
+
+@given(rankings, rankings, st.integers(0, 25), st.integers(0, 2**32))
+def test_every_draft(a: list[int], b: list[int], n: int, seed: int) -> None:
+    merged, teams = team_draft(a, b, n, random.Random(seed))
+    assert len(merged) == len(set(merged)) == min(n, len({*a, *b}))
+    assert abs(len(teams.a) - len(teams.b)) <= 1
+    assert not set(teams.a) & set(teams.b)
+    for team, ranking in ((teams.a, a), (teams.b, b)):
+        assert team == [item for item in ranking if item in team]
+        assert team == [item for item in merged if item in team]
+    if min(len(a), len(b)) >= n:
+        assert {*teams.a, *teams.b} == set(merged)
+
+
+@given(rankings, st.integers(0, 2**32))
+def test_one_ranking_with_itself_is_that_ranking(a: list[int], seed: int) -> None:
+    assert team_draft(a, a, len(a), random.Random(seed)).merged == a
+
+
+def test_each_goes_first_as_often_and_gets_as_many_of_the_shared_items() -> None:
+    """Over all tosses that there are."""
+    first = [0, 0]
+    shared = [0, 0]
+    for sides in itertools.product("AB", repeat=3):
+        _, teams = draft("abcdef", "abxyzd", 6, "".join(sides))
+        first[0] += "a" in teams.a
+        first[1] += "a" in teams.b
+        shared[0] += "b" in teams.a
+        shared[1] += "b" in teams.b
+    assert first == [4, 4]
+    assert shared == [4, 4]
+
+
+def test_credit_counts_clicked_items_of_each_team_once() -> None:
+    teams = Teams([1, 3], [2, 4])
+    assert credit({1, 2, 3}, teams) == (2, 1)
+    assert credit(set(), teams) == (0, 0)
+    assert credit({9}, teams) == (0, 0)
+
+
+def users(rows: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    return np.array(list(rows), dtype=np.int64).reshape(-1, 3)
+
+
+def test_nothing_clicked_is_no_preference() -> None:
+    for rows in ([], [(0, 0, 0)]):
+        found = interleaving_result(users(rows))
+        assert (found.difference, found.interval, found.p, found.better) == (None,) * 4
+
+
+def test_difference_by_hand() -> None:
+    found = interleaving_result(users([(1, 2, 1), (0, 1, 1), (0, 0, 0)]))
+    assert (found.wins_a, found.wins_b, found.ties, found.users) == (1, 3, 2, 2)
+    assert found.difference == pytest.approx(4 / 6 - 1 / 2)
+    assert found.p == pytest.approx(0.5)  # two votes of two
+
+
+def test_independent_lists_get_wilsons_interval() -> None:
+    """60 and 40 of 100 users with a list each: 0.5020 to 0.6906 by Wilson; a bit more by t."""
+    found = interleaving_result(users([(0, 1, 0)] * 60 + [(1, 0, 0)] * 40))
+    assert found.interval is not None
+    assert found.interval == pytest.approx((0.0020, 0.1906), abs=0.002)
+    assert found.p == pytest.approx(0.0569, abs=1e-4)
+    assert found.better is None
+
+
+def test_both_sides_are_treated_alike() -> None:
+    rows = users([(0, 3, 1), (2, 1, 0), (0, 2, 2), (1, 1, 0), (0, 5, 0)] * 6)
+    one, other = interleaving_result(rows), interleaving_result(rows[:, [1, 0, 2]])
+    assert one.interval is not None
+    assert other.interval is not None
+    assert one.difference == pytest.approx(-(other.difference or 0))
+    assert one.interval == pytest.approx((-other.interval[1], -other.interval[0]))
+    assert one.p == other.p
+    assert (one.better, other.better) == ("b", "a")
+
+
+def test_one_user_with_many_lists_decides_nothing() -> None:
+    found = interleaving_result(users([(0, 1000, 0)]))
+    assert found.interval == (-0.5, 0.5)
+    assert found.p == 1.0
+    assert found.better is None
+
+
+def test_lists_of_few_users_say_less_than_as_many_of_many() -> None:
+    few = interleaving_result(users([(0, 30, 0)] * 6 + [(30, 0, 0)] * 4))
+    many = interleaving_result(users([(0, 1, 0)] * 180 + [(1, 0, 0)] * 120))
+    assert few.difference == many.difference == pytest.approx(0.1)
+    assert few.interval is not None
+    assert many.interval is not None
+    assert few.interval[0] < -0.2
+    assert many.interval[0] > 0
+    assert (few.better, many.better) == (None, "b")
+
+
+def test_all_alike_has_an_interval_with_a_width() -> None:
+    for rows in ([(0, 1, 0)] * 30, [(0, 0, 1)] * 30, [(1, 0, 0)] * 2):
+        found = interleaving_result(users(rows))
+        assert found.interval is not None
+        assert -0.5 <= found.interval[0] < found.interval[1] <= 0.5
+        assert found.interval[0] <= (found.difference or 0.0) <= found.interval[1]
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """Users differ in what they prefer, and a tenth of them come thirty times as often."""
+    rng = np.random.default_rng(7)
+    tries = covered = wrong = 0
+    for _ in range(400):
+        taste = rng.beta(3, 2, 60)  # for B; 0.6 on average
+        lists = np.where(rng.random(60) < 0.1, 30, 1)
+        b = rng.binomial(lists, taste)
+        found = interleaving_result(np.stack([lists - b, b, np.zeros_like(b)], axis=1))
+        assert found.interval is not None
+        covered += found.interval[0] <= 0.1 <= found.interval[1]
+        even = rng.beta(2.5, 2.5, 60)
+        b = rng.binomial(lists, even)
+        wrong += (
+            interleaving_result(np.stack([lists - b, b, np.zeros_like(b)], axis=1)).better
+            is not None
+        )
+        tries += 1
+    assert covered / tries > 0.91
+    assert wrong / tries < 0.07
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="wins of A"):
+        interleaving_result(np.zeros((3, 2), dtype=np.int64))

@@ -1,0 +1,229 @@
+"""The exact ranker equals the literal Algorithm 1: on random, intransitive and tied cases."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.ranking import PAD, ExactRanker, algorithm1
+from ncr_core.ranking.backends.torch_ranker import resumable_scan, row_scan
+from tests.ncr_core.conftest import wild_model
+
+
+def test_algorithm1_by_hand() -> None:
+    # a > b > c > a, and d loses to all: the champion depends on the order.
+    wins = {("a", "b"), ("b", "c"), ("c", "a"), ("a", "d"), ("b", "d"), ("c", "d")}
+    beats = lambda x, y: (x, y) in wins  # noqa: E731
+    assert algorithm1("abcd", beats, 4) == ["c", "a", "b", "d"]
+    assert algorithm1("cbad", beats, 2) == ["a", "b"]
+    assert algorithm1("dab", lambda x, y: False, 5) == ["d", "a", "b"]  # ties keep the champion
+    assert algorithm1("", beats, 3) == []
+
+
+def tournaments(rng: np.random.Generator, batch: int, width: int, ties: float) -> torch.Tensor:
+    """(B, M, M) antisymmetric margins, a share of them zero."""
+    upper = np.sign(rng.standard_normal((batch, width, width)))
+    upper[rng.random(upper.shape) < ties] = 0
+    upper = np.triu(upper, 1)
+    return torch.from_numpy(upper - upper.transpose(0, 2, 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    batch=st.integers(1, 12),
+    width=st.integers(1, 80),
+    k=st.integers(1, 85),
+    ties=st.sampled_from([0.0, 0.2, 0.9, 1.0]),
+    transitive=st.booleans(),
+)
+def test_the_scans_equal_algorithm1(
+    seed: int, batch: int, width: int, k: int, ties: float, transitive: bool
+) -> None:
+    """About a thousand tournaments a run, mostly intransitive ones, with ragged lengths."""
+    rng = np.random.default_rng(seed)
+    margins = tournaments(rng, batch, width, ties)
+    if transitive:
+        scores = torch.from_numpy(rng.integers(0, 9, (batch, width)).astype(float))
+        margins = scores.unsqueeze(2) - scores.unsqueeze(1)
+    lengths = torch.from_numpy(rng.integers(0, width + 1, batch))
+
+    ranked = resumable_scan(
+        lambda rows, i, j: margins[rows.unsqueeze(1), i, j], lengths, min(k, width)
+    )
+    for row in range(batch):
+        expected = algorithm1(
+            range(int(lengths[row])),
+            lambda i, j, row=row: bool(margins[row, i, j] > 0),  # type: ignore[misc]
+            k,
+        )
+        assert [p for p in ranked[row].tolist() if p != PAD] == expected
+        own = margins[row].numpy()
+        by_rows, _ = row_scan(lambda i, j, own=own: own[i, j] > 0, int(lengths[row]), k)  # type: ignore[misc]
+        assert by_rows == expected
+
+
+def test_the_scan_sorts_transitive_margins_with_fewer_comparisons_than_algorithm1() -> None:
+    asked = 0
+    scores = torch.stack([torch.randperm(300) for _ in range(1024)])
+
+    def margins(rows: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        nonlocal asked
+        asked += i.numel()
+        own = scores[rows]
+        return (own.gather(1, i) - own.gather(1, j)).double()
+
+    ranked = resumable_scan(margins, torch.full((1024,), 300), 10)
+    assert ranked.equal(scores.argsort(dim=1, descending=True)[:, :10])
+    literally = 1024 * sum(300 - p - 1 for p in range(10))
+    assert asked < 0.75 * literally
+
+
+def literal(
+    model: PairwiseRanker, ranker: ExactRanker, user: int, candidates: list[int], k: int
+) -> list[int]:
+    """Algorithm 1 with one network call a comparison."""
+    vector = model.user_vectors(torch.tensor([user]))
+
+    def beats(i: int, j: int) -> bool:
+        return bool(ranker.compare(vector, torch.tensor([[i]]), torch.tensor([[j]])) > 0)
+
+    return algorithm1(candidates, beats, k)
+
+
+def test_the_ranker_equals_algorithm1_on_its_own_margins(
+    config: ModelConfig, compiled: bool
+) -> None:
+    model = wild_model(config, 30, 25)
+    with torch.no_grad():  # twins, which must tie exactly and fall in the candidates' order
+        for name, table in model.named_parameters():
+            if name.startswith("items"):
+                table[20:] = table[:5]
+    ranker = ExactRanker(model, compiled=compiled)
+    rng = np.random.default_rng(1)
+    rows = np.full((30, 18), PAD)
+    for row in rows:
+        length = rng.integers(0, 19)
+        row[:length] = rng.permutation(25)[:length]
+    users = model.user_vectors(torch.arange(30))
+    ranked = ranker.rank(users, torch.from_numpy(rows), 12)
+    assert ranked.shape == (30, 12)
+    for user, row in enumerate(rows):
+        expected = literal(model, ranker, user, [i for i in row.tolist() if i != PAD], 12)
+        assert [i for i in ranked[user].tolist() if i != PAD] == expected
+
+
+def test_an_order_does_not_depend_on_the_batch(config: ModelConfig, compiled: bool) -> None:
+    model = wild_model(config, 40, 60)
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(40))
+    candidates = torch.stack([torch.randperm(60)[:50] for _ in range(40)])
+    together = ranker.rank(users, candidates, 10)
+    for user in range(40):
+        one = slice(user, user + 1)
+        assert ranker.rank(users[one], candidates[one], 10).equal(together[one])
+
+
+def test_near_ties_are_decided_as_in_float64() -> None:
+    """Items that differ by a rounding error of float32: its own margins are mostly noise."""
+    model = wild_model(ModelConfig(kind="dncr", factors=8), 50, 40)
+    table = model.get_parameter("items.weight")
+    with torch.no_grad():
+        table[20:] = table[:20] * (1 + 2**-22)
+    users = model.user_vectors(torch.arange(50))
+    i, j = torch.arange(20).expand(50, -1), torch.arange(20, 40).expand(50, -1)
+    margins = ExactRanker(model).compare(users, i, j)
+    exact = copy.deepcopy(model).double()
+    u = users.double().repeat_interleave(20, dim=0)
+    expected = exact.logits(u, i.flatten(), j.flatten()) - exact.logits(u, j.flatten(), i.flatten())
+    assert expected.abs().max() < 1e-4
+    assert margins.flatten().sign().equal(expected.sign())
+
+
+def test_degenerate_shapes(config: ModelConfig, compiled: bool) -> None:
+    model = wild_model(config, 2, 5)
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(2))
+    assert ranker.rank(users, torch.tensor([[3], [4]]), 10).tolist() == [[3], [4]]
+    assert ranker.rank(users, torch.full((2, 3), PAD), 2).eq(PAD).all()
+    assert ranker.rank(users[:0], torch.empty((0, 4), dtype=torch.long), 2).shape == (0, 2)
+
+
+def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) -> None:
+    model = wild_model(config, 3, 40)
+    users = model.user_vectors(torch.arange(3))
+    others = torch.tensor([7, 31, 2, *range(9, 28)])  # more than one block of lanes
+    ranked = torch.tensor([[5, 7, 0, 39], [1, 2, PAD, PAD], [PAD] * 4])
+    ranker = ExactRanker(model, compiled=compiled)
+    over_others, over_next = ranker.bind(users).list_margins(ranked, others)
+    for user, items in enumerate(ranked.tolist()):
+        items = [item for item in items if item != PAD]
+        for at, item in enumerate(items):
+            one = torch.full((1, len(others)), item)
+            expected = ranker.compare(users[user : user + 1], one, others.unsqueeze(0))[0]
+            assert torch.allclose(over_others[user, at].double(), expected, atol=1e-4, rtol=1e-5)
+            if at + 1 < len(items):
+                pair = torch.tensor([[item]]), torch.tensor([[items[at + 1]]])
+                margin = float(ranker.compare(users[user : user + 1], *pair))
+                assert float(over_next[user, at]) == pytest.approx(margin, abs=1e-4, rel=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("twins", [0, 5, 60])
+def test_the_best_of_the_whole_catalogue(bias: bool, twins: int, compiled: bool) -> None:
+    """Also where many items score the same in float32, or at all: more than are looked at twice."""
+    config = ModelConfig(kind="nbpr", factors=4, item_bias=bias)
+    model = wild_model(config, 12, 200)
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if name.startswith("items") or name == "bias":
+                table[100 : 100 + twins] = table[7]
+                table[7 : 7 + twins // 2] *= 1 + 1e-7  # nearly the same
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(12))
+    order = torch.randperm(200)
+    by_order = order.argsort()
+    allowed = torch.rand(12, 200) < 0.7
+    allowed[3], allowed[4] = False, torch.arange(200) < 4
+    for k in (1, 10, 200, 300):
+        for mask in (torch.ones_like(allowed), allowed):
+            candidates = torch.full((12, 200), PAD)
+            for user in range(12):
+                own = by_order[mask[user][by_order]]
+                candidates[user, : len(own)] = own
+            expected = ranker.rank(users, candidates, k)
+            assert ranker.top(users, k, mask, order).equal(expected)
+            alone = [ranker.top(users[u : u + 1], k, mask[u : u + 1], order) for u in range(12)]
+            assert torch.cat(alone).equal(expected)
+    plain = ranker.rank(users, torch.arange(200).expand(12, -1), 10)
+    assert ranker.top(users, 10).equal(plain)
+
+
+@pytest.mark.parametrize("n_items", [5_000, 4_000 + 31, 32 * 60])
+def test_the_best_of_a_larger_catalogue(n_items: int, compiled: bool) -> None:
+    """Where not every item is looked for by itself; the best may be in the last, short group."""
+    model = wild_model(ModelConfig(kind="nbpr", factors=4), 8, n_items)
+    with torch.no_grad():
+        model.get_parameter("items.weight")[-3:] *= 4
+    ranker = ExactRanker(model, compiled=compiled)
+    users = model.user_vectors(torch.arange(8))
+    everything = torch.arange(n_items).expand(8, -1)
+    assert ranker.top(users, 10).equal(ranker.rank(users, everything, 10))
+    allowed = torch.rand(8, n_items) < 0.002
+    found = ranker.top(users, 10, allowed)
+    for user in range(8):
+        own = everything[user][allowed[user]].unsqueeze(0)
+        best = ranker.rank(users[user : user + 1], own, 10)[0].tolist()
+        assert [i for i in found[user].tolist() if i >= 0] == best
+
+
+def test_only_products_of_vectors_are_ranked_without_candidates() -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2), 2, 9)
+    with pytest.raises(ValueError, match="rank candidates"):
+        ExactRanker(model).top(model.user_vectors(torch.arange(2)), 3)

@@ -1,0 +1,75 @@
+"""A small MovieLens-shaped folder, and a runner on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.recipes import merge_sections
+from ncr_core.reproduction import hyperparameters
+from ncr_core.reproduction.runner import Runner, RunnerCallbacks
+from ncr_core.reproduction.suites import RunSpec
+
+
+def write_movielens(root: Path, users: int = 150, seed: int = 0) -> Path:
+    """Ratings in the form of ``ml-1m`` under ``root``."""
+    folder = root / "ml-1m"
+    folder.mkdir(parents=True)
+    catalogue = synthetic_catalogue(users, 80, 20, seed=seed)
+    lines = [f"{user},{item},5,{int(when)}" for user, item, when in catalogue.interactions]
+    (folder / "ratings.csv").write_text("user,item,rating,timestamp\n" + "\n".join(lines) + "\n")
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_movielens(tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """The chosen settings with fewer passes, for data this small."""
+    real = hyperparameters.settings_of
+
+    def settings_of(method: str, factors: int, data: str = "ml-1m") -> hyperparameters.Settings:
+        settings = real(method, factors, data)
+        if "model" in settings:
+            few = {"epochs": 2, "fine_tune_epochs": 1, "negatives": 2, "batch_size": 512}
+            return merge_sections(settings, {"training": few})
+        if method == "NeuMF":
+            return {**settings, "epochs": 1, "fine_tune_epochs": 1}
+        return settings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ncr_core.reproduction.suites.settings_of", settings_of)
+        yield
+
+
+class Log(RunnerCallbacks):
+    """Notes which methods were run and which were there already."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.had: list[str] = []
+        super().__init__(
+            started=lambda run, number, count: self.ran.append(short_name(run)),
+            skipped=lambda run: self.had.append(short_name(run)),
+        )
+
+
+def short_name(run: RunSpec) -> str:
+    return run.name.rpartition("/")[2]
+
+
+@pytest.fixture
+def make_runner(root: Path, tmp_path: Path) -> Callable[[], tuple[Runner, Log]]:
+    """Runners that share their results, as commands given one after the other do."""
+
+    def make() -> tuple[Runner, Log]:
+        log = Log()
+        return Runner(root, tmp_path / "results", tmp_path / "work", log), log
+
+    return make

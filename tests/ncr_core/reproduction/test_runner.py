@@ -1,0 +1,311 @@
+"""Each run is made once, may start from the models of others, and never mixes data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ncr_core.errors import ConfigError, DataError
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.reproduction import runner as run_module
+from ncr_core.reproduction.datasets import load_dataset
+from ncr_core.reproduction.results_store import (
+    FORMAT,
+    ResultsStore,
+    ranks_as_text,
+    ranks_from_text,
+)
+from ncr_core.reproduction.runner import Runner
+from ncr_core.reproduction.suites import TARGETS, RunSpec, Selection, figure5, make_run, table1
+from tests.ncr_core.reproduction.conftest import Log, write_movielens
+
+MakeRunner = Callable[[], tuple[Runner, Log]]
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.mark.slow
+def test_a_table_is_run_once_and_then_read(make_runner: MakeRunner) -> None:
+    runs = table1(Selection(factors=(4,), methods=("ItemPop", "NBPR", "DNCR", "NeuPR")))
+    runner, log = make_runner()
+    first = runner.run(runs)
+    assert log.ran == ["itempop", "nbpr-d4", "dncr-d4", "neupr-d4"]
+    again, log = make_runner()
+    assert again.run(runs) == first
+    assert log.ran == []
+    assert log.had == ["itempop", "nbpr-d4", "dncr-d4", "neupr-d4"]
+
+
+def test_a_result_holds_what_a_reader_needs_to_trust_it(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    runner, _ = make_runner()
+    (result,) = runner.run([make_run("NBPR", Selection(), 4)])
+    stored = ResultsStore(tmp_path / "results").read("cells/ml-1m/nbpr-d4")
+    assert stored is not None
+    assert stored == result
+    assert stored["format"] == "ncr-cell/1"
+    assert {"commit", "machine", "software", "seconds", "history", "at"} <= set(stored)
+    assert stored["configuration"]["seed"] == 0
+    ranks = [ranks_from_text(text) for text in stored["ranks"]["sampled"]]
+    assert len(ranks) == 3
+    sampled = stored["metrics"]["sampled"]
+    assert sampled["hr"] == pytest.approx(np.mean([hit_ratio(r, 10) for r in ranks]), abs=1e-5)
+    assert sampled["ndcg"] == pytest.approx(np.mean([ndcg(r, 10) for r in ranks]), abs=1e-5)
+    low, high = sampled["hr_interval"]
+    assert low < sampled["hr"] < high
+    full = ranks_from_text(stored["ranks"]["full"])
+    assert stored["metrics"]["full"]["hr"] == pytest.approx(hit_ratio(full, 10), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_where_it_was(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = table1(Selection(factors=(4,), methods=("ItemPop", "NBPR", "DNCR")))
+    real = run_module.fit_method
+
+    def stopped(method: str, request: run_module.FitRequest) -> run_module.FittedMethod:
+        if method == "DNCR":
+            raise KeyboardInterrupt
+        return real(method, request)
+
+    monkeypatch.setattr(run_module, "fit_method", stopped)
+    runner, log = make_runner()
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(runs)
+    monkeypatch.setattr(run_module, "fit_method", real)
+    runner, log = make_runner()
+    runner.run(runs)
+    assert log.had == ["itempop", "nbpr-d4"]
+    assert log.ran == ["dncr-d4"]
+
+
+def test_other_settings_replace_a_result(make_runner: MakeRunner) -> None:
+    make_runner()[0].run([make_run("EASE", Selection(), 0)])
+    runner, log = make_runner()
+    changed = make_run("EASE", Selection(), 0, overrides={"l2": 10.0})
+    (result,) = runner.run([changed])
+    assert log.ran == ["ease"]
+    assert result["configuration"]["settings"] == {"l2": 10.0}
+
+
+def test_results_of_other_data_are_not_mixed(make_runner: MakeRunner, root: Path) -> None:
+    runs = [make_run("ItemPop", Selection(), 0)]
+    make_runner()[0].run(runs)
+    shutil.rmtree(root)
+    write_movielens(root, seed=1)
+    runner, _ = make_runner()
+    with pytest.raises(DataError, match="was made of other data"):
+        runner.run(runs)
+
+
+@pytest.mark.slow
+def test_a_model_with_other_settings_is_trained_again(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    """And the figures of its result stay as they were."""
+    first = make_runner()[0].run(
+        [make_run("NBPR", Selection(), 4), make_run("DNCR", Selection(), 4)]
+    )
+    manifest = tmp_path / "work" / "cells" / "ml-1m" / "nbpr-d4" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["data"]["fingerprint"] = "0" * 16
+    manifest.write_text(json.dumps(content))
+    runner, log = make_runner()
+    runner.run([make_run("NeuPR", Selection(full=False), 4)])
+    assert log.ran == ["neupr-d4", "nbpr-d4"]
+    assert runner.run([make_run("NBPR", Selection(), 4)]) == first[:1]
+
+
+def test_settings_that_do_not_fit_are_refused_before_anything_is_run(
+    make_runner: MakeRunner,
+) -> None:
+    runner, log = make_runner()
+    runs = [make_run("EASE", Selection(), 0), make_run("DNCR", Selection(), 100_000)]
+    with pytest.raises(ConfigError, match="factors must be"):
+        runner.run(runs)
+    with pytest.raises(ConfigError, match="alpha must be"):
+        runner.run([make_run("NeuPR", Selection(), 4, overrides={"training": {"alpha": 1.5}})])
+    assert log.ran == []
+
+
+@pytest.mark.slow
+def test_neupr_starts_from_the_models_of_its_parts(make_runner: MakeRunner) -> None:
+    runner, log = make_runner()
+    runner.run(figure5(Selection(factors=(4,)))[:2])
+    # Its parts come first, once for every α.
+    assert log.ran == ["neupr-d4-alpha=0.0", "nbpr-d4", "dncr-d4", "neupr-d4-alpha=0.1"]
+
+
+def test_a_refit_runs_as_many_rounds_as_validation_chose(make_runner: MakeRunner) -> None:
+    runner, log = make_runner()
+    (refit,) = runner.run([make_run("NBPR", Selection(), 4, refit=True)])
+    assert log.ran == ["nbpr-d4-refit", "nbpr-d4"]
+    (chosen,) = runner.run([make_run("NBPR", Selection(), 4)])
+    assert refit["rounds"] == chosen["rounds"]
+    assert len(refit["history"][0]["loss"]) == chosen["rounds"]
+    assert refit["history"][0]["ndcg"] == []  # there is nothing left to validate on
+    assert refit["validation"] == chosen["validation"]
+
+
+@pytest.mark.slow
+def test_a_pretrained_neupr_is_refitted_from_refitted_parts(make_runner: MakeRunner) -> None:
+    runner, log = make_runner()
+    runner.run([make_run("NeuPR", Selection(), 4, refit=True)])
+    assert set(log.ran) == {
+        "neupr-d4-refit", "neupr-d4", "nbpr-d4", "dncr-d4", "nbpr-d4-refit", "dncr-d4-refit",
+    }  # fmt: skip
+
+
+def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
+    runner, _ = make_runner()
+    results = runner.run(TARGETS["tuning"](Selection(methods=("EASE",))))
+    assert len(results) == 6
+    assert all("metrics" not in r and "ranks" not in r for r in results)
+    assert all(r["validation"]["ndcg"] > 0 for r in results)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",
+     pytest.param("NeuPR history", marks=pytest.mark.slow), "NeuPR without pre-training",
+     "NeuPR shared embeddings", "two towers", "two towers shared"],
+)  # fmt: skip
+def test_every_method_runs(make_runner: MakeRunner, method: str) -> None:
+    if method == "iALS":
+        pytest.importorskip("implicit", reason="the extra `research` is not installed")
+    (result,) = make_runner()[0].run([make_run(method, Selection(), 4)])
+    assert result["metrics"]["sampled"]["hr"] > 0.1
+    assert result["validation"]["ndcg"] > 0
+
+
+def test_every_run_of_a_target_has_a_name_of_its_own() -> None:
+    for name, target in TARGETS.items():
+        runs = target(Selection())
+        names = [run.name for run in runs]
+        assert len(set(names)) == len(names), name
+
+
+def test_missing_or_too_small_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        load_dataset("ml-1m", tmp_path / "nowhere")
+    with pytest.raises(DataError, match="has no folder ml-1m"):
+        load_dataset("ml-1m", tmp_path)
+    with pytest.raises(ConfigError, match="unknown data set"):
+        load_dataset("netflix", tmp_path)
+    folder = tmp_path / "ml-1m"
+    folder.mkdir()
+    (folder / "ratings.csv").write_text("user,item,rating,timestamp\na,b,5,1\n")
+    with pytest.raises(DataError, match="no item has 10 interactions"):
+        load_dataset("ml-1m", tmp_path)
+
+
+def test_a_user_with_every_item_seen_is_named(tmp_path: Path) -> None:
+    rows = [f"u{u},i{i},5,{100 * u + i}" for u in range(12) for i in range(4 + (u == 3))]
+    rows += [f"v{n},i4,5,{n}" for n in range(12)]
+    folder = tmp_path / "ml-1m"
+    folder.mkdir()
+    (folder / "ratings.csv").write_text("user,item,rating,timestamp\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError, match="'u3', have interacted with all 5 items"):
+        load_dataset("ml-1m", tmp_path)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'SVD'"):
+        table1(Selection(methods=("SVD",)))
+
+
+COMMITTED = Path(__file__).parents[3] / "benchmarks" / "results"
+
+
+def result(name: str, fingerprint: str = "a", data: str = "ml-1m", **more: Any) -> dict[str, Any]:
+    configuration = RunSpec(data, name, 0, {}).configuration()
+    return {
+        "format": FORMAT,
+        "cell": f"cells/{data}/{name}",
+        "configuration": configuration,
+        "data": {"name": data, "fingerprint": fingerprint},
+        **more,
+    }
+
+
+def test_results_are_sorted_lines_that_are_replaced_by_name(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path)
+    for name in ("nbpr", "ease-by-recency", "ease"):
+        store.write(result(name))
+    store.write(result("nbpr", seconds=2))
+    lines = (tmp_path / "cells" / "ml-1m.jsonl").read_text().splitlines()
+    assert [json.loads(line)["cell"] for line in lines] == [
+        *("cells/ml-1m/ease", "cells/ml-1m/ease-by-recency", "cells/ml-1m/nbpr"),
+    ]
+    assert store.read("cells/ml-1m/nbpr") == result("nbpr", seconds=2)
+    assert store.read("cells/ml-1m/dncr") is None
+    assert store.read("tuning/ml-1m/nbpr") is None
+    assert [path.name for path in (tmp_path / "cells").iterdir()] == ["ml-1m.jsonl"]
+
+
+def test_two_stores_add_to_one_file(tmp_path: Path) -> None:
+    first, second = ResultsStore(tmp_path), ResultsStore(tmp_path)
+    first.write(result("ease"))
+    assert second.read("cells/ml-1m/ease") == result("ease")
+    second.write(result("nbpr"))
+    first.write(result("dncr"))
+    assert len(list(second)) == 3
+
+
+def test_a_result_of_another_configuration_is_none_of_a_run(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path)
+    store.write(result("ease"))
+    assert store.result(RunSpec("ml-1m", "ease", 0, {})) is not None
+    assert store.result(RunSpec("ml-1m", "ease", 0, {"l2": 1.0})) is None
+
+
+def test_results_of_two_versions_of_a_data_set_are_not_mixed(tmp_path: Path) -> None:
+    store = ResultsStore(tmp_path)
+    store.write(result("ease", "a"))
+    store.write(result("nbpr", "b"))
+    assert store.result(RunSpec("ml-1m", "ease", 0, {})) is not None
+    with pytest.raises(DataError, match=r"different versions of ml-1m \(a, b\)"):
+        store.result(RunSpec("ml-1m", "nbpr", 0, {}))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "ml-1m.jsonl line 2 is damaged: remove it"),
+        ("[]", "ml-1m.jsonl line 2 is not a result of format ncr-cell/1"),
+        ('{"format": "ncr-cell/9"}', "ml-1m.jsonl line 2 is not a result of format ncr-cell/1"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    store = ResultsStore(tmp_path)
+    store.write(result("ease"))
+    with (tmp_path / "cells" / "ml-1m.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(DataError, match=message):
+        store.read("cells/ml-1m/ease")
+
+
+def test_the_committed_results_are_sorted_complete_and_written_the_same_way() -> None:
+    paths = sorted(COMMITTED.glob("*/*.jsonl"))
+    assert len(paths) == 6
+    for path in paths:
+        results = [json.loads(line) for line in path.read_text().splitlines()]
+        names = [r["cell"] for r in results]
+        assert names == sorted(set(names))
+        assert {name.rpartition("/")[0] for name in names} == {f"{path.parent.name}/{path.stem}"}
+        assert path.read_text() == "".join(json.dumps(r) + "\n" for r in results)
+        for stored in results:
+            assert {"commit", "machine", "software", "seconds", "history", "at"} <= set(stored)
+
+
+def test_ranks_survive_as_text() -> None:
+    ranks = np.array([0, 9, -1, 3])
+    assert ranks_as_text(ranks) == "09.3"
+    assert ranks_from_text("09.3").tolist() == ranks.tolist()

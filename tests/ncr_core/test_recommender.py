@@ -1,0 +1,226 @@
+"""The library's front door: fitted to whatever a caller has, its lists are the ranker's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ncr_core import Recommender, evaluate, leave_latest_out, load_interactions
+from ncr_core.checkpoint import save_checkpoint
+from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.errors import CheckpointError, ConfigError, DataError
+from ncr_core.manifest import MANIFEST
+from ncr_core.ranking import ExactRanker, algorithm1
+
+DATA = synthetic_catalogue(n_users=60, n_items=50, mean_length=12, seed=1)
+ROWS = list(DATA.interactions)
+USER = ROWS[0][0]
+SEEN = {item for user, item, _ in ROWS if user == USER}
+
+
+@pytest.fixture(scope="module", params=["nbpr", "neupr"])
+def fitted(request: pytest.FixtureRequest) -> Recommender:
+    """Fitted to the rows of a small catalogue."""
+    return Recommender(kind=request.param, factors=4, epochs=3, pretrain=False).fit(ROWS)
+
+
+def names(items: list) -> list[str]:
+    return [item.item for item in items]
+
+
+@pytest.mark.slow
+def test_lists_equal_the_literal_algorithm_1_over_all_unseen_items(fitted: Recommender) -> None:
+    model = fitted.checkpoint.model
+    ranker = ExactRanker(model)
+    vector = model.user_vectors(torch.tensor([fitted.user_ids.index(USER)]))
+    rows = [row for row, item in enumerate(fitted.item_ids) if item not in SEEN]
+
+    def prefers(i: int, j: int) -> bool:
+        return float(ranker.compare(vector, torch.tensor([[i]]), torch.tensor([[j]]))) > 0
+
+    listed = names(fitted.recommend(USER, n=len(rows)))
+    # Algorithm 1 depends on the order of the candidates; which it is, candidates decide.
+    row_of = {item: row for row, item in enumerate(fitted.item_ids)}
+    assert sorted(row_of[item] for item in listed) == rows
+    best = algorithm1([row_of[item] for item in reversed(listed)], prefers, 1)[0]
+    if fitted.recipe.model.kind == "nbpr":  # an order, whatever the candidates' order
+        assert fitted.item_ids[best] == listed[0]
+    reranked = fitted.rerank(USER, listed)
+    expected = algorithm1([row_of[item] for item in listed], prefers, len(listed))
+    assert names(reranked) == [fitted.item_ids[row] for row in expected]
+
+
+@pytest.mark.slow
+def test_seen_allowed_and_diverse_lists(fitted: Recommender) -> None:
+    assert not SEEN & set(names(fitted.recommend(USER, n=50)))
+    assert set(names(fitted.recommend(USER, n=50, exclude_seen=False))) >= SEEN
+    allowed = [item for item in fitted.item_ids if item not in SEEN][:3]
+    assert set(names(fitted.recommend(USER, allowed=[*allowed, "new"]))) == set(allowed)
+    mask = np.isin(np.array(fitted.item_ids), allowed)
+    assert fitted.recommend(USER, allowed=mask) == fitted.recommend(USER, allowed=allowed)
+    varied = fitted.recommend(USER, n=5, diversity=0.9)
+    assert varied[0].item == fitted.recommend(USER, n=5)[0].item
+    assert len(varied) == 5
+
+
+@pytest.mark.slow
+def test_many_users_get_what_each_gets_alone(fitted: Recommender) -> None:
+    users = list(fitted.user_ids)
+    many = fitted.recommend_many(users, n=5)
+    assert many[3] == fitted.recommend(users[3], n=5)
+    assert [len(items) for items in many] == [5] * len(users)
+
+
+@pytest.mark.slow
+def test_comparisons_explanations_and_similar_items(fitted: Recommender) -> None:
+    listed = names(fitted.recommend(USER, n=4))
+    comparison = fitted.compare(USER, listed)
+    assert comparison.items == listed
+    assert comparison.probability + comparison.probability.T == pytest.approx(np.ones((4, 4)))
+    assert sorted(comparison.order) == sorted(listed)
+    explained = fitted.explain(USER, n=4)
+    assert names(explained) == listed
+    reasons = {item for entry in explained for item, _ in entry.because}
+    assert reasons
+    assert reasons <= SEEN
+    assert all(effect > 0 for entry in explained for _, effect in entry.because)
+    similar = fitted.similar(listed[0], n=3)
+    assert listed[0] not in names(similar)
+    assert [s.score for s in similar] == sorted((s.score for s in similar), reverse=True)
+
+
+@pytest.mark.slow
+def test_somebody_new_gets_a_list_by_their_items(fitted: Recommender) -> None:
+    items = list(SEEN)[:5]
+    listed = names(fitted.recommend_for([*items, "unknown"], n=50))
+    assert not set(items) & set(listed)
+    assert set(items) <= set(names(fitted.recommend_for(items, n=50, exclude_seen=False)))
+    without = fitted.recommend_for(items, n=50, disliked=[listed[0]], exclude_seen=False)
+    assert listed[0] not in names(without)
+    with pytest.raises(DataError, match="knows none"):
+        fitted.recommend_for(["unknown"])
+
+
+@pytest.mark.slow
+def test_a_saved_recommender_answers_as_before(fitted: Recommender, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "deep" / "model")
+    loaded = Recommender.load(tmp_path / "deep" / "model")
+    assert loaded.recommend(USER) == fitted.recommend(USER)
+    assert loaded.explain(USER) == fitted.explain(USER)
+    assert loaded.metrics == fitted.metrics
+    with pytest.raises(CheckpointError, match="exists already"):
+        fitted.save(tmp_path / "deep" / "model")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_interactions_says_what_it_lacks(
+    fitted: Recommender, tmp_path: Path
+) -> None:
+    """As the service writes them."""
+    save_checkpoint(
+        tmp_path / "model",
+        fitted.checkpoint.model,
+        user_ids=fitted.user_ids,
+        item_ids=fitted.item_ids,
+        item_counts=fitted.checkpoint.item_counts,
+    )
+    loaded = Recommender.load(tmp_path / "model")
+    with pytest.raises(DataError, match="pass interactions"):
+        loaded.recommend(USER)
+    assert len(loaded.recommend(USER, n=5, exclude_seen=False)) == 5
+    with_rows = Recommender.load(tmp_path / "model", interactions=ROWS)
+    assert names(with_rows.recommend(USER)) == names(fitted.recommend(USER))
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_or_one_of_another_version_is_one_clear_error(
+    fitted: Recommender, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    fitted.save(folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"format": "ncr-checkpoint/9"}))
+    with pytest.raises(CheckpointError, match="is not a manifest of format ncr-checkpoint/1"):
+        Recommender.load(folder)
+    other = manifest | {"model": manifest["model"] | {"heads": 4}}
+    (folder / MANIFEST).write_text(json.dumps(other))
+    with pytest.raises(CheckpointError, match="heads"):
+        Recommender.load(folder)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / "interactions.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        Recommender.load(folder)
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        Recommender.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_split_is_learned_without_its_test_items() -> None:
+    split = leave_latest_out(load_interactions(ROWS).interactions)
+    recommender = Recommender(kind="nbpr", factors=4, epochs=3).fit(split)
+    metrics = evaluate(recommender, split)
+    assert set(metrics) == {"sampled", "full"}
+    assert 0.0 < metrics["sampled"].hr <= 1.0
+    assert recommender.metrics == {}
+    recommender.fit(ROWS)
+    assert set(recommender.metrics) == {"sampled", "full"}
+    assert recommender.fit(split).metrics == {}  # nothing of the fit before is left
+    assert recommender.checkpoint.temperature == 1.0
+    other = leave_latest_out(load_interactions(ROWS[:-200]).interactions)
+    with pytest.raises(DataError, match="other users or items"):
+        evaluate(recommender, other)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "there are no interactions to learn from"),
+        ([("ann", "a"), ("ann", "b"), ("ann", "c")], "there is only one user, 'ann'"),
+        (
+            [("ann", "a", 1.0), ("bob", "b", float("nan"))],
+            "row index 1: timestamp is missing or not finite",
+        ),
+        ({"user": ["ann", "bob"], "thing": ["a", "b"]}, 'no column "item" .found: user, thing'),
+        ([("ann", "a"), ("bob", "b")], "no user has 3 items"),
+    ],
+)
+def test_data_that_cannot_be_fitted_to_is_one_clear_error(rows: object, message: str) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        Recommender(kind="nbpr", epochs=1).fit(rows)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_wrong_questions_are_one_clear_error(fitted: Recommender) -> None:
+    with pytest.raises(DataError, match="recommend_for"):
+        fitted.recommend("nobody")
+    with pytest.raises(DataError, match="nothing can be recommended"):
+        fitted.recommend(USER, allowed=[])
+    with pytest.raises(DataError, match="mask of"):
+        fitted.recommend(USER, allowed=np.ones(3, dtype=np.bool_))
+    with pytest.raises(DataError, match="does not know item 'nix'"):
+        fitted.compare(USER, ["nix"])
+    with pytest.raises(ConfigError, match="at least 1"):
+        fitted.recommend(USER, n=0)
+    with pytest.raises(ConfigError, match="diversity"):
+        fitted.recommend(USER, diversity=2.0)
+
+
+def test_what_is_not_there_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="default, paper, history"):
+        Recommender("best")
+    with pytest.raises(ConfigError, match="unknown hyper-parameters: depth"):
+        Recommender(depth=3)
+    with pytest.raises(ConfigError, match="fit or load"):
+        Recommender().recommend("ann")
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    check = "import sys, ncr_core; assert 'torch' not in sys.modules; assert ncr_core.Recommender"
+    subprocess.run([sys.executable, "-c", check], check=True, cwd=Path(__file__).parents[2])
