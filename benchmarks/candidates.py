@@ -215,7 +215,7 @@ from pathlib import Path
 from ncr_core.checkpoint import load_checkpoint
 from app.core.cache import ByteCache
 from ncr_core.inference.engine import InferenceEngine
-from ncr_core.inference.retrieval import RankRequest, UserState
+from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 def rss():
     text = Path("/proc/self/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
@@ -225,11 +225,11 @@ engine = InferenceEngine(load_checkpoint(Path(sys.argv[1])), 200, lists=ByteCach
 engine.warm_up()
 took = time.perf_counter() - started
 print(rss())
-mask = np.ones(engine.n_items, dtype=bool)
+items = ItemFilter(np.ones(engine.n_items, dtype=bool))
 def run():
     started = time.perf_counter()
     for user in range(1000, 1200):
-        engine.rank([RankRequest(UserState(user), 10, mask, key=user)])
+        engine.rank([RankRequest(UserState(user), 10, items, key=user)])
     return (time.perf_counter() - started) / 200 * 1e3
 cold, warm = run(), run()
 print(rss(), took, cold, warm)

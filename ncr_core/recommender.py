@@ -31,7 +31,13 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.engine import InferenceEngine, RankedItem, RerankRequest
-from ncr_core.inference.retrieval import BoolArray, IntArray, RankRequest, UserState
+from ncr_core.inference.retrieval import (
+    BoolArray,
+    IntArray,
+    ItemFilter,
+    RankRequest,
+    UserState,
+)
 from ncr_core.manifest import read_verified
 from ncr_core.models import PairwiseRanker
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
@@ -297,7 +303,8 @@ class Recommender:
         for user in users:
             row = self._user_row(user)
             seen = self._seen(row) if exclude_seen else _NO_ROWS
-            requests.append(RankRequest(UserState(row), n, mask, seen, diversity=diversity))
+            items = ItemFilter(mask, seen)
+            requests.append(RankRequest(UserState(row), n, items, diversity=diversity))
         return self._rank(requests)
 
     def recommend_for(
@@ -328,9 +335,8 @@ class Recommender:
         excluded = np.concatenate([evidence.items, evidence.disliked])
         if not exclude_seen:
             excluded = evidence.disliked
-        request = RankRequest(
-            UserState(None, evidence), n, self._mask(allowed), excluded, diversity=diversity
-        )
+        candidates = ItemFilter(self._mask(allowed), excluded)
+        request = RankRequest(UserState(None, evidence), n, candidates, diversity=diversity)
         return self._rank([request])[0]
 
     def rerank(self, user: str | int, items: Iterable[str | int]) -> list[ScoredItem]:
@@ -392,8 +398,7 @@ class Recommender:
         request = RankRequest(
             UserState(row),
             n,
-            self._mask(allowed),
-            seen if exclude_seen else _NO_ROWS,
+            ItemFilter(self._mask(allowed), seen if exclude_seen else _NO_ROWS),
             explain_by=Evidence(seen, weights),
         )
         return self._rank([request])[0]

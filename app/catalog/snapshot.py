@@ -48,11 +48,15 @@ class Catalogue:
         """One more than the highest internal id: the length of the arrays."""
         return len(self.visible)
 
+    def members(self, categories: Iterable[str]) -> list[NDArray[np.int64]]:
+        """Return the internal ids in each of the categories; the arrays are shared."""
+        return [self.categories.get(category, _NO_IDS) for category in categories]
+
     def mask(self, categories: Iterable[str]) -> NDArray[np.bool_]:
         """Return a mask (size,): whether the item is in any of the categories."""
         mask = np.zeros(self.size, np.bool_)
-        for category in categories:
-            mask[self.categories.get(category, _NO_IDS)] = True
+        for ids in self.members(categories):
+            mask[ids] = True
         return mask
 
     def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,6 @@ from ncr_core.fold_in.prior import Prior, prior_of
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList
 
-MAX_CATEGORY_MASKS = 64
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
 
 
@@ -38,7 +37,6 @@ class ItemIndex:
     """A digest of ``visible``: it stays while what may be recommended stays."""
     row_of: NDArray[np.int64]
     """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
-    _category_masks: dict[tuple[str, ...], NDArray[np.bool_]] = field(default_factory=dict)
 
     def rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of each of the catalogue's ids, −1 where the model does not have the item."""
@@ -46,27 +44,6 @@ class ItemIndex:
         known = (internal >= 0) & (internal < len(self.row_of))
         rows[known] = self.row_of[internal[known]]
         return rows
-
-    def known_rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of the ids that the model has, in their order; of repeated ones the last."""
-        rows = self.rows(internal)
-        rows = rows[rows >= 0]
-        _, from_end = np.unique(rows[::-1], return_index=True)
-        return rows[np.sort(len(rows) - 1 - from_end)]
-
-    def allowed(self, catalogue: Catalogue, categories: tuple[str, ...]) -> NDArray[np.bool_]:
-        """(n_items,) visible items, in any of the categories where there are some.
-
-        The array is shared: it must not be changed.
-        """
-        if not categories:
-            return self.visible
-        mask = self._category_masks.get(categories)
-        if mask is None:
-            mask = self.visible & catalogue.mask(categories)[self.internal]
-            if len(self._category_masks) < MAX_CATEGORY_MASKS:
-                self._category_masks[categories] = mask
-        return mask
 
     def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
         """What candidates depend on beside the user."""

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from app.inference.loaded_model import digest_of_mask, unfiltered_key
 from ncr_core.atomic_files import atomic_write
 from ncr_core.inference.engine import InferenceEngine
-from ncr_core.inference.retrieval import CandidateList, RankRequest, UserState
+from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest, UserState
 
 BATCH = 64  # users in one search
 FORMAT = "ncr-candidates-1"
@@ -92,7 +92,9 @@ def compute(
     lists: list[NDArray[np.int32]] = []
     for start in range(0, len(users), BATCH):
         batch = users[start : start + BATCH]
-        requests = [RankRequest(UserState(row), 1, visible, seen) for _, row, _, seen in batch]
+        requests = [
+            RankRequest(UserState(row), 1, ItemFilter(visible, seen)) for _, row, _, seen in batch
+        ]
         lists += [candidates.items for candidates in engine.retriever.retrieve(requests)]
         report(start + len(batch), len(users))
     items = np.full((len(users), engine.retriever.capacity), -1, dtype=np.int32)

@@ -17,7 +17,7 @@ from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
 from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.fold_in import Evidence
-from ncr_core.inference.retrieval import RankRequest, UserState
+from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
 MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
 NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
@@ -101,13 +101,17 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         withheld = np.concatenate([profile.seen, withheld]) if len(withheld) else profile.seen
     skipped = _NO_ROWS
     if query.exclude:
-        ids = internal_ids(catalogue, query.exclude)
-        skipped = np.flatnonzero(np.isin(items.internal, ids))
+        skipped = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
+        skipped = skipped[skipped >= 0]
     return RankRequest(
         user,
         query.n,
-        items.allowed(catalogue, query.categories),
-        withheld,
+        ItemFilter(
+            items.visible,
+            withheld,
+            catalogue.members(query.categories) if query.categories else None,
+            items.row_of,
+        ),
         skipped,
         query.diversity,
         _explainable(fold_in_evidence(profile, items, 0), items, catalogue)
@@ -115,7 +119,6 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         else None,
         (user.key, items.candidates_key(query.exclude_seen, query.categories)),
         query.key_bytes,
-        items.row_of,
     )
 
 

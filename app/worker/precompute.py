@@ -69,15 +69,13 @@ async def _active_users(features: Features, model: LoadedModel, n: int) -> list[
     active = await features.events.active_users(n)
     snapshot = await features.events.snapshot_for_training()
     catalogue = await features.catalog.catalogue()
-    internal = model.items(catalogue).internal
-    row_of = np.full(max(catalogue.size, int(internal.max(initial=0)) + 1), -1, dtype=np.int64)
-    row_of[internal[internal >= 0]] = np.flatnonzero(internal >= 0)
+    items = model.items(catalogue)
     users: list[ActiveUser] = []
     for user_id, external_id, seq in active:
         row = model.user_rows.get(external_id)
         if row is None or seq > model.trained_seq:
             continue  # searched on demand, by what the user did since
         first, last = np.searchsorted(snapshot.user_id, [user_id, user_id + 1])
-        seen = row_of[snapshot.item_id[first:last]]
+        seen = items.rows(snapshot.item_id[first:last])
         users.append((external_id, row, seq, np.unique(seen[seen >= 0])))
     return users

@@ -23,6 +23,7 @@ from ncr_core.inference.retrieval import (
     CandidateList,
     CandidateRetriever,
     IntArray,
+    ItemFilter,
     RankRequest,
     UserState,
 )
@@ -158,7 +159,7 @@ class InferenceEngine:
 
     def warm_up(self) -> None:
         """Runs everything once, so that no request pays for what the first one sets up."""
-        everything = np.ones(self.n_items, dtype=np.bool_)
+        everything = ItemFilter(np.ones(self.n_items, dtype=np.bool_))
         user = UserState(0, Evidence(np.array([0])))
         self.rank([RankRequest(user, 10, everything, diversity=0.5)])
 

@@ -42,15 +42,49 @@ class UserState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ItemFilter:
+    """The items that one user may get.
+
+    The mask over all items is made where candidates have to be searched for, and not before: most
+    requests find theirs in a cache.
+    """
+
+    allowed: BoolArray
+    """(n_items,) items that may be recommended. Requests share the array: nobody writes to it."""
+    excluded: IntArray = field(default_factory=lambda: _NO_ROWS)
+    """Ids of items that this user does not get, such as those they have seen."""
+    within: Sequence[IntArray] | None = None
+    """Ids of the only items that may be recommended, in any number of arrays; None: any item."""
+    row_of: IntArray | None = None
+    """The row of each id, −1 for ids that the model does not have; None: ids are rows."""
+
+    def mask(self) -> BoolArray:
+        """(n_items,) items that the user may get, in an array of the caller's own."""
+        if self.within is None:
+            mask = self.allowed.copy()
+        else:
+            mask = np.zeros_like(self.allowed)
+            for ids in self.within:
+                rows = self._rows(ids)
+                mask[rows] = self.allowed[rows]
+        mask[self._rows(self.excluded)] = False
+        return mask
+
+    def _rows(self, ids: IntArray) -> IntArray:
+        if self.row_of is None:
+            return ids
+        rows = self.row_of[ids[ids < len(self.row_of)]]
+        return rows[rows >= 0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RankRequest:
     """A list of the best ``n`` items for one user. Rows are the model's own."""
 
     user: UserState
     n: int
-    allowed: BoolArray
-    """(n_items,) items that may be recommended. Requests share the array: nobody writes to it."""
-    excluded: IntArray = field(default_factory=lambda: _NO_ROWS)
-    """Rows that this user does not get, as those they have seen; ids where there is ``row_of``."""
+    items: ItemFilter
+    """The items that candidates may be taken from: ``skipped`` ones too."""
     skipped: IntArray = field(default_factory=lambda: _NO_ROWS)
     """Rows that this request alone leaves out: ``key`` does not depend on them."""
     diversity: float = 0.0
@@ -58,39 +92,21 @@ class RankRequest:
     explain_by: Evidence | None = None
     """All that is known of the user, to explain each item by; None: nothing is explained."""
     key: Hashable = None
-    """Identifies the candidates in a cache: it changes with ``user.key``, ``allowed`` and
-    ``excluded``. None: not kept."""
+    """Identifies the candidates in a cache: it changes with ``user.key`` and ``items``. None: not
+    kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
-    row_of: IntArray | None = None
-    """The row of each id of ``excluded``, −1 for unknown ones: looked up only where candidates have
-    to be searched for. None: ``excluded`` are rows."""
 
     @property
     def depth(self) -> int:
         """The length of the ranked list that the ``n`` items are chosen from."""
         return max(MIN_POOL, POOL_FACTOR * self.n) if self.diversity else self.n
 
-    def candidate_mask(self) -> BoolArray:
-        """(n_items,) items that candidates may be taken from: ``skipped`` ones too."""
-        if not len(self.excluded):
-            return self.allowed
-        mask = self.allowed.copy()
-        mask[self._excluded_rows()] = False
-        return mask
-
     def mask(self) -> BoolArray:
-        """(n_items,) items that may be in the list."""
-        mask = self.allowed.copy()
-        mask[self._excluded_rows()] = False
+        """(n_items,) items that may be in the list, in an array of the caller's own."""
+        mask = self.items.mask()
         mask[self.skipped] = False
         return mask
-
-    def _excluded_rows(self) -> IntArray:
-        if self.row_of is None:
-            return self.excluded
-        rows = self.row_of[self.excluded[self.excluded < len(self.row_of)]]
-        return rows[rows >= 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +252,7 @@ class CandidateRetriever:
         size = max(1, MAX_SCORES // max(1, self._model.n_items))
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
-            masks = np.stack([requests[position].candidate_mask() for position in part])
+            masks = np.stack([requests[position].items.mask() for position in part])
             lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES)
             for position, mask, items in zip(part, masks, lists, strict=True):
                 request = requests[position]

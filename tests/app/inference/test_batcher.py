@@ -14,7 +14,7 @@ from app.core.errors import Unavailable
 from app.inference import batcher as module
 from app.inference.batcher import Batcher, ClientGone, IsGone
 from ncr_core.inference.engine import RankedItem
-from ncr_core.inference.retrieval import RankRequest, UserState
+from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +51,7 @@ def ask(
     batcher: Batcher, model: FakeEngine, n: int, seq: int = 0, gone: IsGone | None = None
 ) -> asyncio.Task[list[RankedItem]]:
     """With a ``seq``, for a user whose candidates are in no cache."""
-    request = RankRequest(UserState(0), n, np.ones(1, dtype=np.bool_), key=seq)
+    request = RankRequest(UserState(0), n, ItemFilter(np.ones(1, dtype=np.bool_)), key=seq)
     return asyncio.create_task(batcher.rank(cast(Any, model), request, gone))
 
 
@@ -256,6 +256,6 @@ async def test_slow_requests_are_told_that_they_are(batcher: Batcher) -> None:
     told: list[tuple[int, int]] = []
     engine = cast(Any, FakeEngine())
     for n, seq in ((10, 0), (10, 1), (1000, 0)):
-        request = RankRequest(UserState(0), n, np.ones(1, dtype=np.bool_), key=seq)
+        request = RankRequest(UserState(0), n, ItemFilter(np.ones(1, dtype=np.bool_)), key=seq)
         await batcher.rank(engine, request, None, lambda n=n, seq=seq: told.append((n, seq)))
     assert told == [(10, 1), (1000, 0)]

@@ -17,7 +17,7 @@ from app.registry.schemas import ModelRow
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.engine import InferenceEngine, RankedItem
-from ncr_core.inference.retrieval import SPARE_CANDIDATES, RankRequest, UserState
+from ncr_core.inference.retrieval import SPARE_CANDIDATES, ItemFilter, RankRequest, UserState
 from ncr_core.models import ModelConfig
 from tests.ncr_core.conftest import wild_model
 
@@ -53,7 +53,7 @@ def ask(
     evidence = None if fold_in is None else Evidence(np.array(fold_in))
     state = UserState(user, evidence, (f"u{user}", len(fold_in or ())))
     key = state.key, None if allowed is None else tuple(allowed)
-    return RankRequest(state, n, mask, skipped=np.array(exclude, np.int64), key=key)
+    return RankRequest(state, n, ItemFilter(mask), skipped=np.array(exclude, np.int64), key=key)
 
 
 def rows(model: LoadedModel, *requests: RankRequest) -> list[list[int]]:
@@ -175,3 +175,25 @@ def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
     fallbacks.clear()
     assert rows(model, ask(0), ask(1)) == expected[:2]
     assert fallbacks == ["half", "cpu", "cpu"]
+
+
+def test_a_filter_is_what_is_visible_in_a_category_and_not_excluded() -> None:
+    """By ids of which the model has some; an id it does not have hides no row."""
+    random = np.random.default_rng(5)
+    row_of = np.full(40, -1, dtype=np.int64)
+    ids = random.permutation(40)[:30]
+    row_of[ids] = np.arange(30)
+    visible = random.random(30) < 0.7
+    excluded, *within = (random.integers(0, 60, 12) for _ in range(3))
+    for part in (None, [], within):
+        expected = [
+            bool(visible[row])
+            and internal_id not in excluded
+            and (part is None or any(internal_id in members for members in part))
+            for row, internal_id in enumerate(ids.tolist())
+        ]
+        before = visible.copy()
+        mask = ItemFilter(visible, excluded, part, row_of).mask()
+        assert mask.tolist() == expected
+        mask[:] = True
+        assert (visible == before).all()  # the shared array is nobody's to write to
