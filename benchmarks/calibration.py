@@ -37,7 +37,8 @@ from ncr_core.evaluation.calibration import (
     reliability,
 )
 from ncr_core.evaluation.protocols import NEGATIVES, CandidateSet, sampled_candidates
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of
+from ncr_core.inference.retrieval import CandidateGenerator
+from ncr_core.ranking import PAD, ExactRanker, anchors_of
 from ncr_core.reproduction.datasets import load_dataset
 
 FACTORS = 8

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from benchmarks.harness import publish, run_command
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
+from ncr_core.inference.retrieval import CandidateGenerator
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.ranking import (
-    CandidateGenerator,
     ExactRanker,
     ExactRetriever,
     FaissRetriever,

@@ -45,7 +45,8 @@ from ncr_core.explain.influence import Floats, InfluenceExplainer, IntArray
 from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.fold_in.evidence import PairSampler, WeightedPairs
 from ncr_core.fold_in.users import UserMargins
-from ncr_core.ranking import CandidateGenerator, ExactRanker, anchors_of
+from ncr_core.inference.retrieval import CandidateGenerator
+from ncr_core.ranking import ExactRanker, anchors_of
 from ncr_core.reproduction.datasets import load_dataset
 
 SHOWN = 10

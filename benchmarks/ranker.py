@@ -38,7 +38,8 @@ from scipy.sparse import csr_matrix
 
 from benchmarks.harness import in_turns, publish, run_command
 from ncr_core.checkpoint import load_checkpoint
-from ncr_core.ranking import CandidateGenerator, ExactRanker, algorithm1, anchors_of
+from ncr_core.inference.retrieval import CandidateGenerator
+from ncr_core.ranking import ExactRanker, algorithm1, anchors_of
 from ncr_core.ranking.backends.numba_ranker import NumbaRanker
 
 K = 10

@@ -54,7 +54,7 @@ class QuestionPool:
         margins_by_user: list[Floats] = []
         with torch.inference_mode():
             for users in torch.split(sample, USERS_AT_ONCE):
-                margins = ranker.bind(users).all_margins(rows.expand(len(users), -1)).cpu()
+                margins = ranker.bind(users).margins.all_margins(rows.expand(len(users), -1)).cpu()
                 margins_by_user.append(margins[:, self._first, self._second].float().numpy())
         # (Q, S), so that all that is asked of a pair lies together.
         pairs_by_taste = np.ascontiguousarray(np.concatenate(margins_by_user).T)

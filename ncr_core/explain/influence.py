@@ -168,7 +168,7 @@ class InfluenceExplainer:
             return every, np.full(every.shape, 1.0 / len(all_items))
         block = torch.from_numpy(np.concatenate([all_items, own])).to(self._ranker.device)
         user = torch.from_numpy(vector).float().unsqueeze(0)
-        ahead = self._ranker.bind(user).mean_margins(self._anchors, block)[0] / 2.0
+        ahead = self._ranker.bind(user).margins.mean_margins(self._anchors, block)[0] / 2.0
         of_all, of_own = (x.cpu().numpy() for x in torch.split(ahead, [len(all_items), len(own)]))
         by_score = np.argsort(-of_all, kind="stable")
         matters = 1.0 / (1.0 + np.exp(np.clip(of_own[:, None] - of_all[by_score], -30.0, 30.0)))

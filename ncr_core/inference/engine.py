@@ -20,6 +20,7 @@ from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.fold_in.prior import Prior
 from ncr_core.inference.retrieval import (
     Cache,
+    CandidateGenerator,
     CandidateList,
     CandidateRetriever,
     IntArray,
@@ -28,8 +29,7 @@ from ncr_core.inference.retrieval import (
     UserState,
 )
 from ncr_core.models import PairwiseRanker, build_model
-from ncr_core.ranking import PAD, CandidateGenerator, ExactRanker, anchors_of, shortlist_for
-from ncr_core.ranking.ranker import BoundRanker
+from ncr_core.ranking import PAD, BoundRanker, ExactRanker, anchors_of, shortlist_for
 from ncr_core.ranking.similarity import ItemSpace, diversified
 
 CANDIDATE_SEED = 20_181_022
@@ -241,7 +241,8 @@ class InferenceEngine:
             ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
         if any(request.diversity for request in requests):
             ranked = self._diversified(requests, ranked)
-        lists = self._described(bound, ranked, [request.n for request in requests])
+        margins = bound.margins.list_margins(ranked, self.references)
+        lists = self._described(ranked, margins, [request.n for request in requests])
         return [
             items if request.explain_by is None else self._explained(request, vector, items)
             for request, vector, items in zip(requests, vectors, lists, strict=True)
@@ -251,12 +252,14 @@ class InferenceEngine:
     def _rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
         bound, items = self._bound(requests)
         width = items.shape[1]
-        return self._described(bound, bound.rank(items, width), [width] * len(requests))
+        ranked = bound.rank(items, width)
+        margins = bound.margins.list_margins(ranked, self.references)
+        return self._described(ranked, margins, [width] * len(requests))
 
     @torch.inference_mode()
     def _compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
         bound, items = self._bound(requests)
-        margins = bound.all_margins(items).cpu()
+        margins = bound.margins.all_margins(items).cpu()
         ranked = bound.rank(items, items.shape[1]).cpu()
         comparisons = []
         for request, of_request, rows in zip(requests, margins, ranked, strict=True):
@@ -286,10 +289,13 @@ class InferenceEngine:
         return pad_sequence(lists, batch_first=True, padding_value=PAD).to(ranked.device)
 
     def _described(
-        self, bound: BoundRanker, ranked: Tensor, lengths: Sequence[int]
+        self, ranked: Tensor, margins: tuple[Tensor, Tensor], lengths: Sequence[int]
     ) -> list[list[RankedItem]]:
-        """(B, k) ranked rows → lists with scores and probabilities, of at most ``lengths``."""
-        over_references, over_next = bound.list_margins(ranked, self.references)
+        """(B, k) ranked rows → lists with scores and probabilities, of at most ``lengths``.
+
+        ``margins`` are those of `UserMargins.list_margins` over the reference items.
+        """
+        over_references, over_next = margins
         scores = preference_probability(over_references, self.temperature).mean(axis=2)
         ahead = preference_probability(over_next, self.temperature)
         return [

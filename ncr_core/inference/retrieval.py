@@ -13,11 +13,13 @@ from torch import Tensor
 
 from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.models.base import PairwiseRanker
-from ncr_core.ranking import PAD, CandidateGenerator
+from ncr_core.ranking import PAD, ExactRanker, Retriever, cheap_to_rank
 from ncr_core.ranking.candidates import BEST_LAST
+from ncr_core.ranking.ranker import top_allowed
 
 SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new search
 MAX_SCORES = 2**22  # users times items in one search: 32 MiB of float64
+SHORTLIST_FACTOR = 5  # times the candidates
 POOL_FACTOR, MIN_POOL = 5, 50  # a diverse list is chosen from max(5n, 50) ranked items
 
 IntArray = NDArray[np.int64]
@@ -151,6 +153,61 @@ class CandidateSource(Protocol):
 
     def find(self, request: RankRequest) -> CandidateList | None:
         """The candidates of exactly this request, or None."""
+
+
+class CandidateGenerator:
+    """Scores every item by how it fares against a few anchor items, and keeps the best M.
+
+    The score of an item is its mean margin over the anchors. For an additive model that orders
+    items exactly as the model does. ``shortlist`` finds the best by s_ui alone in a very large
+    catalogue; of a multiple of m of them, the scores then choose.
+    """
+
+    def __init__(
+        self,
+        ranker: ExactRanker,
+        anchors: Sequence[int],
+        seed: int,
+        shortlist: Retriever | None = None,
+    ) -> None:
+        self.ranker = ranker
+        self.shortlist = shortlist
+        self.anchors = torch.tensor(list(anchors), dtype=torch.long, device=ranker.device)
+        order = torch.randperm(ranker.n_items, generator=torch.Generator().manual_seed(seed))
+        self.order = torch.empty_like(order)
+        self.order[order] = torch.arange(len(order))
+        self.order = self.order.to(ranker.device)
+
+    def scores(self, users: Tensor) -> Tensor:
+        """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
+        return self.ranker.mean_margins(users, self.anchors)
+
+    def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
+        """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
+
+        With a shortlist only its items are scored: for catalogues that are too large for more.
+        """
+        users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
+        if self.shortlist is None:
+            if sortable:
+                return self.ranker.top(users, m, allowed, self.order)
+            return top_allowed(self.scores(users), allowed, self.order, m)
+        if sortable:
+            return self.shortlist.search(users, allowed, m)
+        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
+        scores = torch.full(
+            shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
+        )
+        for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
+            rows = items[items != PAD]
+            means = self.ranker.bind(user).margins.mean_margins(self.anchors, rows)
+            row[: len(rows)] = means[0]
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
+        return shortlisted.gather(1, order)
+
+    def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
+        """The best ``m`` allowed items by (B, n_items) scores, as ``cheap_to_rank``."""
+        return cheap_to_rank(top_allowed(scores, allowed, self.order, m))
 
 
 class CandidateRetriever:

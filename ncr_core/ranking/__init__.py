@@ -2,7 +2,6 @@
 
 from ncr_core.ranking.algorithm1 import algorithm1
 from ncr_core.ranking.candidates import (
-    CandidateGenerator,
     ExactRetriever,
     FaissRetriever,
     Retriever,
@@ -19,7 +18,6 @@ __all__ = [
     "PAD",
     "STRATEGIES",
     "BoundRanker",
-    "CandidateGenerator",
     "ExactRanker",
     "ExactRetriever",
     "FaissRetriever",

@@ -1,4 +1,4 @@
-"""Candidates: for each user the best M items by a cheap score, in a fixed order.
+"""What candidates are found by: reference items, and an index of a very large catalogue.
 
 In a very large catalogue a retriever first finds the best by s_ui alone. s_ui = u·v_i + b_i is the
 product of (u, 1) and (v_i, b_i), which an inverted file of faiss searches in a small part of the
@@ -19,7 +19,7 @@ from ncr_core.errors import ConfigError
 from ncr_core.optional_imports import is_installed, require
 from ncr_core.ranking.backends.additive_topk import top_of_catalogue
 from ncr_core.ranking.margins import Margins
-from ncr_core.ranking.ranker import PAD, ExactRanker
+from ncr_core.ranking.ranker import PAD
 
 MIN_ITEMS = 50_000
 MIN_FAISS_ITEMS = 300_000
@@ -142,7 +142,6 @@ def shortlist_for(margins: Margins, users: Tensor) -> Retriever | None:
 REFERENCES = 16  # that scores are told against
 ANCHORS = 4  # of them that candidates are chosen by: `python -m benchmarks.candidates`
 BEST_LAST = 32
-SHORTLIST_FACTOR = 5  # times the candidates
 
 
 def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
@@ -158,76 +157,6 @@ def anchors_of(references: Sequence[int]) -> list[int]:
     """A few of the reference items, which stand by popularity, at equal steps."""
     n = min(ANCHORS, len(references))
     return [references[(2 * step + 1) * len(references) // (2 * n)] for step in range(n)]
-
-
-class CandidateGenerator:
-    """Scores every item by how it fares against a few anchor items, and keeps the best M.
-
-    The score of an item is its mean margin over the anchors. For an additive model that orders
-    items exactly as the model does. ``shortlist`` finds the best by s_ui alone in a very large
-    catalogue; of a multiple of m of them, the scores then choose.
-    """
-
-    def __init__(
-        self,
-        ranker: ExactRanker,
-        anchors: Sequence[int],
-        seed: int,
-        shortlist: Retriever | None = None,
-    ) -> None:
-        self.ranker = ranker
-        self.shortlist = shortlist
-        self.anchors = torch.tensor(list(anchors), dtype=torch.long, device=ranker.device)
-        order = torch.randperm(ranker.n_items, generator=torch.Generator().manual_seed(seed))
-        self.order = torch.empty_like(order)
-        self.order[order] = torch.arange(len(order))
-        self.order = self.order.to(ranker.device)
-
-    def scores(self, users: Tensor) -> Tensor:
-        """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
-        return self.ranker.mean_margins(users, self.anchors)
-
-    @torch.inference_mode()
-    def best(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """The best ``m`` allowed items a user, best first, padded with −1: (B, ≤ m).
-
-        ``scores`` and ``allowed`` are (B, n_items). Equal scores stand in a seeded order.
-        """
-        m = min(m, scores.shape[1])
-        scores = scores.nan_to_num(nan=-torch.inf)
-        top = torch.topk(scores.masked_fill(~allowed, -torch.inf), m, dim=1)
-        by_order = self.order[top.indices].argsort(dim=1)
-        items, values = top.indices.gather(1, by_order), top.values.gather(1, by_order)
-        by_score = values.argsort(dim=1, descending=True, stable=True)
-        items, values = items.gather(1, by_score), values.gather(1, by_score)
-        return torch.where(values > -torch.inf, items, PAD)
-
-    def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
-
-        With a shortlist only its items are scored: for catalogues that are too large for more.
-        """
-        users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
-        if self.shortlist is None:
-            if sortable:
-                return self.ranker.top(users, m, allowed, self.order)
-            return self.best(self.scores(users), allowed, m)
-        if sortable:
-            return self.shortlist.search(users, allowed, m)
-        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
-        scores = torch.full(
-            shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
-        )
-        for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
-            rows = items[items != PAD]
-            means = self.ranker.bind(user).mean_margins(self.anchors, rows)
-            row[: len(rows)] = means[0]
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
-        return shortlisted.gather(1, order)
-
-    def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """The candidates: ``best`` as ``cheap_to_rank``."""
-        return cheap_to_rank(self.best(scores, allowed, m))
 
 
 def cheap_to_rank(best: Tensor) -> Tensor:

@@ -142,6 +142,52 @@ class BoundMargins:
             margin[close] = torch.where(exact.abs() < (ROUNDING * size).clamp(min=TIE), 0.0, exact)
         return margin
 
+    @torch.inference_mode()
+    def all_margins(self, candidates: Tensor) -> Tensor:
+        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
+        candidates = candidates.to(self.users.device)
+        lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
+        n, m = items.shape
+        rows = torch.arange(n, device=self.users.device)
+        margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
+        width = max(1, MAX_PAIRS // max(1, n * m))
+        for start in range(0, m, width):
+            block = items[:, start : start + width]
+            i, j = block.repeat_interleave(m, dim=1), items.repeat(1, block.shape[1])
+            margins[:, start : start + width] = self(rows, i, j).view(n, -1, m)
+        inside = torch.arange(m, device=self.users.device) < lengths.unsqueeze(1)
+        return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
+
+    @torch.inference_mode()
+    def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, k) lists and (R,) other items → (B, k, R) margins, and (B, k) over the next item."""
+        b, k = ranked.shape
+        items = ranked.clamp(min=0)
+        i, j = items.repeat_interleave(len(others), dim=1), others.repeat(k).expand(b, -1)
+        over_others = self.compare(i, j).view(b, k, len(others))
+        return over_others, self.compare(items, items.roll(-1, dims=1))
+
+    @torch.inference_mode()
+    def compare(self, i: Tensor, j: Tensor) -> Tensor:
+        """Margins of (B, L) items i over items j → (B, L) float64."""
+        rows = torch.arange(len(self.users), device=self.users.device)
+        i, j = i.to(self.users.device), j.to(self.users.device)
+        width = max(1, MAX_PAIRS // max(1, len(self.users)))
+        blocks = zip(torch.split(i, width, dim=1), torch.split(j, width, dim=1), strict=True)
+        return torch.cat([self(rows, *block) for block in blocks], dim=1)
+
+    @torch.inference_mode()
+    def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
+        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
+        if self._margins.additive:
+            linear = self.all_linear_scores(torch.cat([anchors, block]).expand(len(self.users), -1))
+            of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
+            return of_items - of_anchors.mean(dim=1, keepdim=True)
+        i = block.repeat_interleave(len(anchors)).expand(len(self.users), -1)
+        j = anchors.repeat(len(block)).expand(len(self.users), -1)
+        margins = self.compare(i, j)
+        return margins.view(len(self.users), len(block), len(anchors)).mean(dim=2)
+
     def _tower(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> tuple[Tensor, Tensor]:
         tables, users, projected = self._double if double else self._single
         tower = tables.tower

@@ -19,7 +19,7 @@ from ncr_core.ranking.backends.numba_ranker import (
 )
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.backends.triton_ranker import triton_ranker
-from ncr_core.ranking.margins import MAX_PAIRS, PAD, BoundMargins, Margins
+from ncr_core.ranking.margins import PAD, BoundMargins, Margins
 from ncr_core.ranking.tournament import (
     STRATEGIES,
     Strategy,
@@ -43,6 +43,27 @@ class RankerBatch(Protocol):
             (B, k) item rows, best first, padded with −1, as the literal Algorithm 1 gives them, and
             how many pairs were compared for each user (B,); None where no pair was.
         """
+        ...
+
+
+class UserMargins(Protocol):
+    """Margins of the B users of one batch, in torch (`BoundMargins`) or compiled."""
+
+    def all_margins(self, candidates: Tensor) -> Tensor:
+        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
+        ...
+
+    def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """How the items of lists fare: (B, k) item rows and (R,) other rows.
+
+        Returns:
+            (B, k, R) margins of each listed item over each other one, and (B, k) over the item
+            after it in the list; anything where there is none.
+        """
+        ...
+
+    def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
+        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
         ...
 
 
@@ -150,27 +171,29 @@ class ExactRanker:
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
         """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""
-        return self.bind(users).all_margins(candidates)
+        return self.bind(users).margins.all_margins(candidates)
 
     def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Margins z_uij − z_uji of (B, E) users and (B, L) items i and j → (B, L) float64."""
-        return self.bind(users).compare(i, j)
+        return self.margins.bind(_moved(users, self.device)).compare(i, j)
 
+    @torch.inference_mode()
     def linear_scores(self, users: Tensor, items: Tensor) -> Tensor:
         """s_ui in float64 of (B, E) user vectors and (B, M) items → (B, M)."""
-        return self.bind(users).linear_scores(items)
+        users = _moved(users, self.device)
+        return self.margins.bind(users).all_linear_scores(items.to(self.device))
 
     @torch.inference_mode()
     def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
         """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
-        bound, anchors = self.bind(users), anchors.to(self.device)
+        margins, anchors = self.bind(users).margins, anchors.to(self.device)
         means = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
         if not len(anchors):
             return means
         for start in range(0, self.n_items, ITEMS_AT_ONCE):
             stop = min(start + ITEMS_AT_ONCE, self.n_items)
             block = torch.arange(start, stop, device=self.device)
-            means[:, start:stop] = bound.mean_margins(anchors, block)
+            means[:, start:stop] = margins.mean_margins(anchors, block)
         return means
 
 
@@ -179,24 +202,22 @@ class BoundRanker:
 
     def __init__(self, ranker: ExactRanker, users: Tensor) -> None:
         self._ranker = ranker
-        self._device = ranker.device
-        self._n_users = len(users)
-        self._margins = ranker.margins.bind(_moved(users, ranker.device))
+        self._users = ranker.margins.bind(_moved(users, ranker.device))
 
     @cached_property
     def _batch(self) -> RankerBatch:
-        return self._ranker.backend.bind(self._margins)
+        return self._ranker.backend.bind(self._users)
 
     @property
-    def _compiled(self) -> NumbaBatch | None:
-        batch = self._batch
-        return batch if isinstance(batch, NumbaBatch) else None
+    def margins(self) -> UserMargins:
+        """The margins of these users: compiled, where the backend is."""
+        return self._batch if isinstance(self._batch, NumbaBatch) else self._users
 
     def rank(self, candidates: Tensor, k: int, strategy: Strategy = "algorithm1") -> Tensor:
         """See ``ExactRanker.rank``."""
         if strategy not in STRATEGIES:
             raise ConfigError(f"unknown strategy {strategy!r}: {', '.join(STRATEGIES)}")
-        candidates = _moved(candidates, self._device)
+        candidates = _moved(candidates, self._ranker.device)
         k = min(k, candidates.shape[1])
         on_pairs = self._ranker.on_pairs
         if strategy != "algorithm1":
@@ -204,76 +225,32 @@ class BoundRanker:
             if on_pairs is not None:
                 on_pairs(int((lengths * (lengths - 1) // 2).sum()))
             score = wins if strategy == "copeland" else mean_preference
-            order = top_positions(score(self.all_margins(candidates), lengths), lengths, k)
+            order = top_positions(score(self.margins.all_margins(candidates), lengths), lengths, k)
             return candidates.gather(1, order.clamp(min=0)).masked_fill_(order == PAD, PAD)
         if self._ranker.backend.supports(*candidates.shape):
             ranked, pairs = self._batch.rank(candidates, k)
         else:
-            ranked, pairs = self._ranker.fallback.bind(self._margins).rank(candidates, k)
+            ranked, pairs = self._ranker.fallback.bind(self._users).rank(candidates, k)
         if on_pairs is not None and pairs is not None:
             on_pairs(int(pairs.sum()))
         return ranked
 
-    @torch.inference_mode()
-    def all_margins(self, candidates: Tensor) -> Tensor:
-        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
-        if self._compiled is not None:
-            return self._compiled.all_margins(candidates)
-        candidates = candidates.to(self._device)
-        lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
-        n, m = items.shape
-        rows = torch.arange(n, device=self._device)
-        margins = torch.zeros((n, m, m), dtype=torch.float64, device=self._device)
-        width = max(1, MAX_PAIRS // max(1, n * m))
-        for start in range(0, m, width):
-            block = items[:, start : start + width]
-            i, j = block.repeat_interleave(m, dim=1), items.repeat(1, block.shape[1])
-            margins[:, start : start + width] = self._margins(rows, i, j).view(n, -1, m)
-        inside = torch.arange(m, device=self._device) < lengths.unsqueeze(1)
-        return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
 
-    def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """How the items of lists fare: (B, k) item rows and (R,) other rows.
+@torch.inference_mode()
+def top_allowed(scores: Tensor, allowed: Tensor, order: Tensor, m: int) -> Tensor:
+    """The best ``m`` allowed items a user, best first, padded with −1: (B, ≤ m).
 
-        Returns:
-            (B, k, R) margins of each listed item over each other one, and (B, k) over the item
-            after it in the list; anything where there is none.
-        """
-        if self._compiled is not None:
-            return self._compiled.list_margins(ranked, others)
-        with torch.inference_mode():
-            b, k = ranked.shape
-            items = ranked.clamp(min=0)
-            i, j = items.repeat_interleave(len(others), dim=1), others.repeat(k).expand(b, -1)
-            over_others = self.compare(i, j).view(b, k, len(others))
-            return over_others, self.compare(items, items.roll(-1, dims=1))
-
-    @torch.inference_mode()
-    def compare(self, i: Tensor, j: Tensor) -> Tensor:
-        """Margins of (B, L) items i over items j → (B, L) float64."""
-        rows = torch.arange(self._n_users, device=self._device)
-        i, j = i.to(self._device), j.to(self._device)
-        width = max(1, MAX_PAIRS // max(1, self._n_users))
-        blocks = zip(torch.split(i, width, dim=1), torch.split(j, width, dim=1), strict=True)
-        return torch.cat([self._margins(rows, *block) for block in blocks], dim=1)
-
-    @torch.inference_mode()
-    def linear_scores(self, items: Tensor) -> Tensor:
-        """(B, M) s_ui in float64, element by element: not dependent on the rest of the batch."""
-        return self._margins.all_linear_scores(items.to(self._device))
-
-    def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
-        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
-        if self._compiled is not None:
-            return self._compiled.mean_margins(anchors, block)
-        if self._ranker.margins.additive:
-            linear = self.linear_scores(torch.cat([anchors, block]).expand(self._n_users, -1))
-            of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
-            return of_items - of_anchors.mean(dim=1, keepdim=True)
-        i = block.repeat_interleave(len(anchors)).expand(self._n_users, -1)
-        j = anchors.repeat(len(block)).expand(self._n_users, -1)
-        margins = self.compare(i, j)
-        return margins.view(self._n_users, len(block), len(anchors)).mean(dim=2)
+    ``scores`` and ``allowed`` are (B, n_items). Of items with equal scores the one that is lower in
+    (n_items,) ``order`` comes first.
+    """
+    m = min(m, scores.shape[1])
+    scores = scores.nan_to_num(nan=-torch.inf)
+    top = torch.topk(scores.masked_fill(~allowed, -torch.inf), m, dim=1)
+    by_order = order[top.indices].argsort(dim=1)
+    items, values = top.indices.gather(1, by_order), top.values.gather(1, by_order)
+    by_score = values.argsort(dim=1, descending=True, stable=True)
+    items, values = items.gather(1, by_score), values.gather(1, by_score)
+    return torch.where(values > -torch.inf, items, PAD)
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:

@@ -336,7 +336,8 @@ async def test_a_purchase_counts_more_than_a_click(
     assert set(model.item_ids[-2:]) == {"clicked", "bought"}
     rows = [model.item_ids.index(name) for name in ("bought", "clicked")]
     vectors = model.engine.trained_vectors([model.user_rows[user] for user in USERS[:MIN_USERS]])
-    ahead = model.engine.ranker.bind(vectors).all_margins(torch.tensor([rows] * MIN_USERS))[:, 0, 1]
+    margins = model.engine.ranker.bind(vectors).margins
+    ahead = margins.all_margins(torch.tensor([rows] * MIN_USERS))[:, 0, 1]
     assert float(ahead.mean()) > 0
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from ncr_core.errors import ConfigError
+from ncr_core.inference import retrieval
+from ncr_core.inference.retrieval import CandidateGenerator
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import (
     PAD,
-    CandidateGenerator,
     ExactRanker,
     ExactRetriever,
     FaissRetriever,
@@ -123,7 +124,7 @@ def test_candidates_by_a_shortlist(
     for own, expected in zip(found, full, strict=True):
         assert own[own >= 0].tolist() == expected[expected >= 0].tolist()
     # In a shortlist that does not, the best of it.
-    monkeypatch.setattr(candidates, "SHORTLIST_FACTOR", 1)
+    monkeypatch.setattr(retrieval, "SHORTLIST_FACTOR", 1)
     few = CandidateGenerator(ranker, [3, 17, 40], 5, made).search(users, allowed, 20)
     best = ExactRetriever(ranker.margins).search(users, allowed, 20)
     assert [sorted(row) for row in few.tolist()] == [sorted(row) for row in best.tolist()]

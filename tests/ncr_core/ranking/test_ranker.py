@@ -161,7 +161,7 @@ def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) ->
     others = torch.tensor([7, 31, 2, *range(9, 28)])  # more than one block of lanes
     ranked = torch.tensor([[5, 7, 0, 39], [1, 2, PAD, PAD], [PAD] * 4])
     ranker = ExactRanker(model, compiled=compiled)
-    over_others, over_next = ranker.bind(users).list_margins(ranked, others)
+    over_others, over_next = ranker.bind(users).margins.list_margins(ranked, others)
     for user, items in enumerate(ranked.tolist()):
         items = [item for item in items if item != PAD]
         for at, item in enumerate(items):
