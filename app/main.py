@@ -17,14 +17,13 @@ from app.ab_tests.metrics import ABTestMetrics
 from app.catalog.endpoints import router as catalog_router
 from app.core import health, metrics
 from app.core.access import AccessTable, ResolveRoute
-from app.core.concurrency import ConcurrencyMiddleware
 from app.core.errors import install_error_handlers
 from app.core.metrics import HttpMetrics, OnScrape, new_registry
-from app.core.middleware import AnswerRefusals, BodyLimit, RequestContext
+from app.core.middleware import AnswerRefusals, ConcurrencyMiddleware, RequestContext
 from app.core.migrations import schema_is_current
 from app.core.openapi import describe
-from app.core.rate_limit import RateLimiter
-from app.core.security import NoKeys, Security
+from app.core.requests import BodyLimit
+from app.core.security import NoKeys, RateLimiter, Security
 from app.core.settings import Settings
 from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router

@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids, unexpected errors, and limits on bodies."""
+"""ASGI middleware: request ids, errors, and limits on the number of requests in progress."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from app.core.access import ACCESS_KEY, RouteAccess
-from app.core.errors import (
-    REQUEST_ID_KEY,
-    AppError,
-    BadRequest,
-    PayloadTooLarge,
-    Unavailable,
-    UnsupportedMedia,
-    problem,
-    problem_of,
-)
+from app.core.access import ACCESS_KEY
+from app.core.errors import REQUEST_ID_KEY, AppError, Unavailable, problem, problem_of
 from app.core.logging import get_logger
 
 log = get_logger(__name__)
@@ -34,8 +26,9 @@ SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
 )
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
-NDJSON = b"application/x-ndjson"
-_BODY_TYPES = (b"application/json", NDJSON)
+
+RELEASE_KEY = "ncr.release"
+"""Key of the ASGI scope that holds a call which gives a request's slot to others."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -44,11 +37,6 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
-
-
-def media_type(scope: Scope) -> bytes:
-    """The media type of the request's body, without its parameters."""
-    return (header(scope, b"content-type") or b"").split(b";", 1)[0].strip().lower()
 
 
 class RequestContext:
@@ -158,64 +146,76 @@ class AnswerRefusals:
             await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
 
 
-class BodyLimit:
-    """Refuses bodies that are too large or in an unsupported format.
+class ConcurrencyLimiter:
+    """A limit for work that has no bounded queue of its own: 503 beyond it."""
 
-    The media type is checked on every write: a browser sends simple types across origins without
-    a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
+    def __init__(
+        self, limit: int, detail: str, code: str = "overloaded", retry_after: int = 1
+    ) -> None:
+        self.limit = limit
+        self._detail, self._code, self._retry_after = detail, code, retry_after
+        self._running = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Occupy a slot within the context.
+
+        Raises:
+            Unavailable: all slots are occupied.
+        """
+        if self._running >= self.limit:
+            raise Unavailable(self._detail, code=self._code, retry_after=self._retry_after)
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+class ConcurrencyMiddleware:
+    """Middleware: at most ``limits[name]`` requests at a time of each concurrency class.
+
+    Under more load than a server can take, requests wait for one another in queues of every kind.
+    With a bound on how many there are, those that are admitted are answered as fast as ever, and
+    refusing one costs next to nothing. A request that is going to wait for long, in a queue with a
+    bound of its own, gives its slot to others by the call that its scope holds as `RELEASE_KEY`.
 
     Args:
         app: the application below.
-        max_bytes: the limit of routes that declare none.
+        limits: the largest number of requests in progress, by the class that routes declare.
+        on_refused: called for each refused request.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, limits: Mapping[str, int], on_refused: Callable[[], None]
+    ) -> None:
         self.app = app
-        self.max_bytes = max_bytes
+        self._limits = limits
+        self._on_refused = on_refused
+        self._running = dict.fromkeys(limits, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, unless its body is refused."""
-        if scope["type"] != "http":
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http" or (name := scope[ACCESS_KEY].concurrency) is None:
             await self.app(scope, receive, send)
             return
-        length = _content_length(scope)
-        if not length and header(scope, b"transfer-encoding") is None:
-            await self.app(scope, receive, send)
+        running = self._running
+        if running[name] >= self._limits[name]:
+            self._on_refused()
+            error = Unavailable("too many requests are in progress", code="overloaded")
+            await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
             return
-        access: RouteAccess = scope[ACCESS_KEY]
-        body_type = media_type(scope)
-        if scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
-            if body_type not in _BODY_TYPES:
-                raise UnsupportedMedia("send application/json or application/x-ndjson")
-            if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
-                raise UnsupportedMedia("send the body without content-encoding")
-        if body_type == NDJSON:
-            if not access.streamed:
-                raise UnsupportedMedia("this route does not take NDJSON; send application/json")
+        running[name] += 1
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                running[name] -= 1
+
+        scope[RELEASE_KEY] = release
+        try:
             await self.app(scope, receive, send)
-            return
-        max_bytes = self.max_bytes if access.max_body_bytes is None else access.max_body_bytes
-        too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
-        if length > max_bytes:
-            raise too_large
-        total = 0
-
-        async def receive_limited() -> Message:
-            nonlocal total
-            message = await receive()
-            if message["type"] == "http.request":
-                total += len(message.get("body", b""))
-                if total > max_bytes:
-                    raise too_large
-            return message
-
-        await self.app(scope, receive_limited, send)
-
-
-def _content_length(scope: Scope) -> int:
-    value = header(scope, b"content-length")
-    if value is None:
-        return 0
-    if not value.isdigit() or len(value) > 18:
-        raise BadRequest("content-length is not a number")
-    return int(value)
+        finally:
+            release()

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from app.core.logging import get_logger
-from app.core.rate_limit import TokenGrant, token_grant
+from app.core.security import TokenGrant, token_grant
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Helpers for requests and responses: ids, times, JSON in and out, cursors of pages."""
+"""Reading requests: limits on bodies, query strings, ids, times, JSON, and cursors of pages."""
 
 from __future__ import annotations
 
@@ -6,24 +6,142 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
 import orjson
+from cachetools import LRUCache
 from fastapi import Path, Query
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.core.errors import Unprocessable, malformed_json
+from app.core.access import ACCESS_KEY, RouteAccess
+from app.core.errors import (
+    BadRequest,
+    PayloadTooLarge,
+    Unprocessable,
+    UnsupportedMedia,
+    malformed_json,
+)
+from app.core.middleware import header
 
 MAX_ID_BYTES = 256
+MAX_KNOWN_QUERIES = 1024
+MAX_QUERY_BYTES = 256  # of a query string that is kept
+NDJSON = b"application/x-ndjson"
+_BODY_TYPES = (b"application/json", NDJSON)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 MAX_TIMESTAMP_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 NO_NUL = r"^[^\u0000]*$"
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+def media_type(scope: Scope) -> bytes:
+    """The media type of the request's body, without its parameters."""
+    return (header(scope, b"content-type") or b"").split(b";", 1)[0].strip().lower()
+
+
+class BodyLimit:
+    """Refuses bodies that are too large or in an unsupported format.
+
+    The media type is checked on every write: a browser sends simple types across origins without
+    a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
+
+    Args:
+        app: the application below.
+        max_bytes: the limit of routes that declare none.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, unless its body is refused."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        length = _content_length(scope)
+        if not length and header(scope, b"transfer-encoding") is None:
+            await self.app(scope, receive, send)
+            return
+        access: RouteAccess = scope[ACCESS_KEY]
+        body_type = media_type(scope)
+        if scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
+            if body_type not in _BODY_TYPES:
+                raise UnsupportedMedia("send application/json or application/x-ndjson")
+            if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
+                raise UnsupportedMedia("send the body without content-encoding")
+        if body_type == NDJSON:
+            if not access.streamed:
+                raise UnsupportedMedia("this route does not take NDJSON; send application/json")
+            await self.app(scope, receive, send)
+            return
+        max_bytes = self.max_bytes if access.max_body_bytes is None else access.max_body_bytes
+        too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
+        if length > max_bytes:
+            raise too_large
+        total = 0
+
+        async def receive_limited() -> Message:
+            nonlocal total
+            message = await receive()
+            if message["type"] == "http.request":
+                total += len(message.get("body", b""))
+                if total > max_bytes:
+                    raise too_large
+            return message
+
+        await self.app(scope, receive_limited, send)
+
+
+def _content_length(scope: Scope) -> int:
+    value = header(scope, b"content-length")
+    if value is None:
+        return 0
+    if not value.isdigit() or len(value) > 18:
+        raise BadRequest("content-length is not a number")
+    return int(value)
+
+
+class KnownQueries(APIRoute):
+    """A route below one id that parses a query string once.
+
+    Its endpoint leaves in ``request.state.answer`` what answers a request for an id, with the
+    parsed query. The next request with the same query string goes straight there, past FastAPI.
+    """
+
+    known: LRUCache[bytes, Callable[[Request, str], Awaitable[Response]]]
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of a query string that is not known: it keeps what answers it."""
+        handler = super().get_route_handler()
+        known = self.known = LRUCache(MAX_KNOWN_QUERIES)
+
+        async def handle(request: Request) -> Response:
+            response = await handler(request)
+            query_string: bytes = request.scope["query_string"]
+            if len(query_string) <= MAX_QUERY_BYTES:
+                known[query_string] = request.state.answer
+            return response
+
+        return handle
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, past FastAPI where its query string is known."""
+        answer = self.known.get(scope["query_string"])
+        if answer is None or scope["method"] != "GET":
+            await super().handle(scope, receive, send)
+            return
+        (raw_id,) = scope["path_params"].values()
+        response = await answer(Request(scope, receive), decode_id(raw_id))
+        await response(scope, receive, send)
 
 
 def text_problem(value: Any, limit: int = MAX_ID_BYTES) -> str | None:

@@ -18,8 +18,8 @@ from app.core.errors import (
     malformed_json,
     problem_responses,
 )
-from app.core.middleware import NDJSON, media_type
 from app.core.requests import (
+    NDJSON,
     PageCursor,
     PageSize,
     PathId,
@@ -28,6 +28,7 @@ from app.core.requests import (
     encode_cursor,
     json_response,
     loads_lenient,
+    media_type,
 )
 from app.core.tables import now_us
 from app.events.schemas import (

@@ -96,7 +96,9 @@ class ProfileCache:
             # Another request may have started this read before those counters were read. If the
             # user had changed in between, the read would have been dropped.
             profile = await self._reads.run(user, lambda: self._read_and_cache(user))
-            return profile.at(event_seq, catalog_seq)
+            if profile.event_seq < event_seq or profile.catalog_seq < catalog_seq:
+                return profile.at(event_seq, catalog_seq)
+            return profile
         if profile.event_seq < event_seq or profile.catalog_seq < catalog_seq:
             # The user has not changed up to here.
             profile = profile.at(event_seq, catalog_seq)

@@ -10,9 +10,9 @@ from typing import TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.service import CatalogService
-from app.core.concurrency import ConcurrencyLimiter
 from app.core.database import Database
 from app.core.errors import NotFound
+from app.core.middleware import ConcurrencyLimiter
 from app.core.settings import Settings
 from app.core.tables import EVENT_SEQ, next_values
 from app.events.adopters import AdopterRepository

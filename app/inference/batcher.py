@@ -117,18 +117,23 @@ class Batcher:
         request: RankRequest,
         is_gone: IsGone | None = None,
         on_slow: Callable[[], None] | None = None,
+        *,
+        ready: bool,
     ) -> list[RankedItem]:
-        """The ranked list; ``on_slow`` is called where it has to wait in the slow queue.
+        """The ranked list.
+
+        Args:
+            engine: the model.
+            request: the list.
+            is_gone: tells whether the client has disconnected.
+            on_slow: called where the request has to wait in the slow queue.
+            ready: neither a vector nor candidates have to be computed, see `CandidateRetriever`.
 
         Raises:
             Unavailable: too many requests are waiting already.
             ClientGone: the request was dropped, for nobody waited for it.
         """
-        quick = (
-            request.depth <= MAX_QUICK_ITEMS
-            and request.explain_by is None
-            and engine.retriever.is_ready(request)
-        )
+        quick = ready and request.depth <= MAX_QUICK_ITEMS and request.explain_by is None
         if not quick and on_slow is not None:
             on_slow()
         return await self._submit(engine, _rank, request, quick, is_gone)

@@ -53,33 +53,45 @@ class ABTestRouter:
         self._lists = lists
         self._observer = observer
 
-    async def interleave(
+    async def build(
         self, context: RecommendationContext, model: LoadedModel
-    ) -> tuple[RankedList, str] | None:
-        """A list drafted from those of both versions, and a recommendation id of the test's.
+    ) -> tuple[RankedList, str]:
+        """The list of a request, recorded, with its recommendation id.
 
-        None where the request takes no part. Where the second version cannot answer, the first
-        one's list and id.
+        For a user who takes part in an interleaving test it is drafted from the lists of both
+        versions, and the id is the test's. Where the second version cannot answer, list and id are
+        the first one's.
         """
-        test = self._tests.interleaving.running
-        if test is None or not is_tested(test, context, model):
-            return None
-        other = None
-        if self._tests.interleaving.includes(test, context.user):
+        test, other = self._tests.interleaving.running, None
+        if (
+            test is not None
+            and is_tested(test, context, model)
+            and self._tests.interleaving.includes(test, context.user)
+        ):
             other = self._models.at_hand(test.version_b)
-        if other is None:
-            return None
-        a, b = await asyncio.gather(
-            self._lists.build(context, model),
-            self._lists.build(context, other),
-            return_exceptions=True,
-        )
-        if isinstance(a, BaseException):
-            raise a
-        if isinstance(b, BaseException):
+        if test is None or other is None:
+            ranked = await self._lists.build(context, model)
+        else:
+            a, b = await asyncio.gather(
+                self._lists.build(context, model),
+                self._lists.build(context, other),
+                return_exceptions=True,
+            )
+            if isinstance(a, BaseException):
+                raise a
+            if not isinstance(b, BaseException):
+                return self._drafted(test, context, a, b)
             log_failure(test, b)
-            self.record(context, model, a)
-            return a, new_recommendation_id(model.version)
+            ranked = a
+        self._tests.impressions.add_lists(model.version)
+        if self._observer is not None:
+            self._observer.observe(context, model, ranked)
+        return ranked, new_recommendation_id(model.version)
+
+    def _drafted(
+        self, test: RunningABTest, context: RecommendationContext, a: RankedList, b: RankedList
+    ) -> tuple[RankedList, str]:
+        """The list drafted from those of both versions, recorded, with its id."""
         recommendation_id = new_recommendation_id(test.trial_id)
         coin = random.Random(recommendation_id)  # noqa: S311 - so that it can be tossed again
         draft = team_draft(a.ids, b.ids, context.query.n, coin)
@@ -88,14 +100,6 @@ class ABTestRouter:
             recommendation_id, test, context.profile.user_id, team_a, team_b
         )
         return merged(draft, a, b), recommendation_id
-
-    def record(
-        self, context: RecommendationContext, model: LoadedModel, ranked: RankedList
-    ) -> None:
-        """Counts a version's own list, and perhaps ranks once more in the shadow."""
-        self._tests.impressions.add_lists(model.version)
-        if self._observer is not None:
-            self._observer.observe(context, model, ranked)
 
     def record_rerank(self, version: str) -> None:
         """Counts an answer of a version that is no list of its own."""

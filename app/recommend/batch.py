@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 
-from app.core.concurrency import ConcurrencyLimiter
 from app.core.errors import AppError, PayloadTooLarge, Unavailable, Unprocessable
+from app.core.middleware import ConcurrencyLimiter
 from app.core.requests import text_problem
 from app.inference.batcher import IsGone
 from app.inference.model_manager import ModelManager

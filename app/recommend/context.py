@@ -8,11 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from app.catalog.service import CatalogService
 from app.catalog.snapshot import Catalogue
-from app.core.errors import Conflict
 from app.events.profile import Profile
-from app.events.service import EventService
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
 from app.recommend.schemas import RecommendationQuery, Source
@@ -42,35 +39,6 @@ class RecommendationContext:
         """What an answer depends on of the user."""
         profile = self.profile
         return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
-
-
-class ContextLoader:
-    """Looks up once what a request is answered from."""
-
-    def __init__(self, events: EventService, catalog: CatalogService) -> None:
-        self._events = events
-        self._catalog = catalog
-
-    async def load(
-        self,
-        user: str,
-        query: RecommendationQuery,
-        is_gone: IsGone | None = None,
-        on_slow: Callable[[], None] | None = None,
-    ) -> RecommendationContext:
-        """The context at this moment, with every committed event of the user (`ProfileCache`).
-
-        Raises:
-            Conflict: ``query.min_seq`` is not reached.
-        """
-        profile = await self._events.profiles.get(user, query.min_seq)
-        if query.min_seq is not None and profile.event_seq < query.min_seq:
-            raise Conflict(
-                f"no event has the seq {query.min_seq} yet; the last is {profile.event_seq}",
-                code="seq_not_reached",
-            )
-        catalogue = await self._catalog.catalogue(profile.catalog_seq)
-        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:

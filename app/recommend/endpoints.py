@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
-from cachetools import LRUCache
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.routing import APIRoute
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from app.core.access import Role, access
-from app.core.concurrency import RELEASE_KEY
 from app.core.errors import (
     REQUEST_ID_KEY,
     Unavailable,
@@ -20,7 +16,8 @@ from app.core.errors import (
     problem_of,
     problem_responses,
 )
-from app.core.requests import Id, PathId, decode_id, text_problem
+from app.core.middleware import RELEASE_KEY
+from app.core.requests import Id, KnownQueries, PathId, text_problem
 from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
@@ -45,51 +42,13 @@ from app.recommend.schemas import (
     SimilarItems,
     body_of,
     body_schema,
-    query_of,
 )
 from app.recommend.wiring import RecommendFeature
 
-MAX_KNOWN_QUERIES = 1024
-MAX_QUERY_BYTES = 256
-
-
-class KnownQueries(APIRoute):
-    """Parses a query string once: the next request with the same one goes straight to ``answer``.
-
-    Most requests to `GET /recommend/{user}` therefore do not pass ``recommend`` below. To read and
-    check nine parameters takes longer than all the rest of a cached answer.
-    """
-
-    known: LRUCache[bytes, RecommendationQuery]
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of a query string that is not known: it keeps the parsed query."""
-        handler = super().get_route_handler()
-        known = self.known = LRUCache(MAX_KNOWN_QUERIES)
-
-        async def handle(request: Request) -> Response:
-            response = await handler(request)
-            query_string: bytes = request.scope["query_string"]
-            if len(query_string) <= MAX_QUERY_BYTES:
-                known[query_string] = request.state.query
-            return response
-
-        return handle
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, past FastAPI where its query string is known."""
-        query = self.known.get(scope["query_string"])
-        if query is None or scope["method"] != "GET":
-            await super().handle(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        response = await answer(request, decode_id(scope["path_params"]["user"]), query)
-        await response(scope, receive, send)
-
-
 router = APIRouter(tags=["recommend"])
 list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
-"""`GET /recommend/{user}` alone: the route that is measured."""
+"""`GET /recommend/{user}` alone, where a query string that was parsed before goes straight to
+`answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""
 
 
 @list_router.get(
@@ -120,10 +79,17 @@ async def recommend(
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    query = query_of(
-        n, exclude_seen, category or [], exclude or [], explain, min_seq, model, diversity
+    query = RecommendationQuery(
+        n,
+        exclude_seen,
+        tuple(sorted({*(category or ())})),
+        tuple(sorted({*(exclude or ())})),
+        min_seq,
+        model,
+        float(diversity),
+        explain == "pairwise",
     )
-    request.state.query = query
+    request.state.answer = partial(answer, query=query)
     return await answer(request, user, query)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 
 from app import __version__
 from app.core.cache import ByteCache, SingleFlight
@@ -58,23 +59,20 @@ class ListBuilder:
                 key_now = (key, self._popularity.number)
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
         elif model is not None:
-            ranked = self.cache.get(key) or await self._rank_once(key, context, model)
+            cached = self.cache.get(key)
+            while cached is None:
+                self._batcher.check()  # before anything is done for a request that will be refused
+                try:
+                    # Requests for the same list wait for one computation.
+                    cached = await self._flights.run(key, partial(self._rank, key, context, model))
+                except ClientGone:
+                    # It may have been another's client who asked for the same list.
+                    if context.is_gone is not None and await context.is_gone():
+                        raise Unavailable("the client has gone", code="client_gone") from None
+            ranked = cached
         if len(ranked.ids) >= query.n:
             return ranked
         return ranked.followed_by(await self._backfill(key, context, ranked))
-
-    async def _rank_once(
-        self, key: Hashable, context: RecommendationContext, model: LoadedModel
-    ) -> RankedList:
-        """The model's list; requests for the same list wait for one computation."""
-        while True:
-            self._batcher.check()  # before anything is done for a request that will be refused
-            try:
-                return await self._flights.run(key, lambda: self._rank(key, context, model))
-            except ClientGone:
-                # It may have been another's client who asked for the same list.
-                if context.is_gone is not None and await context.is_gone():
-                    raise Unavailable("the client has gone", code="client_gone") from None
 
     async def _rank(
         self, key: Hashable, context: RecommendationContext, model: LoadedModel
@@ -89,9 +87,15 @@ class ListBuilder:
             name = shared_list_name((*made_by, key))
             shared = RankedList.from_bytes(await self._redis.get(name), context.catalogue)
             if shared is not None:
-                self._keep(key, shared, context)
+                self.cache.put(key, shared, shared.nbytes + context.query.key_bytes)
                 return shared
-        items = await self._batcher.rank(model.engine, request, context.is_gone, context.on_slow)
+        items = await self._batcher.rank(
+            model.engine,
+            request,
+            context.is_gone,
+            context.on_slow,
+            ready=model.engine.retriever.is_ready(request),
+        )
         ranked = RankedList.ranked(
             context.catalogue,
             model.items(context.catalogue).internal,
@@ -99,7 +103,7 @@ class ListBuilder:
             items,
             explain=context.query.explain,
         )
-        self._keep(key, ranked, context)
+        self.cache.put(key, ranked, ranked.nbytes + context.query.key_bytes)
         if self._redis is not None:
             self._redis.put(name, ranked.to_bytes())
         return ranked
@@ -113,9 +117,5 @@ class ListBuilder:
         rest = self.cache.get(key)
         if rest is None:
             rest = backfill(context, popular, ranked)
-            self._keep(key, rest, context)
+            self.cache.put(key, rest, rest.nbytes + context.query.key_bytes)
         return rest
-
-    def _keep(self, key: Hashable, ranked: RankedList, context: RecommendationContext) -> None:
-        size = len(ranked.json) + 8 * len(ranked.ids) + context.query.key_bytes
-        self.cache.put(key, ranked, size)

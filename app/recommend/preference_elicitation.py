@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
 from app.core.cache import SingleFlight
-from app.core.concurrency import ConcurrencyLimiter
 from app.core.errors import Unavailable
+from app.core.middleware import ConcurrencyLimiter
 from app.inference.batcher import Batcher, ClientGone, IsGone
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
 from app.recommend.context import (
     MAX_EVIDENCE,
-    ContextLoader,
     RecommendationContext,
     allowed_items,
     user_state,
@@ -31,6 +30,7 @@ from app.recommend.schemas import (
     Questions,
     RecommendationQuery,
 )
+from app.recommend.service import ContextLoader
 from ncr_core.explain.elicitation import QuestionPool
 
 POOL_ITEMS = 96

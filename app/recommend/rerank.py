@@ -14,7 +14,7 @@ from app.core.recommendation_ids import new_recommendation_id
 from app.inference.batcher import Batcher, ClientGone, IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter
-from app.recommend.context import ContextLoader, RecommendationContext, source_of, user_state
+from app.recommend.context import RecommendationContext, source_of, user_state
 from app.recommend.popularity import PopularityRanking
 from app.recommend.response import (
     RankedList,
@@ -23,6 +23,7 @@ from app.recommend.response import (
     response_body,
 )
 from app.recommend.schemas import Comparison, RecommendationQuery
+from app.recommend.service import ContextLoader
 from ncr_core.inference.engine import RankedItem, RerankRequest
 from ncr_core.inference.retrieval import UserState
 

@@ -72,6 +72,11 @@ class RankedList:
         """The list for other servers."""
         return orjson.dumps({"ids": self.ids, "items": orjson.Fragment(b"[" + self.json + b"]")})
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of the list, in bytes."""
+        return len(self.json) + 8 * len(self.ids)
+
     def entries(self) -> list[Entry]:
         """The objects again."""
         entries: list[Entry] = orjson.loads(b"[" + self.json + b"]")

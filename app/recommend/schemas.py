@@ -116,15 +116,15 @@ class BatchBody(_Body):
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query."""
-        return query_of(
+        return RecommendationQuery(
             self.n,
             self.exclude_seen,
-            self.category,
-            self.exclude,
-            self.explain,
+            tuple(sorted({*self.category})),
+            tuple(sorted({*self.exclude})),
             self.min_seq,
             self.model,
-            self.diversity,
+            float(self.diversity),
+            self.explain == "pairwise",
         )
 
 
@@ -157,29 +157,6 @@ class CompareBody(_Body):
     def query(self) -> RecommendationQuery:
         """The parameters as a query."""
         return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
-
-
-def query_of(
-    n: int,
-    exclude_seen: bool,
-    category: list[str],
-    exclude: list[str],
-    explain: Explain,
-    min_seq: int | None,
-    model: str | None,
-    diversity: float,
-) -> RecommendationQuery:
-    """The parameters of a list as a query: categories and exclusions sorted, each once."""
-    return RecommendationQuery(
-        n,
-        exclude_seen,
-        tuple(sorted(set(category))),
-        tuple(sorted(set(exclude))),
-        min_seq,
-        model,
-        float(diversity),
-        explain == "pairwise",
-    )
 
 
 Body = TypeVar("Body", bound=BaseModel)

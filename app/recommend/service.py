@@ -1,18 +1,50 @@
-"""From a user to the answer of `GET /recommend/{user}`."""
+"""From a user to the answer of `GET /recommend/{user}`, and the context of any answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+from app.catalog.service import CatalogService
+from app.core.errors import Conflict
 from app.core.recommendation_ids import new_recommendation_id
+from app.events.service import EventService
 from app.inference.batcher import IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter
-from app.recommend.context import ContextLoader
+from app.recommend.context import RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import response_body
 from app.recommend.schemas import RecommendationQuery
+
+
+class ContextLoader:
+    """Looks up once what a request is answered from."""
+
+    def __init__(self, events: EventService, catalog: CatalogService) -> None:
+        self._events = events
+        self._catalog = catalog
+
+    async def load(
+        self,
+        user: str,
+        query: RecommendationQuery,
+        is_gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
+    ) -> RecommendationContext:
+        """The context at this moment, with every committed event of the user (`ProfileCache`).
+
+        Raises:
+            Conflict: ``query.min_seq`` is not reached.
+        """
+        profile = await self._events.profiles.get(user, query.min_seq)
+        if query.min_seq is not None and profile.event_seq < query.min_seq:
+            raise Conflict(
+                f"no event has the seq {query.min_seq} yet; the last is {profile.event_seq}",
+                code="seq_not_reached",
+            )
+        catalogue = await self._catalog.catalogue(profile.catalog_seq)
+        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow)
 
 
 class RecommendService:
@@ -52,17 +84,14 @@ class RecommendService:
         """
         started = time.perf_counter()
         context = await self._contexts.load(user, query, is_gone, on_slow)
-        model = await self._models.get(query.model)
+        model = self._models.current
+        if query.model is not None:
+            model = await self._models.get(query.model)
         version = None if model is None else model.version
-        interleaved = None
         if self._ab_tests is not None and model is not None:
-            interleaved = await self._ab_tests.interleave(context, model)
-        if interleaved is not None:
-            ranked, recommendation_id = interleaved
+            ranked, recommendation_id = await self._ab_tests.build(context, model)
         else:
             ranked = await self._lists.build(context, model)
             recommendation_id = new_recommendation_id(version or "none")
-            if self._ab_tests is not None and model is not None:
-                self._ab_tests.record(context, model, ranked)
         as_of_seq = context.profile.event_seq
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)

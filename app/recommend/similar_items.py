@@ -11,8 +11,8 @@ import numpy as np
 from app.catalog.service import CatalogService
 from app.catalog.snapshot import Catalogue
 from app.core.cache import ByteCache, SingleFlight
-from app.core.concurrency import ConcurrencyLimiter
 from app.core.errors import NotFound
+from app.core.middleware import ConcurrencyLimiter
 from app.events.service import EventService
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager

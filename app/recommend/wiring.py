@@ -16,13 +16,12 @@ from app.inference.model_manager import ModelManager
 from app.inference.new_items import NewItems
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.batch import BatchService
-from app.recommend.context import ContextLoader
 from app.recommend.exploration import Exploration
 from app.recommend.list_builder import ListBuilder
 from app.recommend.popularity import PopularityRanking
 from app.recommend.preference_elicitation import QuestionService
 from app.recommend.rerank import RerankService
-from app.recommend.service import RecommendService
+from app.recommend.service import ContextLoader, RecommendService
 from app.recommend.shadow_tests import ShadowTester
 from app.recommend.similar_items import SimilarItemsService
 from app.registry.service import ModelRegistry

@@ -20,7 +20,8 @@ from app.core.access import (
     declared_access,
 )
 from app.core.errors import install_error_handlers
-from app.core.middleware import AnswerRefusals, BodyLimit
+from app.core.middleware import AnswerRefusals
+from app.core.requests import BodyLimit
 from app.core.settings import load_settings
 from app.main import create_app
 from tests.app.conftest import client_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app.core.access import Role
-from app.core.rate_limit import LocalTokenBuckets, RateLimiter
 from app.core.redis import RedisClient
+from app.core.security import LocalTokenBuckets, RateLimiter
 from app.core.settings import Settings
 from app.main import create_app
 from app.wiring import Services

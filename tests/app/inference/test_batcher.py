@@ -52,7 +52,8 @@ def ask(
 ) -> asyncio.Task[list[RankedItem]]:
     """With a ``seq``, for a user whose candidates are in no cache."""
     request = RankRequest(UserState(0), n, ItemFilter(np.ones(1, dtype=np.bool_)), key=seq)
-    return asyncio.create_task(batcher.rank(cast(Any, model), request, gone))
+    ready = model.retriever.is_ready(request)
+    return asyncio.create_task(batcher.rank(cast(Any, model), request, gone, ready=ready))
 
 
 async def test_what_collects_while_the_thread_is_busy_is_one_batch(batcher: Batcher) -> None:

@@ -141,10 +141,10 @@ async def test_a_batch_under_way_leaves_places_for_others(
     batcher = app.state.recommend.batcher
     queue = batcher.rank
 
-    async def queued(model: Any, request: Any, *args: Any) -> Any:
+    async def queued(model: Any, request: Any, *args: Any, ready: bool) -> Any:
         if request.user.key[0] == "user-1":
             waiting.set()  # and nothing else comes to its turn before it is in the queue
-        return await queue(model, request, *args)
+        return await queue(model, request, *args, ready=ready)
 
     monkeypatch.setattr(batcher, "rank", queued)
     users = [user for user in USERS if user != "user-1"]
