@@ -15,12 +15,12 @@ from app import __version__
 from app.ab_tests.endpoints import router as trials_router
 from app.ab_tests.metrics import ABTestMetrics
 from app.catalog.endpoints import router as catalog_router
-from app.core import health, metrics
+from app.core import monitoring
 from app.core.access import AccessTable, ResolveRoute
 from app.core.errors import install_error_handlers
-from app.core.metrics import HttpMetrics, OnScrape, new_registry
 from app.core.middleware import AnswerRefusals, ConcurrencyMiddleware, RequestContext
 from app.core.migrations import schema_is_current
+from app.core.monitoring import HttpMetrics, OnScrape, new_registry
 from app.core.openapi import describe
 from app.core.requests import BodyLimit
 from app.core.security import NoKeys, RateLimiter, Security
@@ -38,7 +38,7 @@ from app.recommend.metrics import ModelMetrics
 from app.recommend.wiring import RecommendFeature
 from app.registry.endpoints import router as models_router
 from app.wiring import Services, build_services
-from app.worker.wiring import build_worker
+from app.worker.worker import build_worker
 
 DESCRIPTION = "Record what users do, and recommend what they may like next."
 
@@ -62,8 +62,7 @@ ROUTERS = (
     jobs_router,
     models_router,
     trials_router,
-    health.router,
-    metrics.router,
+    monitoring.router,
 )
 
 
@@ -78,7 +77,7 @@ def create_app(
         own_process: nothing else runs in this process, so that objects made at the start may be
             exempted from garbage collection.
     """
-    readiness = health.Readiness()
+    readiness = monitoring.Readiness()
     provider = None if settings.otlp_endpoint is None else tracer_provider(settings.otlp_endpoint)
 
     @asynccontextmanager
@@ -170,7 +169,7 @@ def create_app(
 
 @asynccontextmanager
 async def _run_recommendations(
-    app: FastAPI, services: Services, readiness: health.Readiness
+    app: FastAPI, services: Services, readiness: monitoring.Readiness
 ) -> AsyncIterator[None]:
     settings = services.settings
     inference: InferenceMetrics = app.state.inference_metrics
@@ -221,7 +220,7 @@ async def _run_worker(services: Services, with_worker: bool) -> AsyncIterator[No
         task.cancel()
 
 
-def _add_readiness_checks(readiness: health.Readiness, services: Services) -> None:
+def _add_readiness_checks(readiness: monitoring.Readiness, services: Services) -> None:
     async def database() -> str | None:
         if await schema_is_current(services.database):
             return None

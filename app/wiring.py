@@ -27,8 +27,7 @@ from app.events.service import EventService
 from app.jobs.service import JobService
 from app.keys.service import KeyService
 from app.registry.retention import RetentionRule
-from app.registry.service import ModelRegistry
-from app.registry.wiring import open_checkpoint_store
+from app.registry.service import ModelRegistry, open_checkpoint_store
 
 log = get_logger(__name__)
 

@@ -17,8 +17,7 @@ from app.core.errors import Conflict
 from app.core.logging import get_logger
 from app.core.recommendation_ids import hour_now
 from app.core.settings import Settings
-from app.registry.history import ActivationChange
-from app.registry.schemas import Activation
+from app.registry.schemas import Activation, ActivationChange
 from app.registry.service import ModelRegistry
 from ncr_core.online.sequential_test import ClickThroughDrop, click_through_drop
 

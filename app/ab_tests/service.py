@@ -23,7 +23,7 @@ from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.core.tables import now_us
-from app.registry.errors import checkpoint_unusable, version_deleted
+from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError
 

@@ -9,7 +9,7 @@ from types import FrameType
 
 import uvicorn
 
-from app.core.health import Readiness
+from app.core.monitoring import Readiness
 
 POLL_SECONDS = 0.05
 LAST_REQUEST_SECONDS = 0.2

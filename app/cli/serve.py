@@ -117,7 +117,7 @@ async def _check_start(settings: Settings) -> bool:
     from app.core.migrations import ensure_schema
     from app.events.event_weights import EventWeights
     from app.keys.service import KeyService
-    from app.registry.wiring import open_checkpoint_store
+    from app.registry.service import open_checkpoint_store
 
     _check_device(settings)
     EventWeights.from_settings(settings)
@@ -142,7 +142,7 @@ def worker() -> None:
 
 async def _work(settings: Settings) -> None:
     from app.cli.common import services_of
-    from app.worker.wiring import build_worker
+    from app.worker.worker import build_worker
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

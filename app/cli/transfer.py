@@ -60,7 +60,7 @@ def backup(
         with _Steps("back up") as steps:
             return await write_backup(services, file, steps)
 
-    from app.transfer.files import refuse_existing
+    from app.transfer.archive import refuse_existing
 
     refuse_existing(file)
     report = with_services(work)

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 from cachetools import LRUCache
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, Field, ValidationError
 from starlette.requests import Request
@@ -249,6 +249,15 @@ async def read_json(request: Request) -> Any:
         return orjson.loads(await request.body())
     except orjson.JSONDecodeError:
         raise malformed_json() from None
+
+
+async def read_optional_json(request: Request) -> Any:
+    """The body as JSON in the strict sense; an empty object where there is none."""
+    return await read_json(request) if await request.body() else {}
+
+
+OptionalJson = Annotated[Any, Depends(read_optional_json)]
+"""The body of a route that needs none, described in the route's ``openapi_extra``."""
 
 
 def invalid_body(error: ValidationError) -> Unprocessable:

@@ -16,7 +16,7 @@ from app.inference.loaded_model import LoadedModel
 from app.inference.metrics import InferenceMetrics
 from app.inference.new_items import NewItems
 from app.inference.precomputed import PrecomputedCandidates
-from app.registry.errors import checkpoint_unusable, version_deleted
+from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError

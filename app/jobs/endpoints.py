@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from app.core.access import Role, access
 from app.core.errors import problem_responses
 from app.core.requests import (
+    OptionalJson,
     PageCursor,
     PageSize,
     PathId,
     decode_cursor,
     encode_cursor,
     invalid_body,
-    read_json,
 )
 from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
@@ -45,9 +45,8 @@ Service = Annotated[JobService, Depends(_service)]
     },
 )
 @access(Role.ADMIN)
-async def train(request: Request, response: Response, service: Service) -> JobAccepted:
+async def train(body: OptionalJson, response: Response, service: Service) -> JobAccepted:
     """Queues a job for a worker; the new model is served once it is published."""
-    body = await read_json(request) if await request.body() else {}
     try:
         params = TrainParams.model_validate(body)
     except ValidationError as error:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound
+from app.core.errors import AppError, Conflict, NotFound, Unavailable
 from app.core.logging import get_logger
-from app.registry.errors import checkpoint_unusable, version_deleted
-from app.registry.history import ROLLBACKS, Reason, pop_to, undo_stack
 from app.registry.repository import ModelRepository
-from app.registry.schemas import Activation, ModelRow
-from ncr_core.errors import CheckpointError
+from app.registry.schemas import Activation, ActivationChange, ModelRow, Reason
+from ncr_core.errors import CheckpointError, CheckpointReadError
 
 log = get_logger(__name__)
+
+ROLLBACKS = ("rolled_back", "returned")
 
 Check = Callable[[ModelRow], Awaitable[object]]
 
@@ -29,18 +29,6 @@ class ActivationService:
         self._database = database
         self._repository = ModelRepository(database)
         self._check = check
-
-    async def publish(
-        self, conn: AsyncConnection, row: ModelRow, detail: dict[str, Any] | None, *, serve: bool
-    ) -> bool:
-        """Adds a version; see `ModelRegistry.publish`."""
-        before = await self._repository.lock_activation(conn)
-        await self._repository.insert(conn, row)
-        if row.status != "published" or before.pinned or not serve:
-            return False
-        after = Activation(row.version, before.version, before.generation + 1)
-        await self._repository.set_active(conn, before, after, "published", detail)
-        return True
 
     async def activate(
         self,
@@ -138,3 +126,47 @@ def _not_usable(version: str, status: str | None) -> Conflict:
     return Conflict(
         f"the gate rejected {version}: it is activated only with force", code="not_published"
     )
+
+
+def checkpoint_unusable(error: CheckpointError) -> AppError:
+    """503 if another try may read the checkpoint, else 409."""
+    if isinstance(error, CheckpointReadError):
+        return Unavailable(str(error), code="store_unavailable", retry_after=10)
+    return Conflict(str(error), code="checkpoint_damaged")
+
+
+def version_deleted(version: str) -> Conflict:
+    """409 for a version of which retention has kept only the metrics."""
+    return Conflict(
+        f"the files of {version} were deleted: only its metrics are kept", code="deleted_model"
+    )
+
+
+def undo_stack(changes: Iterable[ActivationChange]) -> list[str]:
+    """The versions that led to the active one, which is the last.
+
+    It works like the undo of an editor: to publish or activate a version pushes it, and to roll
+    back pops what was left behind. So rolling back twice goes back by two versions, not to and fro.
+
+    Args:
+        changes: the whole history, oldest first.
+    """
+    stack: list[str] = []
+    for change in changes:
+        if not stack and change.previous is not None:
+            stack.append(change.previous)  # from before there was a history
+        if change.version is None or (stack and stack[-1] == change.version):
+            continue
+        if change.reason in ROLLBACKS:
+            stack = pop_to(stack, change.version)
+        else:
+            stack.append(change.version)
+    return stack
+
+
+def pop_to(stack: list[str], version: str) -> list[str]:
+    """The stack up to the last occurrence of a version, which is pushed if there is none."""
+    for position in reversed(range(len(stack))):
+        if stack[position] == version:
+            return stack[: position + 1]
+    return [*stack, version]

@@ -31,8 +31,9 @@ from app.registry.checkpoint_store import (
     VERSION,
     LocalCheckpointStore,
     StoreUnavailable,
+    check_files,
+    manifest_files,
 )
-from app.registry.integrity import check_files, manifest_files
 from ncr_core.atomic_files import atomic_file, atomic_folder
 from ncr_core.errors import CheckpointError
 from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES, file_sha256

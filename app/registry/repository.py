@@ -10,9 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
 from app.core.tables import now_us
-from app.registry.history import ActivationChange, Reason
 from app.registry.retention import StoredVersion
-from app.registry.schemas import Activation, ModelRow
+from app.registry.schemas import Activation, ActivationChange, ModelRow, Reason
 from app.registry.tables import activation, activations, models
 
 _COLUMNS = [models.c[name] for name in ModelRow._fields]

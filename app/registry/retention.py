@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.registry.history import ActivationChange
-from app.registry.schemas import Activation
+from app.registry.schemas import Activation, ActivationChange
 
 GRACE_SECONDS = 3600.0  # for servers, trainings and requests that still use the previous version
 DAY_SECONDS = 86_400.0

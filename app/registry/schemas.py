@@ -7,9 +7,22 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.registry.history import ActivationChange, Reason
-
 Status = Literal["published", "rejected", "deleted"]
+Reason = Literal["published", "activated", "rolled_back", "returned"]
+"""Why the active version changed."""
+
+
+class ActivationChange(NamedTuple):
+    """A change of the active version."""
+
+    generation: int
+    version: str | None
+    previous: str | None
+    """The version that was active before; the version itself if it was only pinned or unpinned."""
+    reason: Reason
+    detail: dict[str, Any] | None
+    at: int
+    """Microseconds since 1970, UTC."""
 
 
 def iso(microseconds: int | None) -> str | None:

@@ -16,14 +16,20 @@ from app.core.database import Database
 from app.core.errors import NotFound
 from app.core.logging import get_logger
 from app.core.requests import text_problem
+from app.core.settings import Settings
 from app.core.tables import now_us
 from app.registry.activation import ActivationService
-from app.registry.checkpoint_store import CANDIDATES, CheckpointStore, checked_version
-from app.registry.history import ActivationChange, Reason
-from app.registry.integrity import check_files, check_manifest
+from app.registry.checkpoint_store import (
+    CANDIDATES,
+    CheckpointStore,
+    LocalCheckpointStore,
+    check_files,
+    check_manifest,
+    checked_version,
+)
 from app.registry.repository import ModelRepository
 from app.registry.retention import RetentionRule
-from app.registry.schemas import Activation, ClickThrough, ModelRow
+from app.registry.schemas import Activation, ActivationChange, ClickThrough, ModelRow, Reason
 from ncr_core.errors import CheckpointError, CheckpointReadError
 
 if TYPE_CHECKING:  # torch, which commands that only list or copy models do without
@@ -283,7 +289,13 @@ class ModelRegistry:
         A rejected version is never activated; a published one is unless the active version is
         pinned or ``serve`` is false. The caller announces it after the commit.
         """
-        return await self._activator.publish(conn, row, detail, serve=serve)
+        before = await self._repository.lock_activation(conn)
+        await self._repository.insert(conn, row)
+        if row.status != "published" or before.pinned or not serve:
+            return False
+        after = Activation(row.version, before.version, before.generation + 1)
+        await self._repository.set_active(conn, before, after, "published", detail)
+        return True
 
     async def activate(
         self,
@@ -343,3 +355,19 @@ class ModelRegistry:
         """
         rows = await self._repository.history(version, offset, n + 1)
         return rows[:n], offset + n if len(rows) > n else None
+
+
+def open_checkpoint_store(settings: Settings) -> CheckpointStore:
+    """The store that the settings name.
+
+    Raises:
+        SettingsError: the store cannot be used.
+    """
+    local = settings.data_dir / "models"
+    if settings.checkpoint_store is None:
+        return LocalCheckpointStore(local)
+    if "://" not in settings.checkpoint_store:
+        return LocalCheckpointStore(Path(settings.checkpoint_store))
+    from app.registry.object_store import RemoteCheckpointStore
+
+    return RemoteCheckpointStore(settings.checkpoint_store, local)

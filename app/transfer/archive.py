@@ -1,8 +1,12 @@
-"""The file of a backup: a zip of tables and checkpoints, with a manifest of their SHA-256 sums."""
+"""The file of a backup: a zip of tables and checkpoints, with a manifest of their SHA-256 sums.
+
+Files of backups and exports replace nothing.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 import zipfile
@@ -14,6 +18,7 @@ from typing import IO, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from ncr_core.atomic_files import PRIVATE, atomic_file
 from ncr_core.errors import NcrError
 
 FORMAT: Literal["ncr-backup"] = "ncr-backup"
@@ -235,3 +240,19 @@ class Backup:
             yield
         except _DAMAGE as error:
             raise TransferError(f"{self.path} is damaged: {name}: {error}") from None
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises TransferError if the name is taken."""
+    if os.path.lexists(path):
+        raise TransferError(f"{path} exists already; nothing is overwritten")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write atomically, for its owner alone. Raises TransferError if it exists."""
+    try:
+        with atomic_file(path, mode=PRIVATE) as file:
+            yield file
+    except FileExistsError:
+        raise TransferError(f"{path} exists already; nothing is overwritten") from None

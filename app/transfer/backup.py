@@ -23,11 +23,11 @@ from app.transfer.archive import (
     BackupManifest,
     Report,
     TableEntry,
+    new_file,
     no_report,
     table_member,
 )
 from app.transfer.checkpoints import pack_checkpoint
-from app.transfer.files import new_file
 from app.transfer.table_io import CHUNK_ROWS, encode, last_id
 from app.wiring import Services
 

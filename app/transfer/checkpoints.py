@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from app.core.errors import NotFound
-from app.registry.integrity import manifest_files
+from app.registry.checkpoint_store import manifest_files
 from app.transfer.archive import BLOCK_BYTES, ArchiveWriter, Backup, Report, TransferError
 from app.wiring import Services
 from ncr_core.atomic_files import atomic_file, atomic_folder

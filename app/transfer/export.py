@@ -14,8 +14,7 @@ import orjson
 
 from app.catalog.schemas import Item
 from app.events.schemas import StoredEvent
-from app.transfer.archive import Report, no_report
-from app.transfer.files import new_file, refuse_existing
+from app.transfer.archive import Report, new_file, no_report, refuse_existing
 from app.transfer.import_data import PREFERENCES
 from app.wiring import Services
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import app
-from app.worker.errors import Stalled, Stopped, TrainingFailed
 
 if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
     from app.training.reader import Retry
@@ -35,6 +34,29 @@ Progress = dict[str, Any]
 OnProgress = Callable[[Progress], None]
 Heartbeat = Callable[[Progress | None], Awaitable[None]]
 """Renews the lease and stores progress; raises LostJob or Cancelled."""
+
+
+# How a job can end other than by success
+
+
+class LostJob(Exception):  # noqa: N818 - an outcome, not an error to report
+    """Another worker owns the job now: this one writes nothing more about it."""
+
+
+class Cancelled(Exception):  # noqa: N818 - requested by a client
+    """A client cancelled the job."""
+
+
+class Stopped(Exception):  # noqa: N818 - requested by the operator
+    """The worker was told to stop."""
+
+
+class Stalled(Exception):  # noqa: N818 - an outcome
+    """The worker was suspended for nearly a lease, and its child process gave up."""
+
+
+class TrainingFailed(Exception):  # noqa: N818 - the job failed, not the worker
+    """The child process failed; the message is one line for the client."""
 
 
 # The worker's end
@@ -206,7 +228,7 @@ def run_task(
     told to stop, kills the child in the middle of an upload.
     """
     from app.core.settings import load_settings
-    from app.registry.wiring import open_checkpoint_store
+    from app.registry.service import open_checkpoint_store
     from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress

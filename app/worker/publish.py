@@ -12,7 +12,7 @@ from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
 from app.registry.schemas import Activation, ModelRow
 from app.registry.service import ModelRegistry
-from app.worker.errors import Cancelled, LostJob
+from app.worker.child_process import Cancelled, LostJob
 
 log = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The worker: claims jobs, runs each in a child process, and records how it ended."""
+"""The worker: runs each job in a child process, and repeats maintenance beside the jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,10 +19,19 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainOrder
+from app.jobs.triggers import Triggers
 from app.registry.service import ModelRegistry
-from app.worker.child_process import Heartbeat, OnProgress, run_in_child
-from app.worker.errors import Cancelled, LostJob, Stalled, Stopped, TrainingFailed
-from app.worker.periodic_tasks import PeriodicTask, PeriodicTasks
+from app.wiring import Services
+from app.worker.child_process import (
+    Cancelled,
+    Heartbeat,
+    LostJob,
+    OnProgress,
+    Stalled,
+    Stopped,
+    TrainingFailed,
+    run_in_child,
+)
 from app.worker.publish import Publisher
 from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
 
@@ -32,6 +42,55 @@ UPLOAD_LEASES = 10  # how long a child retries: training again would cost more
 WATCHDOG_LEASES = 0.8  # the child is gone before its lease is over and another training starts
 MAX_HEARTBEAT_SECONDS = 2.0
 SWEEP_SECONDS = 3600.0
+TRIGGERS_SECONDS = 5.0
+CLEAN_SECONDS = 600.0
+END_TRIALS_SECONDS = 10.0
+ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
+FORGET_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTask:
+    """Work to repeat ``every_s`` seconds after it last ended, while a worker runs.
+
+    Every worker repeats it, perhaps at the same moment, so running it twice must be harmless. Jobs
+    never wait for it.
+    """
+
+    name: str
+    every_s: float
+    run: Callable[[], Awaitable[object]]
+
+
+class PeriodicTasks:
+    """Runs each periodic task in an asyncio task of its own."""
+
+    def __init__(self, tasks: Sequence[PeriodicTask]) -> None:
+        self._periodic_tasks = tasks
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Runs every periodic task at once, then at its interval."""
+        self._running = {asyncio.create_task(_repeat(task)) for task in self._periodic_tasks}
+
+    async def stop(self) -> None:
+        """Cancels the tasks under way, which must bear that as they must bear a power cut."""
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._running = set()
+
+
+async def _repeat(task: PeriodicTask) -> None:
+    while True:
+        try:
+            await task.run()
+        except Exception as error:
+            # The database may be away for a while; the next run may succeed.
+            reason = str(error).partition("\n")[0]
+            log.warning("periodic task failed", task=task.name, error=reason)
+        await asyncio.sleep(task.every_s)
 
 
 class TaskRunner(Protocol):
@@ -231,3 +290,23 @@ class Worker:
                     raise
                 log.warning("the database is away", error=str(error).partition("\n")[0])
                 await asyncio.sleep(self._settings.job_poll_seconds)
+
+
+def build_worker(services: Services) -> Worker:
+    """A worker with its periodic tasks."""
+    trials, models, settings = services.trials, services.models, services.settings
+    triggers = Triggers(
+        services.database, settings, services.jobs, services.events.last_seq, models.trained_seq
+    )
+    tasks = [
+        PeriodicTask("triggers", TRIGGERS_SECONDS, triggers.fire),
+        PeriodicTask("clean", CLEAN_SECONDS, models.clean),
+        PeriodicTask("trials", END_TRIALS_SECONDS, trials.end_outdated),
+        PeriodicTask("forget", FORGET_SECONDS, trials.delete_old_impressions),
+    ]
+    if settings.return_drop > 0:
+        from app.ab_tests.auto_rollback import AutoRollback  # optional
+
+        rollback = AutoRollback(services.database, models, trials.click_through, settings)
+        tasks.append(PeriodicTask("return", ROLLBACK_SECONDS, rollback.check))
+    return Worker(services.database, models, settings, tasks)

@@ -19,8 +19,7 @@ from app.registry.schemas import ModelRow
 from app.training.dataset import TrainingEvents
 from app.training.pipeline import train_and_evaluate
 from app.wiring import Services
-from app.worker.child_process import Heartbeat, OnProgress, run_task
-from app.worker.errors import TrainingFailed
+from app.worker.child_process import Heartbeat, OnProgress, TrainingFailed, run_task
 from app.worker.task import TASK, PrecomputeTask, TrainingTask
 from app.worker.worker import Worker
 from ncr_core.data import Interactions

@@ -14,7 +14,7 @@ from app.core.recommendation_ids import hour_now
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.wiring import Services, build_services
-from app.worker.wiring import build_worker
+from app.worker.worker import build_worker
 from tests.app.ab_tests.support import execute, list_id
 from tests.app.trained_models import add_small_data, publish_model
 from tests.app.waiting import until

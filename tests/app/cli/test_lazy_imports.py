@@ -9,7 +9,7 @@ import pytest
 
 LIGHT_MODULES = (
     *("cli.main", "cli.serve", "core.settings", "jobs.schemas", "transfer.import_data"),
-    *("worker.wiring", "wiring", "transfer.backup", "transfer.restore"),
+    *("worker.worker", "wiring", "transfer.backup", "transfer.restore"),
 )
 
 

@@ -1,4 +1,4 @@
-"""API keys, and the protection of a service without keys."""
+"""API keys, rate limits, and the protection of a service without keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
+from app.core.access import Role
 from app.core.errors import SettingsError
-from app.core.security import ensure_bindable, is_loopback
-from app.core.settings import load_settings
+from app.core.redis import RedisClient
+from app.core.security import LocalTokenBuckets, RateLimiter, ensure_bindable, is_loopback
+from app.core.settings import Settings, load_settings
+from app.main import create_app
+from app.wiring import Services
 from tests.app.conftest import client_of
 from tests.app.core.conftest import KEY, check_problem
+from tests.app.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,3 +71,89 @@ def test_other_hosts_need_a_key(host: str) -> None:
     with pytest.raises(SettingsError, match="without a key only loopback is bound"):
         ensure_bindable(host, load_settings())
     ensure_bindable(host, load_settings(admin_key=KEY))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_local_token_bucket_by_hand() -> None:
+    clock = Clock()
+    buckets = LocalTokenBuckets(clock)
+    seen = [await buckets.take("a", 2.0, 3) for _ in range(4)]
+    assert [t.allowed for t in seen] == [True, True, True, False]
+    assert [t.remaining for t in seen] == [2, 1, 0, 0]
+    assert seen[3].retry == pytest.approx(0.5)
+    assert seen[3].reset == pytest.approx(1.5)
+    assert (await buckets.take("b", 2.0, 3)).allowed  # another's is full
+    clock.now += 0.4
+    assert not (await buckets.take("a", 2.0, 3)).allowed
+    clock.now += 0.1
+    assert (await buckets.take("a", 2.0, 3)).allowed
+    clock.now += 1000
+    assert [(await buckets.take("a", 2.0, 3)).allowed for _ in range(4)] == [True] * 3 + [False]
+
+
+async def test_servers_share_a_token_bucket_in_redis(
+    redis: RedisClient, redis_url: str, redis_prefix: str
+) -> None:
+    other = RedisClient(redis_url, redis_prefix)
+    other.start()
+    await until(lambda: other.available)
+    try:
+        two = [RateLimiter(0.01, 5, one) for one in (redis, other)]
+        seen = [await two[n % 2].take("caller", 0.01, 5) for n in range(7)]
+        assert [t.allowed for t in seen] == [True] * 5 + [False] * 2
+        assert [t.remaining for t in seen] == [4, 3, 2, 1, 0, 0, 0]
+        assert 0 < seen[6].retry <= 100
+    finally:
+        await other.close()
+
+
+async def test_without_redis_each_server_uses_its_own_buckets(redis_prefix: str) -> None:
+    nowhere = RedisClient("redis://127.0.0.1:1/0", redis_prefix)
+    limiter = RateLimiter(0.01, 2, nowhere)
+    assert [(await limiter.take("x", 0.01, 2)).allowed for _ in range(3)] == [True, True, False]
+    await nowhere.close()
+
+
+async def test_rate_limit_headers_and_429(services: Services, settings: Settings) -> None:
+    _, slow = await services.keys.create("slow", [Role.READ], rate=0.01, burst=2)
+    _, free = await services.keys.create("free", [Role.READ])
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        answers = [await client.get("/items", headers={"X-API-Key": slow}) for _ in range(3)]
+        assert [a.status_code for a in answers] == [200, 200, 429]
+        assert [a.headers["RateLimit-Remaining"] for a in answers] == ["1", "0", "0"]
+        assert {a.headers["RateLimit-Limit"] for a in answers} == {"2"}
+        refused = answers[2]
+        assert refused.headers["Content-Type"] == "application/problem+json"
+        assert refused.json()["code"] == "rate_limited"
+        assert 1 <= int(refused.headers["Retry-After"]) <= 100
+        assert 100 <= int(refused.headers["RateLimit-Reset"]) <= 200
+        other = await client.get("/items", headers={"X-API-Key": free})
+        assert other.status_code == 200
+        assert "RateLimit-Limit" not in other.headers
+        assert (await client.get("/health/live")).status_code == 200
+
+
+def test_rate_and_burst_of_a_key_override_the_settings() -> None:
+    limiter = RateLimiter(100.0, 1000)
+    assert limiter.bounds(None, None) == (100.0, 1000)
+    assert limiter.bounds(3.0, None) == (3.0, 6)  # of two seconds, and not the service's
+    assert limiter.bounds(3.0, 50) == (3.0, 50)
+    assert RateLimiter(0.0, 0).bounds(None, None)[0] == 0
+    assert RateLimiter(2.5, 0).bounds(None, None) == (2.5, 5)
+
+
+async def test_the_rate_limit_setting_applies_to_keys_and_to_an_open_service(
+    settings: Settings,
+) -> None:
+    app = create_app(settings.model_copy(update={"rate_limit": 0.01, "rate_burst": 3}))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        codes = [(await client.get("/items")).status_code for _ in range(5)]
+        assert codes == [200] * 3 + [429] * 2

@@ -329,11 +329,11 @@ async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Ser
         go = asyncio.Event()
         rank = app.state.recommend.batcher.rank
 
-        async def slow(model: Any, request: Any, gone: Any, on_slow: Any) -> Any:
+        async def slow(model: Any, request: Any, gone: Any, on_slow: Any, *, ready: bool) -> Any:
             if request.n > 50:
                 on_slow()
             await go.wait()
-            return await rank(model, request, gone, on_slow)
+            return await rank(model, request, gone, on_slow, ready=ready)
 
         app.state.recommend.batcher.rank = slow
         async with client_of(app) as client:

@@ -11,11 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from app.core.errors import Conflict
-from app.registry.history import ActivationChange, Reason, undo_stack
+from app.registry.activation import undo_stack
 from app.registry.repository import ModelRepository
-from app.registry.schemas import Activation, Status
-from app.registry.service import ModelRegistry
-from app.registry.wiring import open_checkpoint_store
+from app.registry.schemas import Activation, ActivationChange, Reason, Status
+from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.wiring import Services
 from tests.app.trained_models import add_small_data, publish_model
 

@@ -14,7 +14,7 @@ from app.core.errors import SettingsError
 from app.core.settings import load_settings
 from app.registry import object_store
 from app.registry.checkpoint_store import CheckpointStore
-from app.registry.wiring import open_checkpoint_store
+from app.registry.service import open_checkpoint_store
 from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError
 from tests.app.object_store import SECRET, contents, write

@@ -17,7 +17,7 @@ from app.jobs.repository import Claim
 from app.jobs.schemas import TrainParams
 from app.main import create_app
 from app.registry import object_store, service
-from app.registry.wiring import open_checkpoint_store
+from app.registry.service import open_checkpoint_store
 from app.wiring import Services, build_services
 from app.worker.worker import Worker
 from ncr_core.checkpoint import load_checkpoint

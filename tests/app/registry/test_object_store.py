@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.registry import object_store
-from app.registry.integrity import check_files
+from app.registry.checkpoint_store import check_files
 from app.registry.object_store import RemoteCheckpointStore
 from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError

@@ -10,11 +10,9 @@ from app.registry.checkpoint_store import (
     CheckpointStore,
     LocalCheckpointStore,
 )
-from app.registry.history import ActivationChange
 from app.registry.retention import RetentionRule, StoredVersion
-from app.registry.schemas import Activation, Status
-from app.registry.service import ModelRegistry
-from app.registry.wiring import open_checkpoint_store
+from app.registry.schemas import Activation, ActivationChange, Status
+from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.wiring import Services, build_services
 from ncr_core.errors import CheckpointError
 from tests.app.object_store import ObjectStore

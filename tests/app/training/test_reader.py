@@ -11,8 +11,7 @@ import pytest
 
 from app.core.settings import Settings
 from app.registry.checkpoint_store import StoreUnavailable
-from app.registry.service import ModelRegistry
-from app.registry.wiring import open_checkpoint_store
+from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
 from tests.app.object_store import ObjectStore

@@ -9,8 +9,7 @@ import pytest
 from app.core.settings import Settings
 from app.jobs.schemas import TrainParams
 from app.wiring import Services
-from app.worker.periodic_tasks import PeriodicTask
-from app.worker.worker import Worker
+from app.worker.worker import PeriodicTask, Worker
 from tests.app.trained_models import QUICK, add_small_data, thread_worker
 
 pytestmark = pytest.mark.anyio

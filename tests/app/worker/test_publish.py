@@ -15,7 +15,7 @@ from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import JobRow, TrainParams
 from app.registry.schemas import Activation
 from app.wiring import Services
-from app.worker.errors import Cancelled, LostJob
+from app.worker.child_process import Cancelled, LostJob
 from app.worker.publish import Publisher
 from tests.app.trained_models import QUICK, add_small_data, publish_model, thread_worker
 

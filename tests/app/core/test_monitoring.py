@@ -1,4 +1,4 @@
-"""Figures: what is shown, and that the dashboard and the alerts name what there is."""
+"""Readiness and metrics, and that the dashboard and the alerts name what there is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import OperationalError
 
@@ -16,6 +18,7 @@ from app.core.settings import Settings
 from app.main import create_app
 from app.wiring import build_services
 from tests.app.conftest import client_of
+from tests.app.core.conftest import check_problem
 from tests.app.trained_models import add_small_data, publish_model
 from tests.app.waiting import until
 
@@ -124,3 +127,28 @@ def _asked_for() -> set[str]:
     alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
     expressions += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
     return {name for text in expressions for name in re.findall(r"ncr_[a-z_]+", text)}
+
+
+async def test_readiness_reports_failed_checks_and_draining_without_secrets(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    assert (await client.get("/health/live")).json() == {"status": "ok"}
+    assert (await client.get("/health/ready")).status_code == 200
+
+    async def loading() -> str | None:
+        return "the model is loading"
+
+    app.state.readiness.add("model", loading)
+    body = check_problem(await client.get("/health/ready"), 503, "not_ready")
+    assert body["checks"] == {"model": "the model is loading"}
+
+    async def broken() -> str | None:
+        raise ConnectionError("password=hunter22")
+
+    app.state.readiness.add("model", broken)
+    body = check_problem(await client.get("/health/ready"), 503, "not_ready")
+    assert "hunter22" not in str(body)
+    app.state.readiness.draining = True
+    body = check_problem(await client.get("/health/ready"), 503, "not_ready")
+    assert body["checks"] == {"service": "stopping"}
+    assert (await client.get("/health/live")).status_code == 200
