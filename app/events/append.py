@@ -45,11 +45,13 @@ class EventAppender:
         first_seq = await next_values(conn, EVENT_SEQ, 0)
         rows = [event for batch in batches for event in batch]
         stored = await self._repository.stored_events(conn, [event.event_id for event in rows])
+        stored_users: dict[str, int] = {}
         stored_items: dict[str, int] = {}
         if stored:
-            stored_items = await self._catalog.ids_of(
-                {event.item for event in rows if event.event_id in stored}, conn
-            )
+            # Of each user and item once: a join would look up the user of every event.
+            repeated = [event for event in rows if event.event_id in stored]
+            stored_users = await self._repository.user_ids(conn, {e.user for e in repeated})
+            stored_items = await self._catalog.ids_of({e.item for e in repeated}, conn)
 
         new_events: dict[str, NewEvent] = {}
         new_seqs: dict[str, int] = {}
@@ -60,10 +62,10 @@ class EventAppender:
             for index, event in enumerate(batch):
                 event_id = event.event_id
                 if event_id in stored:
-                    earlier, earlier_user = stored[event_id]
+                    earlier = stored[event_id]
                     seq = earlier.seq
                     is_duplicate = (
-                        earlier_user == event.user
+                        earlier.user_id == stored_users.get(event.user)
                         and earlier.item_id == stored_items.get(event.item)
                         and _has_content_of(event, earlier)
                     )

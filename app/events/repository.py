@@ -126,14 +126,12 @@ class EventRepository:
 
     async def stored_events(
         self, conn: AsyncConnection, event_ids: Collection[str]
-    ) -> dict[str, tuple[StoredEvent, str]]:
-        """Return those of the events that exist, each with its user's client id, by event id."""
+    ) -> dict[str, StoredEvent]:
+        """Return those of the events that exist, by event id."""
         rows = await conn.execute(
-            sa.select(*_EVENT, users.c.external_id)
-            .join(users, events.c.user_id == users.c.id)
-            .where(one_of(events.c.event_id, event_ids, self._dialect))
+            sa.select(*_EVENT).where(one_of(events.c.event_id, event_ids, self._dialect))
         )
-        return {row.event_id: (StoredEvent(*row[:-1]), row[-1]) for row in rows}
+        return {event.event_id: event for event in map(StoredEvent._make, rows)}
 
     async def add_events(
         self,

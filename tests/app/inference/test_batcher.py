@@ -258,5 +258,7 @@ async def test_slow_requests_are_told_that_they_are(batcher: Batcher) -> None:
     engine = cast(Any, FakeEngine())
     for n, seq in ((10, 0), (10, 1), (1000, 0)):
         request = RankRequest(UserState(0), n, ItemFilter(np.ones(1, dtype=np.bool_)), key=seq)
-        await batcher.rank(engine, request, None, lambda n=n, seq=seq: told.append((n, seq)))
+        ready = engine.retriever.is_ready(request)
+        on_slow = lambda n=n, seq=seq: told.append((n, seq))  # noqa: E731
+        await batcher.rank(engine, request, None, on_slow, ready=ready)
     assert told == [(10, 1), (1000, 0)]
