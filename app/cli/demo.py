@@ -67,7 +67,7 @@ async def _prepare(settings: Settings, data: Path | None, port: int) -> None:
 
 
 async def _import(services: Services, data: Path) -> None:
-    from app.cli.import_ import run_import
+    from app.cli.datasets import run_import
     from ncr_core.data.readers import Columns
     from ncr_core.errors import DataError
 

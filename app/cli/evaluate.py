@@ -11,20 +11,18 @@ import typer
 from app.cli.common import bar
 from app.cli.datasets import (
     DataOption,
-    Protocol,
-    counts,
-    described,
-    read_interactions,
-    read_published_split,
-)
-from app.cli.import_ import (
     Format,
     FormatOption,
     ItemColumn,
+    Protocol,
     RatingColumn,
     TimeColumn,
     UserColumn,
     columns_of,
+    counts,
+    described,
+    read_interactions,
+    read_published_split,
 )
 from ncr_core.errors import DataError
 

@@ -11,9 +11,9 @@ from app import __version__
 from app.cli import (
     ab_tests,
     admin,
+    datasets,
     demo,
     evaluate,
-    import_,
     keys,
     reproduce,
     serve,
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (demo, serve, import_, transfer, train, evaluate, reproduce):
+for module in (demo, serve, datasets, transfer, train, evaluate, reproduce):
     module.register(app)
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")

@@ -7,7 +7,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from app.cli import train
-from app.cli.options import with_hyperparameters
+from app.cli.train import with_hyperparameters
 from ncr_core.recipes import recipe
 
 OPTIONS = {
