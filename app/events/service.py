@@ -16,10 +16,9 @@ from app.core.middleware import ConcurrencyLimiter
 from app.core.settings import Settings
 from app.core.tables import EVENT_SEQ, next_values
 from app.events.adopters import AdopterRepository
-from app.events.append import EventAppender
+from app.events.append import EventAppender, append_preferences
 from app.events.event_weights import EventWeights
 from app.events.group_commit import MAX_ROWS, CommitObserver, GroupCommit, ignore_commit
-from app.events.preferences import append_preferences
 from app.events.profile_cache import ProfileCache
 from app.events.repository import EventRepository
 from app.events.schemas import (
