@@ -298,12 +298,19 @@ class InferenceEngine:
         over_references, over_next = margins
         scores = preference_probability(over_references, self.temperature).mean(axis=2)
         ahead = preference_probability(over_next, self.temperature)
-        return [
-            _ranked_items(rows[:n], of_scores, of_next)
-            for n, rows, of_scores, of_next in zip(
-                lengths, ranked.tolist(), scores.tolist(), ahead.tolist(), strict=True
+        lists = []
+        for n, rows, of_scores, of_next in zip(
+            lengths, ranked.tolist(), scores.tolist(), ahead.tolist(), strict=True
+        ):
+            rows = [row for row in rows[:n] if row != PAD]
+            last = len(rows) - 1
+            lists.append(
+                [
+                    RankedItem(row, of_scores[i], of_next[i] if i < last else None)
+                    for i, row in enumerate(rows)
+                ]
             )
-        ]
+        return lists
 
     def _explained(
         self, request: RankRequest, vector: Tensor, items: Sequence[RankedItem]
@@ -333,17 +340,6 @@ def _left_filled(ranked: Tensor) -> Tensor:
     """(B, k) item rows with −1 anywhere → the same with all −1 at the end."""
     order = (ranked == PAD).to(torch.int8).argsort(dim=1, stable=True)
     return ranked.gather(1, order)
-
-
-def _ranked_items(
-    rows: Sequence[int], scores: Sequence[float], ahead: Sequence[float]
-) -> list[RankedItem]:
-    """A list of rows that may end in −1, with scores and probabilities over the next item."""
-    rows = [row for row in rows if row != PAD]
-    last = len(rows) - 1
-    return [
-        RankedItem(row, scores[i], ahead[i] if i < last else None) for i, row in enumerate(rows)
-    ]
 
 
 def _largest(own: IntArray, effects: NDArray[np.float64]) -> tuple[Reason, ...]:

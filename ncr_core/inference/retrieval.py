@@ -191,7 +191,8 @@ class CandidateGenerator:
         if self.shortlist is None:
             if sortable:
                 return self.ranker.top(users, m, allowed, self.order)
-            return top_allowed(self.scores(users), allowed, self.order, m)
+            scores = self.ranker.mean_margins(users, self.anchors)
+            return top_allowed(scores, allowed, self.order, m)
         if sortable:
             return self.shortlist.search(users, allowed, m)
         shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
