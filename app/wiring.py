@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from app.ab_tests.click_through import ClickThroughStatistics
-from app.ab_tests.impressions import ImpressionBuffer
+from app.ab_tests.impressions import ClickThroughStatistics, ImpressionBuffer
 from app.ab_tests.interleaving import InterleavingTrials
 from app.ab_tests.repository import ABTestRepository
 from app.ab_tests.service import ABTestService

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.ab_tests.auto_rollback import WINDOW_HOURS, significant_drop
-from app.ab_tests.click_through import ClickCounts
+from app.ab_tests.impressions import ClickCounts
 from app.core.settings import Settings
 from benchmarks.harness import publish, run_command
 

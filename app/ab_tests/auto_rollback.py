@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from app.ab_tests.click_through import ClickCounts, ClickThroughStatistics
+from app.ab_tests.impressions import ClickCounts, ClickThroughStatistics
 from app.ab_tests.repository import ABTestRepository
 from app.core.database import Database
 from app.core.errors import Conflict

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from app.ab_tests.click_through import ClickCounts
+from app.ab_tests.impressions import ClickCounts
 from app.ab_tests.service import ABTestService
 from app.registry.service import ModelRegistry
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.ab_tests.click_through import ClickThroughStatistics
-from app.ab_tests.impressions import ImpressionBuffer
+from app.ab_tests.impressions import ClickThroughStatistics, ImpressionBuffer
 from app.ab_tests.interleaving import InterleavingTrials
 from app.ab_tests.repository import ABTestRepository
 from app.ab_tests.schemas import ABTestParams, ABTestRow, Kind, RunningABTest

@@ -1,20 +1,31 @@
-"""`ncr db`, `ncr jobs` and `ncr models`."""
+"""Commands of operators: `ncr db`, `jobs`, `models`, `trials` and `keys`."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from app.cli.common import console, print_table, quiet_settings, with_services
+from app.core.access import Role
 
 if TYPE_CHECKING:
+    from app.keys.schemas import KeyRow
     from app.wiring import Services
 
 db = typer.Typer(help="Manage the database's schema.", no_args_is_help=True, rich_markup_mode=None)
 jobs = typer.Typer(help="Show training jobs.", no_args_is_help=True, rich_markup_mode=None)
 models = typer.Typer(help="Manage trained models.", no_args_is_help=True, rich_markup_mode=None)
+trials = typer.Typer(
+    help="Compare a second version with the active one.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+keys = typer.Typer(
+    help="Manage the API keys of clients.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")]
 
@@ -142,3 +153,130 @@ def list_history(n: Count = 20) -> None:
             ", ".join(f"{name}: {value}" for name, value in (change["detail"] or {}).items()),
         )
     print_table(table)
+
+
+class Kind(StrEnum):
+    """The kind of a trial."""
+
+    INTERLEAVING = "interleaving"
+    SHADOW = "shadow"
+
+
+@trials.command("list")
+def list_trials(
+    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")] = 20,
+) -> None:
+    """Show trials and their reports, newest first."""
+
+    async def work(services: Services) -> list[dict[str, Any]]:
+        from app.ab_tests.schemas import ABTestOut
+
+        rows, _ = await services.trials.page(0, n)
+        trials = [await services.trials.get(row.trial_id) for row in rows]
+        return [ABTestOut.from_row(trial).model_dump() for trial in trials]
+
+    table = Table("trial", "kind", "status", "served", "beside it", "share", "report")
+    for trial in with_services(work):
+        table.add_row(
+            trial["trial_id"],
+            trial["kind"],
+            trial["status"],
+            trial["version_a"],
+            trial["version_b"],
+            f"{trial['share']:g}",
+            ", ".join(f"{name}: {_short(value)}" for name, value in trial["report"].items()),
+        )
+    print_table(table)
+
+
+@trials.command()
+def start(
+    version: Annotated[str, typer.Argument(help="The version to compare with the active one.")],
+    kind: Annotated[
+        Kind,
+        typer.Option(help="interleaving shows lists of both versions; shadow only compares them."),
+    ] = Kind.INTERLEAVING,
+    share: Annotated[
+        float,
+        typer.Option(help="Fraction of users (interleaving) or of requests (shadow), up to 1."),
+    ] = 0.1,
+) -> None:
+    """Start a trial. Running servers take part within seconds."""
+    if not 0 < share <= 1:
+        raise typer.BadParameter("the share has to be above 0 and at most 1", param_hint="--share")
+
+    async def work(services: Services) -> str:
+        from app.ab_tests.schemas import ABTestParams
+
+        # The service checks the version: an invalid name is an unknown version.
+        params = ABTestParams.model_construct(kind=kind.value, version=version, share=share)
+        return (await services.trials.begin(params)).trial_id
+
+    console.print(f"started: {with_services(work)}")
+
+
+@trials.command()
+def stop(trial: Annotated[str, typer.Argument(help="The trial to stop.")]) -> None:
+    """Stop a trial and keep its report."""
+    with_services(lambda services: services.trials.end(trial))
+    console.print(f"stopped: {trial}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    return str(value)
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="A name that tells keys apart.")],
+    role: Annotated[
+        list[Role] | None,
+        typer.Option(help="read (the default), ingest or admin. May be repeated."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second. Default: NCR_RATE_LIMIT.")
+    ] = None,
+    burst: Annotated[
+        int | None,
+        typer.Option(help="Requests at once after a pause. Default: as many as in two seconds."),
+    ] = None,
+) -> None:
+    """Create a key. It is shown only once."""
+
+    async def work(services: Services) -> tuple[KeyRow, str]:
+        return await services.keys.create(name, role or [Role.READ], rate, burst)
+
+    row, key = with_services(work)
+    console.print(f"key {row.key_id} ({row.roles}); send it as X-API-Key and keep it secret:")
+    typer.echo(key)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """Show keys, newest first, without their secrets."""
+    from app.registry.schemas import iso
+
+    table = Table("key", "name", "roles", "rate", "created", "revoked")
+    for row in with_services(lambda services: services.keys.rows()):
+        table.add_row(
+            row.key_id,
+            row.name,
+            row.roles,
+            "" if row.rate is None else f"{row.rate:g}/s",
+            iso(row.created_at),
+            iso(row.revoked_at) or "",
+        )
+    print_table(table)
+
+
+@keys.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="The id that `ncr keys list` shows.")],
+) -> None:
+    """Revoke a key. Running servers refuse it within a second."""
+    with_services(lambda services: services.keys.revoke(key_id))
+    console.print(f"revoked: {key_id}")

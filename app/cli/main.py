@@ -9,12 +9,10 @@ import typer
 
 from app import __version__
 from app.cli import (
-    ab_tests,
     admin,
     datasets,
     demo,
     evaluate,
-    keys,
     reproduce,
     serve,
     train,
@@ -34,8 +32,8 @@ for module in (demo, serve, datasets, transfer, train, evaluate, reproduce):
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")
 app.add_typer(admin.models, name="models")
-app.add_typer(ab_tests.trials, name="trials")
-app.add_typer(keys.keys, name="keys")
+app.add_typer(admin.trials, name="trials")
+app.add_typer(admin.keys, name="keys")
 
 
 @app.callback()
