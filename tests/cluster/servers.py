@@ -126,6 +126,16 @@ class NcrServer(HttpServer):
         super().__init__([*ncr_command("api", port), *options], log, port, env)
 
 
+def training_pids_of(worker: int) -> list[int]:
+    """The child processes in which the worker of this process runs its job."""
+    pids = []
+    for pid in children_of(worker):
+        with contextlib.suppress(OSError):
+            if "app.worker.child_process" in Path(f"/proc/{pid}/cmdline").read_text():
+                pids.append(pid)
+    return pids
+
+
 class NcrWorker(Process):
     """`ncr worker`. ``env`` holds its settings, `NCR_*`."""
 
@@ -140,12 +150,7 @@ class NcrWorker(Process):
 
     def training_pids(self) -> list[int]:
         """The processes that do its job under way, if there is one."""
-        pids = []
-        for pid in children_of(self.pid):
-            with contextlib.suppress(OSError):
-                if "app.worker.child_process" in Path(f"/proc/{pid}/cmdline").read_text():
-                    pids.append(pid)
-        return pids
+        return training_pids_of(self.pid)
 
 
 class ProxyServer(HttpServer):

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.app.trained_models import SMALL
+from tests.app.conftest import SMALL
 from tests.e2e.support import Service, ncr
 
 pytestmark = pytest.mark.e2e

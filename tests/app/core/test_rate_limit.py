@@ -10,8 +10,7 @@ from app.core.redis import RedisClient
 from app.core.settings import Settings
 from app.main import create_app
 from app.wiring import Services
-from tests.app.conftest import client_of
-from tests.app.waiting import until
+from tests.app.conftest import client_of, until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from app.inference.new_items import NewItems
 from ncr_core.explain.elicitation import QuestionPool
-from tests.app.trained_models import SMALL, add_small_data, publish_model
+from tests.app.conftest import SMALL, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -198,7 +198,7 @@ async def test_after_a_new_version_it_is_asked_by_that(
 
 
 @pytest.mark.parametrize("n", ["0", "51", "-1", "many", "1.5"])
-async def test_bad_numbers(client: httpx2.AsyncClient, n: str) -> None:
-    answer = await client.get("/users/u/questions", params={"n": n})
+async def test_bad_numbers(shared_client: httpx2.AsyncClient, n: str) -> None:
+    answer = await shared_client.get("/users/u/questions", params={"n": n})
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"

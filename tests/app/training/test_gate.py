@@ -19,15 +19,16 @@ from app.wiring import Services
 from app.worker.worker import Worker
 from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
 from ncr_core.data.synthetic import synthetic_catalogue
-from tests.app.trained_models import (
+from tests.app.conftest import (
     QUICK,
+    LatePublisher,
     add_small_data,
+    children,
     publish_model,
+    run_job,
     run_job_here,
     thread_worker,
 )
-from tests.app.worker.test_publish import LatePublisher
-from tests.app.worker.test_worker import children, run_job
 from tests.conftest import ON_SQLITE
 
 # Each trains: jobs on PostgreSQL have tests of their own.

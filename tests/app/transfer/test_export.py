@@ -17,7 +17,7 @@ from app.transfer.import_data import import_preferences, import_source
 from app.wiring import Services, build_services
 from ncr_core.data.readers import BadRow, open_source
 from ncr_core.errors import DataError
-from tests.app.trained_models import SMALL, add_small_data
+from tests.app.conftest import SMALL, add_small_data
 
 pytestmark = pytest.mark.anyio
 
