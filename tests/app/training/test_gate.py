@@ -25,7 +25,6 @@ from tests.app.conftest import (
     add_small_data,
     children,
     publish_model,
-    run_job,
     run_job_here,
     thread_worker,
 )
@@ -73,7 +72,7 @@ async def test_a_worse_model_is_rejected_and_its_files_are_kept(
     assert over == pytest.approx(sampled[0]["ndcg@10"] - sampled[1]["ndcg@10"], abs=2e-5)
 
     settings = settings.model_copy(update={"precompute_users": 10})
-    second = await run_job(services, settings, **BAD)
+    second = await run_job_here(services, settings, **BAD)
     gate = gate_of(second)
     assert (second.status, second.error) == ("rejected", None)
     assert (gate["decision"], gate["finding"], gate["passed"]) == ("rejected", "worse", False)

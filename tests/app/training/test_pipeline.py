@@ -24,7 +24,7 @@ from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
 from ncr_core.data import build_interactions
 from ncr_core.models import ModelConfig
 from ncr_core.training import Progress
-from tests.app.conftest import add_small_data, publish_model, run_job, run_job_here
+from tests.app.conftest import add_small_data, publish_model, run_job_here
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
 from tests.conftest import ON_SQLITE
 from tests.ncr_core.conftest import wild_model
@@ -103,7 +103,7 @@ async def test_free_and_history_models_replace_each_other_through_the_gate(
     """The gate compares them, and a warm start takes those of the same kind."""
     await add_small_data(services)
     first = await publish_model(services)
-    second = await run_job(services, settings, **SHORT)
+    second = await run_job_here(services, settings, **SHORT)
     gate = (second.metrics or {})["gate"]
     assert (gate["incumbent"], gate["served"]) == (first, True)
     assert gate["users"] > 20
