@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import httpx2
@@ -120,6 +121,8 @@ async def test_one_who_has_seen_what_is_popular_is_asked_about_the_rest(
     assert len(newcomer) > 10  # the pool's 45 pairs are not enough
     pool = frozenset().union(*pairs_in(await ask(client, "x", 5)))
     assert len(pool) == 10
+    counts = Counter(item for _, item, _ in SMALL.interactions)
+    assert min(counts[i] for i in pool) >= max(n for i, n in counts.items() if i not in pool)
     await client.post("/events", json=[{"user": "fan", "item": item} for item in pool])
     found = await ask(client, "fan", 5)
     assert (len(found["items"]), found["source"]) == (5, "model")
