@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from app.core.database import Database
+from app.core.http_protocol import BoundedProtocol
 from app.core.redis import RedisClient
 from app.core.settings import Settings, load_settings, normalise_database_url
 from app.core.tables import now_us
@@ -315,3 +317,19 @@ class LatePublisher(Publisher):
     async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
         await self._happen()
         await super().model(claim, version, summary)
+
+
+@contextlib.asynccontextmanager
+async def listening(app: FastAPI, protocol: type[BoundedProtocol]) -> AsyncIterator[int]:
+    """Run the application on a port of 127.0.0.1, which is given."""
+    config = uvicorn.Config(
+        app, port=0, http=protocol, log_config=None, access_log=False, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    async with app.router.lifespan_context(app):
+        task = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+        yield server.servers[0].sockets[0].getsockname()[1]
+        server.should_exit = True
+        await asyncio.wait_for(task, 20)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -12,13 +11,13 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-import uvicorn
 from ncr_client import AsyncClient, Client, JobFailedError, NotReachedError, ServiceError
 from ncr_client import calls as calls_module
 
 from app.core.http_protocol import BoundedProtocol
 from app.core.settings import load_settings
 from app.main import create_app
+from tests.app.conftest import listening
 from tests.conftest import ON_SQLITE
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
@@ -239,19 +238,11 @@ async def ncr(tmp_path: Path, database_url: str) -> AsyncIterator[AsyncClient]:
     app = create_app(
         load_settings(data_dir=tmp_path, database_url=database_url, precompute_users=0)
     )
-    config = uvicorn.Config(
-        app, port=0, http=BoundedProtocol, log_config=None, access_log=False, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    async with app.router.lifespan_context(app):
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - it has no event for it
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        async with AsyncClient(f"http://127.0.0.1:{port}") as client:
-            yield client
-        server.should_exit = True
-        await asyncio.wait_for(task, 20)
+    async with (
+        listening(app, BoundedProtocol) as port,
+        AsyncClient(f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
 
 
 @pytest.mark.anyio

@@ -85,25 +85,20 @@ async def test_training_without_events_fails_with_one_line(
 
 @pytest.mark.slow
 @ON_SQLITE
-async def test_training_on_one_user_fails_with_one_line(
-    services: Services, settings: Settings
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ([("only", f"i{n}") for n in range(9)], "1 user is too few"),
+        ([(f"u{n}", "i") for n in range(9)], "no user has 3 items"),
+    ],
+)
+async def test_training_on_too_little_fails_with_one_line(
+    services: Services, settings: Settings, pairs: list[tuple[str, str]], says: str
 ) -> None:
-    rows = [{"user": "only", "item": f"i{n}"} for n in range(9)]
-    await services.events.add_rows(rows, 0)
+    await services.events.add_rows([{"user": user, "item": item} for user, item in pairs], 0)
     job = await run_job_here(services, settings)
     assert job.status == "failed"
-    assert "1 user is too few" in str(job.error)
-
-
-@pytest.mark.slow
-@ON_SQLITE
-async def test_training_on_users_with_few_items_fails_with_one_line(
-    services: Services, settings: Settings
-) -> None:
-    await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(9)], 0)
-    job = await run_job_here(services, settings)
-    assert job.status == "failed"
-    assert "no user has 3 items" in str(job.error)
+    assert says in str(job.error)
 
 
 @pytest.mark.slow
