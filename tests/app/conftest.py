@@ -163,7 +163,8 @@ def _trained(interactions: Interactions, params: TrainParams, folder: Path) -> d
             with contextlib.suppress(OSError):  # another process was as quick
                 Path(new).rename(kept)
                 Path(new).mkdir()  # for its own end
-    elif not folder.exists():
+        return summary  # of this very folder: the other process's has another checksum
+    if not folder.exists():
         shutil.copytree(kept / "model", folder)
     kept_summary: dict[str, Any] = json.loads((kept / "summary.json").read_text())
     return kept_summary
