@@ -129,7 +129,8 @@ async def run_job_here(services: Services, settings: Settings, **params: Any) ->
     return await services.jobs.get(job_id)
 
 
-_kept = Path(tempfile.gettempdir()) / f"ncr-test-models-{os.getpid()}"
+_own_models = tempfile.TemporaryDirectory(prefix="ncr-test-models-")
+_kept = Path(_own_models.name)
 
 
 @pytest.fixture(scope="session", autouse=True)
