@@ -14,11 +14,102 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+from psycopg import sql
 
 from app.core.database import Database
 from app.core.migrations import migrate
 from app.core.settings import normalise_database_url
-from tests.postgres import POSTGRES_URL, Pool, admin, create, drop, url_of
+
+POSTGRES_URL = os.environ.get(
+    "NCR_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres"
+)
+TERMINATE = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid();
+"""
+EMPTY = f"""{TERMINATE}
+SET session_replication_role = replica;  -- foreign keys: all of it goes
+"""
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+def admin() -> Connection:
+    """A connection from which databases are made. Raises psycopg.OperationalError."""
+    return psycopg.connect(POSTGRES_URL, autocommit=True, connect_timeout=5)
+
+
+def url_of(name: str) -> str:
+    return f"{POSTGRES_URL.partition('?')[0].rpartition('/')[0]}/{name}"
+
+
+def create(template: str | None = None) -> str:
+    """A new database's name. Its commits do not wait for a disk."""
+    name = f"ncr_test_{secrets.token_hex(6)}"
+    statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+    if template is not None:
+        statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+    change = sql.SQL("ALTER DATABASE {} SET synchronous_commit = off").format(sql.Identifier(name))
+    with admin() as connection:
+        connection.execute(statement)
+        connection.execute(change)
+    return name
+
+
+def drop(name: str) -> None:
+    with admin() as connection:
+        statement = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
+        connection.execute(statement.format(sql.Identifier(name)))
+
+
+class Pool:
+    """Copies of a migrated database. Making and dropping one takes many times as long as emptying
+    it, which leaves it as it was: no test changes the schema of one that comes from here.
+    """
+
+    def __init__(self, template: str) -> None:
+        self._template = template
+        self._free: list[str] = []
+        with psycopg.connect(url_of(template)) as connection:
+            query = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+            names = [str(row[0]) for row in connection.execute(query).fetchall()]
+            self._rows = {name: _copied(connection, name) for name in names}
+            query = "SELECT sequencename, start_value FROM pg_sequences WHERE schemaname = 'public'"
+            self._starts = connection.execute(query).fetchall()
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The name of one that is empty, for as long as this lasts."""
+        name = self._free.pop() if self._free else create(self._template)
+        try:
+            yield name
+        finally:
+            try:
+                self._empty(name)
+                self._free.append(name)
+            except psycopg.Error:  # for want of a right, or after a crash
+                drop(name)
+
+    def close(self) -> None:
+        for name in self._free:
+            drop(name)
+
+    def _empty(self, name: str) -> None:
+        deletes = b"".join(b"DELETE FROM %s;\n" % table.encode() for table in self._rows)
+        with psycopg.connect(url_of(name)) as connection:
+            connection.execute(EMPTY.encode() + deletes)
+            for table, rows in self._rows.items():
+                if rows:
+                    with connection.cursor().copy(f"COPY {table} FROM STDIN".encode()) as copy:
+                        copy.write(rows)
+            for sequence, start in self._starts:
+                connection.execute("SELECT setval(%s::regclass, %s, false)", (sequence, start))
+
+
+def _copied(connection: Connection, table: str) -> bytes:
+    with connection.cursor().copy(f"COPY {table} TO STDOUT".encode()) as copy:
+        return b"".join(bytes(piece) for piece in copy)
+
 
 # The client for threads is made, and not in the repository.
 runpy.run_path(str(Path(__file__).parents[1] / "clients/python/hatch_build.py"))["write_client"]()
@@ -62,7 +153,7 @@ def skip_or_fail(reason: str) -> None:
     pytest.skip(reason)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The service is written for asyncio."""
     return "asyncio"
@@ -107,6 +198,14 @@ def postgres_pool(postgres: None) -> Iterator[Pool]:
         drop(template)
 
 
+@pytest.fixture(scope="session")
+def bare_postgres(postgres: None) -> Iterator[str]:
+    """The name of a database for `empty_database_url`."""
+    name = create()
+    yield name
+    drop(name)
+
+
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 # For tests of one database, and for long ones of what does not depend on it.
 ON_SQLITE, ON_POSTGRESQL = (
@@ -140,9 +239,7 @@ def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'empty.db'}"
         return
-    request.getfixturevalue("postgres")
-    name = create()
-    try:
-        yield url_of(name)
-    finally:
-        drop(name)
+    name: str = request.getfixturevalue("bare_postgres")
+    with psycopg.connect(url_of(name)) as connection:
+        connection.execute(f"{TERMINATE} DROP SCHEMA public CASCADE; CREATE SCHEMA public".encode())
+    yield url_of(name)

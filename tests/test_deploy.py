@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from app.cli.main import app
 from app.core.settings import Settings
 from tests.cluster.process import HOST
 from tests.cluster.servers import NCR_ENVIRONMENT, PORT, SERVICES
@@ -84,6 +86,22 @@ def test_the_image_runs_the_server_of_the_table(dockerfile: str) -> None:
     assert {"app", "ncr_core", "migrations"} <= set(
         re.findall(r"^COPY (\w+) \1$", dockerfile, re.M)
     )
+    assert re.search(r"^USER ncr$", dockerfile, re.M)  # not root
+    assert set(re.findall(r"\b(NCR_[A-Z_]+)=", dockerfile)) <= SETTINGS
+
+
+def test_the_compose_file_and_the_image_run_commands_that_there_are(
+    compose: dict[str, Any], dockerfile: str
+) -> None:
+    commands = [json.loads(found) for found in re.findall(r"^CMD (\[.*\])$", dockerfile, re.M)]
+    commands += [s["command"] for s in compose.values() if s.get("command", [""])[0] == "ncr"]
+    assert len(commands) == 4
+    for _, *arguments in commands:
+        command: Any = get_command(app)
+        while arguments and arguments[0] in getattr(command, "commands", {}):
+            command = command.commands[arguments.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {a for a in arguments if a.startswith("--")} <= options
 
 
 def test_the_image_and_the_compose_file_share_one_data_folder(

@@ -129,7 +129,8 @@ async def _post(url: str, run: str, seen: Observations, stop: threading.Event) -
                 n += 1
 
 
-def _interrupt(topology: Topology, outage: str, seconds: float) -> None:
+def _interrupt(topology: Topology, outage: str, seconds: float, seen: Observations) -> None:
+    """Take a process away for so long; PostgreSQL until a request was refused, too."""
     process = topology.redis if outage.startswith("redis") else topology.postgres
     assert process is not None
     if outage.endswith("paused"):
@@ -144,8 +145,12 @@ def _interrupt(topology: Topology, outage: str, seconds: float) -> None:
                 time.sleep(seconds / 20)
     else:
         process.kill()
-        time.sleep(seconds)
-        process.start()
+        try:
+            time.sleep(seconds)
+            if outage.startswith("postgres"):  # a slow machine may have sent nothing yet
+                wait_until(lambda: seen.statuses[503] > 0, WAIT_SECONDS, "a 503")
+        finally:
+            process.start()
 
 
 def one_round(
@@ -164,7 +169,7 @@ def one_round(
     clients = threading.Thread(target=lambda: asyncio.run(load()))
     clients.start()
     time.sleep(pace.calm)
-    _interrupt(topology, outage, pace.away)
+    _interrupt(topology, outage, pace.away, seen)
     back = time.monotonic()
     time.sleep(pace.back)
 

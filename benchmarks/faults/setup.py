@@ -18,9 +18,8 @@ import httpx2
 import psycopg
 
 from ncr_core.data.synthetic import synthetic_catalogue
-from tests.cluster.postgres import PostgresCluster
 from tests.cluster.process import environment_with, temporary_folder, wait_until
-from tests.cluster.servers import NcrWorker, ncr_command
+from tests.cluster.servers import NcrWorker, PostgresCluster, ncr_command
 
 DATABASES = ("sqlite", "postgresql")
 SMALL = synthetic_catalogue(60, 50, 12)

@@ -1,10 +1,11 @@
-"""What the client does when the service is slow, away, or refuses."""
+"""Clients for Python: retries and errors, and paths on their way to a real server."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,6 +13,12 @@ import orjson
 import pytest
 from ncr_client import AsyncClient, Client, JobFailedError, NotReachedError, ServiceError
 from ncr_client import calls as calls_module
+
+from app.core.http_protocol import BoundedProtocol
+from app.core.settings import load_settings
+from app.main import create_app
+from tests.app.conftest import listening
+from tests.conftest import ON_SQLITE
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 
@@ -224,3 +231,33 @@ async def test_the_same_for_asyncio() -> None:
 
     async with AsyncClient(transport=httpx2.MockTransport(answer)) as ncr:
         assert [item["id"] async for item in ncr.items()] == ["a"]
+
+
+@pytest.fixture
+async def ncr(tmp_path: Path, database_url: str) -> AsyncIterator[AsyncClient]:
+    app = create_app(
+        load_settings(data_dir=tmp_path, database_url=database_url, precompute_users=0)
+    )
+    async with (
+        listening(app, BoundedProtocol) as port,
+        AsyncClient(f"http://127.0.0.1:{port}") as client,
+    ):
+        yield client
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_any_id_is_one_segment_of_the_path(ncr: AsyncClient) -> None:
+    """`.` and `..` too, which are steps in a path unless they are encoded."""
+    for name in (".", "..", "...", "a/..", "./a", "%2E", "{}", "é ?#"):
+        assert (await ncr.put_item(name, title="t"))["id"] == name
+        assert (await ncr.get_item(name))["id"] == name
+        await ncr.post_event(name, name)
+        assert [event["item"] async for event in ncr.events_of(name)] == [name]
+        assert (await ncr.recommend(name))["user"] == name
+        await ncr.delete_user(name)
+        assert [item["id"] async for item in ncr.items()] == [name]
+        await ncr.patch_item(name, hidden=True, attributes={"of": "a shelf"})
+        patched = await ncr.patch_item(name, title=None)
+        assert (patched["title"], patched["hidden"]) == (None, True)
+        await ncr.delete_item(name)

@@ -16,7 +16,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cluster.postgres import PostgresCluster
 from tests.cluster.process import (
     HOST,
     ROOT,
@@ -28,7 +27,7 @@ from tests.cluster.process import (
     temporary_folder,
     wait_until,
 )
-from tests.cluster.servers import ProxyServer, RedisServer, get_status
+from tests.cluster.servers import PostgresCluster, ProxyServer, RedisServer, get_status
 
 pytestmark = pytest.mark.e2e
 

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from tests.cluster.postgres import PostgresCluster
 from tests.cluster.process import ROOT, Process, ProcessError, environment_with, temporary_folder
 from tests.cluster.servers import (
     NCR_ENVIRONMENT,
@@ -28,6 +27,7 @@ from tests.cluster.servers import (
     SERVICES,
     NcrServer,
     NcrWorker,
+    PostgresCluster,
     ProxyServer,
     RedisServer,
     ncr_command,

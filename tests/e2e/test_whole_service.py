@@ -1,18 +1,21 @@
-"""The whole story over real HTTP, against a real `ncr serve --with-worker`."""
+"""The whole story over real HTTP, by `ncr serve --with-worker`, and the integration page, run."""
 
 from __future__ import annotations
 
 import csv
-import shutil
+import os
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from tests.app.trained_models import SMALL
+from tests.app.conftest import SMALL
 from tests.e2e.support import Service, ncr
 
 pytestmark = pytest.mark.e2e
@@ -71,15 +74,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def data_dir(imported: Path, tmp_path: Path) -> Path:
-    """A test's own copy of it."""
-    return Path(shutil.copytree(imported, tmp_path / "var"))
-
-
-@pytest.fixture
-def service(data_dir: Path) -> Iterator[Service]:
-    with Service(data_dir) as service:
+@pytest.fixture(scope="module")
+def service(imported: Path) -> Iterator[Service]:
+    with Service(imported) as service:
         yield service
 
 
@@ -121,7 +118,6 @@ def test_events_training_and_lists_of_a_whole_service(service: Service) -> None:
     assert model["active"] is True
     assert model["trained_seq"] == result["last_seq"]
     assert {i["source"] for i in service.recommend("user-1")["items"]} == {"model"}
-    assert service.terminate() == 0
 
 
 def test_an_acknowledged_event_is_there_after_a_kill_and_a_restart(service: Service) -> None:
@@ -133,14 +129,43 @@ def test_an_acknowledged_event_is_there_after_a_kill_and_a_restart(service: Serv
     assert service.terminate() == 0
 
 
-def test_keys_are_required_beyond_loopback(data_dir: Path) -> None:
-    with Service(data_dir, NCR_ADMIN_KEY="a-key-of-sixteen-or-more") as service:
+def test_keys_are_required_beyond_loopback(tmp_path: Path) -> None:
+    with Service(tmp_path, NCR_ADMIN_KEY="a-key-of-sixteen-or-more") as service:
         assert service.client.get("/recommend/u").status_code == 401
         assert service.client.get("/docs").status_code == 401
         key = {"X-API-Key": "a-key-of-sixteen-or-more"}
         assert service.client.get("/recommend/u", headers=key).status_code == 200
         assert "a-key-of" not in service.log_text()
-    refused = ncr("serve", "--host", "0.0.0.0", "--port", service.port, data_dir=data_dir)
+    refused = ncr("serve", "--host", "0.0.0.0", "--port", service.port, data_dir=tmp_path)
     assert refused.returncode != 0
     assert refused.stderr.strip().count("\n") == 0
     assert "NCR_ADMIN_KEY" in refused.stderr
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "integration.md"
+
+
+def test_the_commands_of_the_integration_page_work(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 8
+    with Service(tmp_path) as service:
+        names: dict[str, Any] = {"BASE": service.url}
+        for kind, block in blocks:
+            if kind == "python":
+                exec(compile(block, str(PAGE), "exec"), names)
+                continue
+            # Any answer that is an error is one of the command too.
+            commands = "set -e\n" + block.replace("curl -s", "curl -sSf")
+            done = subprocess.run(
+                ["bash", "-c", commands],
+                env={**os.environ, "BASE": service.url},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        answer = service.recommend("newcomer")
+        assert answer["items"][0]["source"] == "fold_in"
+        assert service.recommend("user-1")["items"][0]["source"] in ("model", "fold_in")
+        history = service.client.get("/users/user-1/events").json()["items"]
+        assert history[0]["type"] == "click"

@@ -14,7 +14,7 @@ import httpx2
 
 from app.core.settings import load_settings
 from app.wiring import build_services
-from tests.app.trained_models import add_small_data, publish_model
+from tests.app.conftest import add_small_data, publish_model
 from tests.cluster.servers import NcrServer, get_status
 
 KEY = "a-key-of-sixteen-or-more"

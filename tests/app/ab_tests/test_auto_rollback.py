@@ -15,9 +15,8 @@ from app.core.settings import Settings
 from app.core.tables import now_us
 from app.wiring import Services, build_services
 from app.worker.worker import build_worker
-from tests.app.ab_tests.support import execute, list_id
-from tests.app.trained_models import add_small_data, publish_model
-from tests.app.waiting import until
+from tests.app.ab_tests.conftest import execute, list_id
+from tests.app.conftest import add_small_data, publish_model, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.usefixtures("one_hour")]
 

@@ -13,8 +13,7 @@ from fastapi import FastAPI
 from app.events.schemas import NewEvent
 from app.wiring import Services
 from ncr_core.data.synthetic import synthetic_catalogue
-from tests.app.trained_models import add_small_data, publish_model
-from tests.app.waiting import until
+from tests.app.conftest import add_small_data, publish_model, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -18,22 +18,19 @@ from app.core.errors import Conflict, Unprocessable
 from app.core.recommendation_ids import new_recommendation_id
 from app.core.settings import Settings
 from app.wiring import Services, build_services
-from tests.app.ab_tests.support import click, execute, interleaved, rows, running, user_id
-from tests.app.trained_models import publish_model
-from tests.app.waiting import until
+from tests.app.ab_tests.conftest import (
+    URL,
+    begin,
+    click,
+    execute,
+    interleaved,
+    rows,
+    running,
+    user_id,
+)
+from tests.app.conftest import publish_model, until
 
 pytestmark = pytest.mark.anyio
-
-URL = "/admin/trials"
-
-
-async def begin(client: httpx2.AsyncClient, version: str, **more: Any) -> dict[str, Any]:
-    body = {"kind": "interleaving", "version": version, "share": 1.0, **more}
-    response = await client.post(URL, json=body)
-    assert response.status_code == 201, response.text
-    trial: dict[str, Any] = response.json()
-    assert response.headers["location"] == f"{URL}/{trial['trial_id']}"
-    return trial
 
 
 def shadow_of(services: Services) -> ShadowTrials:
@@ -137,8 +134,8 @@ async def test_begin_refuses_without_an_active_version(
         {"kind": "shadow", "version": "v", "more": 1},
     ],
 )
-async def test_an_invalid_body_is_422(client: httpx2.AsyncClient, body: Any) -> None:
-    response = await client.post(URL, json=body)
+async def test_an_invalid_body_is_422(shared_client: httpx2.AsyncClient, body: Any) -> None:
+    response = await shared_client.post(URL, json=body)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
 
 

@@ -17,9 +17,8 @@ from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.click_attribution import ClickAttribution
 from app.wiring import Services, build_services
-from tests.app.ab_tests.support import click, execute, list_id, rows, running
-from tests.app.ab_tests.test_endpoints import begin
-from tests.app.waiting import until
+from tests.app.ab_tests.conftest import begin, click, execute, list_id, rows, running
+from tests.app.conftest import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_hour")]
 

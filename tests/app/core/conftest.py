@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,24 @@ KEY = "a key of more than 16 characters"
 
 
 @pytest.fixture
-async def keyed(tmp_path: Path) -> AsyncIterator[FastAPI]:
+def data_dir(tmp_path: Path, sqlite_template: Path) -> Path:
+    """A data folder with a migrated database: migrations take longer than most tests."""
+    shutil.copy(sqlite_template, tmp_path / "ncr.db")
+    return tmp_path
+
+
+@pytest.fixture
+async def keyed(data_dir: Path) -> AsyncIterator[FastAPI]:
     """An application with a key."""
-    app = create_app(load_settings(data_dir=tmp_path, admin_key=KEY, max_body_bytes=2000))
+    app = create_app(load_settings(data_dir=data_dir, admin_key=KEY, max_body_bytes=2000))
     async with app.router.lifespan_context(app):
         yield app
 
 
 @pytest.fixture
-async def open_app(tmp_path: Path) -> AsyncIterator[FastAPI]:
+async def open_app(data_dir: Path) -> AsyncIterator[FastAPI]:
     """An application without one."""
-    app = create_app(load_settings(data_dir=tmp_path, max_body_bytes=2000))
+    app = create_app(load_settings(data_dir=data_dir, max_body_bytes=2000))
 
     @app.get("/fail")
     async def fail() -> None:

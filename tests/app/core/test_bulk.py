@@ -26,8 +26,7 @@ from app.events.schemas import NewEvent
 from app.events.service import EventService
 from app.events.tables import events, users
 from app.wiring import Services
-from tests.conftest import ON_POSTGRESQL
-from tests.postgres import POSTGRES_URL
+from tests.conftest import ON_POSTGRESQL, POSTGRES_URL
 
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from app.core.http_protocol import MAX_HEAD_BYTES, BoundedProtocol
 from app.core.settings import load_settings
 from app.main import create_app
+from tests.app.conftest import listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -25,20 +25,11 @@ class ImpatientProtocol(BoundedProtocol):
 
 
 @pytest.fixture
-async def port(tmp_path: Path) -> AsyncIterator[int]:
+async def port(data_dir: Path) -> AsyncIterator[int]:
     """The port of a server with short time limits."""
-    app = create_app(load_settings(data_dir=tmp_path))
-    config = uvicorn.Config(
-        app, port=0, http=ImpatientProtocol, log_config=None, access_log=False, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    async with app.router.lifespan_context(app):
-        task = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110 - it has no event for it
-            await asyncio.sleep(0.01)
-        yield server.servers[0].sockets[0].getsockname()[1]
-        server.should_exit = True
-        await asyncio.wait_for(task, 20)
+    app = create_app(load_settings(data_dir=data_dir))
+    async with listening(app, ImpatientProtocol) as port:
+        yield port
 
 
 async def talk(port: int, *parts: bytes, pause: float = 0.0) -> bytes:

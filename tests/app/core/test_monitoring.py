@@ -17,10 +17,8 @@ from sqlalchemy.exc import OperationalError
 from app.core.settings import Settings
 from app.main import create_app
 from app.wiring import build_services
-from tests.app.conftest import client_of
+from tests.app.conftest import add_small_data, client_of, publish_model, until
 from tests.app.core.conftest import check_problem
-from tests.app.trained_models import add_small_data, publish_model
-from tests.app.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -18,9 +18,7 @@ from app.core.settings import Settings, load_settings
 from app.main import create_app
 from app.recommend.response import RankedList
 from app.wiring import Services, build_services
-from tests.app.conftest import client_of
-from tests.app.trained_models import add_small_data, publish_model
-from tests.app.waiting import until
+from tests.app.conftest import add_small_data, client_of, publish_model, until
 from tests.cluster.servers import RedisServer
 
 pytestmark = pytest.mark.anyio

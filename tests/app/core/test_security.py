@@ -14,9 +14,8 @@ from app.core.security import LocalTokenBuckets, RateLimiter, ensure_bindable, i
 from app.core.settings import Settings, load_settings
 from app.main import create_app
 from app.wiring import Services
-from tests.app.conftest import client_of
+from tests.app.conftest import client_of, until
 from tests.app.core.conftest import KEY, check_problem
-from tests.app.waiting import until
 
 pytestmark = pytest.mark.anyio
 

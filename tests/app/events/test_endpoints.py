@@ -290,17 +290,18 @@ async def test_a_preference_takes_the_next_seq_of_events(client: httpx2.AsyncCli
     ],
 )
 async def test_an_invalid_preference_is_422_and_takes_no_seq(
-    client: httpx2.AsyncClient, body: object, code: str
+    shared_client: httpx2.AsyncClient, body: object, code: str
 ) -> None:
     items = ("a", "b", "gone")
-    await client.post("/events", json=[{"user": "other", "item": item} for item in items])
-    await client.delete("/items/gone")
-    answer = await client.post("/preferences", json=body)
+    events = [{"event_id": item, "user": "other", "item": item} for item in items]
+    await shared_client.post("/events", json=events)
+    await shared_client.delete("/items/gone")
+    answer = await shared_client.post("/preferences", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, code)
     assert answer.headers["content-type"] == "application/problem+json"
     # Nothing was stored, and no seq was taken.
-    assert (await client.get("/users/u/events")).status_code == 404
-    assert (await client.post("/events", json=[])).json()["last_seq"] == 3
+    assert (await shared_client.get("/users/u/events")).status_code == 404
+    assert (await shared_client.post("/events", json=[])).json()["last_seq"] == 3
 
 
 async def test_a_list_of_preferences_has_an_outcome_by_row(client: httpx2.AsyncClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.core.errors import Unavailable
 from app.events.schemas import AppendResult
 from app.wiring import Services
-from tests.app.events.support import add, event, item_names, prefer
+from tests.app.events.conftest import add, event, item_names, prefer
 
 pytestmark = pytest.mark.anyio
 

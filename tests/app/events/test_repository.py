@@ -1,11 +1,14 @@
-"""Queries on events: popularity, positive events and users. On both databases."""
+"""Queries on events, and the snapshot that a training reads. On both databases."""
 
 from __future__ import annotations
 
 import pytest
 
-from app.wiring import Services
-from tests.app.events.support import add, event
+from app.core.settings import Settings
+from app.core.tables import now_us
+from app.events.schemas import NewEvent
+from app.wiring import Services, build_services
+from tests.app.events.conftest import add, event
 
 pytestmark = pytest.mark.anyio
 
@@ -27,3 +30,79 @@ async def test_popularity_counts_users_with_positive_events_only(weighted: Servi
     new = await weighted.events.new_events(0)
     assert [seq for seq, _, _ in new] == [1, 2, 3, 14, 17, 18]
     assert [seq for seq, _, _ in await weighted.events.new_events(3, limit=2)] == [14, 17]
+
+
+FEEDBACK = r"""{"b%'\"": 5, "rating": [{"from": 4, "weight": 1}, {"weight": -0.5}]}"""
+
+
+async def test_the_snapshot_holds_every_event_in_order(services: Services) -> None:
+    empty = await services.events.snapshot_for_training()
+    assert (len(empty), empty.max_seq) == (0, 0)
+    rows = [
+        NewEvent(f"e{k}", f"u{k % 3}", f"i{k % 4}", "t" if k % 5 else "dislike", k / 8, 10**15 - k)
+        for k in range(40)
+    ]
+    await services.events.import_rows(rows)
+    loaded = await services.events.snapshot_for_training()
+    assert (len(loaded), loaded.max_seq) == (40, 40)
+
+    users = await services.events.external_users(loaded.users())
+    items = await services.catalog.external_ids_of(loaded.items())
+    order = []
+    for row_index in range(40):
+        row = rows[int(loaded.seq[row_index]) - 1]
+        assert users[int(loaded.user_id[row_index])] == row.user
+        assert items[int(loaded.item_id[row_index])] == row.item
+        assert int(loaded.timestamp[row_index]) == row.timestamp
+        assert float(loaded.weight[row_index]) == (1 if row.type == "t" else -1)
+        order.append((int(loaded.user_id[row_index]), row.timestamp))
+    assert order == sorted(order)
+
+
+async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings) -> None:
+    day = 86_400 * 10**6
+    changed = {"feedback": FEEDBACK, "feedback_half_life_days": 10.0}
+    services = await build_services(settings.model_copy(update=changed))
+    try:
+        await services.events.import_rows(
+            [
+                NewEvent("1", "u", "a", "b%'\"", None, 20 * day),
+                NewEvent("2", "u", "b", "rating", 4.0, 10 * day),
+                NewEvent("3", "u", "c", "rating", 3.9, 0),
+                NewEvent("4", "u", "d", "rating", None, 0),
+                NewEvent("5", "u", "d", "other", 9.0, 10 * day),
+            ]
+        )
+        pair = {"user": "v", "winner": "a", "loser": "b"}
+        pairs = [pair | {"timestamp": 30 * 86_400}, pair | {"loser": "c", "timestamp": 0}]
+        await services.events.add_preferences(pairs, 0)
+        snapshot = await services.events.snapshot_for_training()
+        by_seq = dict(zip(snapshot.seq.tolist(), snapshot.weight.tolist(), strict=True))
+        # Decayed to the latest of all, which is a preference of the 30th day.
+        assert by_seq == {1: 2.5, 2: 0.25, 3: -0.0625, 4: 0, 5: 0.25}
+        assert snapshot.preference_weight.tolist() == [0.125, 1]
+        ids = await services.catalog.ids_of({"a", "b", "c"})
+        assert snapshot.preferences[:, 1:3].tolist() == [
+            [ids["a"], ids["c"]],
+            [ids["a"], ids["b"]],
+        ]
+        assert snapshot.preferences[:, 4].tolist() == [7, 6]
+        assert snapshot.max_seq == 7
+        assert len(snapshot.users()) == 2
+    finally:
+        await services.close()
+
+
+async def test_an_event_in_the_future_does_not_decay_all_others(settings: Settings) -> None:
+    now, day = now_us(), 86_400 * 10**6
+    changed = {"feedback_half_life_days": 10.0}
+    services = await build_services(settings.model_copy(update=changed))
+    try:
+        far = now + 300_000 * day
+        await services.events.import_rows(
+            [NewEvent(str(at), "u", str(at), timestamp=at) for at in (now - 10 * day, now, far)]
+        )
+        weights = (await services.events.snapshot_for_training()).weight
+        assert weights == pytest.approx([0.5, 1, 1], abs=0.001)
+    finally:
+        await services.close()

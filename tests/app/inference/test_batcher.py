@@ -128,6 +128,7 @@ async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
 async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     batcher._quick.max_batch = 2
+    batcher._quick.max_wait = 60.0  # they are refused for their number, not for their time
     model = FakeEngine()
     model.go.clear()
     tasks = [ask(batcher, model, 1)]

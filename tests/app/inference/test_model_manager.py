@@ -17,9 +17,8 @@ from app.inference.model_manager import ModelManager
 from app.main import create_app
 from app.registry.tables import models
 from app.wiring import Services
-from tests.app.conftest import client_of
-from tests.app.recommend.requests import ITEMS, ask, ids, post
-from tests.app.trained_models import publish_model
+from tests.app.conftest import client_of, publish_model
+from tests.app.recommend.conftest import ITEMS, ask, ids, post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

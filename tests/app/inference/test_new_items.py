@@ -21,9 +21,8 @@ from ncr_core.fold_in import Evidence
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.models.scoring_tables import PairTables
 from ncr_core.ranking.similarity import ItemSpace
-from tests.app.recommend.requests import GENRES, USERS, ask, ids, post, seen_by, serving
-from tests.app.trained_models import publish_model
-from tests.app.waiting import until
+from tests.app.conftest import publish_model, until
+from tests.app.recommend.conftest import GENRES, USERS, ask, ids, post, seen_by, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -18,8 +18,8 @@ from app.inference.precomputed import FORMAT, PrecomputedCandidates
 from app.jobs.schemas import TrainParams
 from app.wiring import Services
 from app.worker.worker import Worker
-from tests.app.recommend.test_endpoints import ask, ids, refresh
-from tests.app.trained_models import QUICK, add_small_data, publish_model, thread_worker
+from tests.app.conftest import QUICK, add_small_data, publish_model, refresh, thread_worker
+from tests.app.recommend.conftest import ask, ids
 from tests.conftest import ON_SQLITE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

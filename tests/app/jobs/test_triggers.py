@@ -17,8 +17,7 @@ from app.jobs.tables import jobs
 from app.jobs.triggers import Triggers
 from app.wiring import Services
 from app.worker.worker import build_worker
-from tests.app.trained_models import add_small_data, publish_model
-from tests.app.waiting import until
+from tests.app.conftest import add_small_data, publish_model, until
 
 pytestmark = pytest.mark.anyio
 

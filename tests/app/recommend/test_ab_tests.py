@@ -15,9 +15,8 @@ from app.ab_tests.tables import impressions, served_lists, trial_sums
 from app.core.errors import Unavailable
 from app.recommend import shadow_tests as module
 from app.wiring import Services
-from tests.app.recommend.requests import ask, ids, post
-from tests.app.trained_models import publish_model
-from tests.app.waiting import until
+from tests.app.conftest import publish_model, until
+from tests.app.recommend.conftest import ask, ids, post
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from app.core.errors import Unavailable
 from app.recommend import batch as module
 from app.wiring import Services
-from tests.app.recommend.requests import ITEMS, USERS, ask, ids, post, refused, seen_by, sources
-from tests.app.trained_models import publish_model
+from tests.app.conftest import publish_model
+from tests.app.recommend.conftest import ITEMS, USERS, ask, ids, post, refused, seen_by, sources
 
 pytestmark = pytest.mark.anyio
 

@@ -1,15 +1,25 @@
-"""What a user's vector is fitted to, by what they did before a training and after it."""
+"""From a profile and a query to what is ranked: evidence, dislikes, bounds."""
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+import httpx2
 import numpy as np
+import pytest
+from fastapi import FastAPI
 
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
 from app.inference.loaded_model import ItemIndex
-from app.recommend.context import fold_in_evidence
+from app.recommend.context import MAX_EVIDENCE, RecommendationContext, fold_in_evidence
+from app.recommend.schemas import RecommendationQuery
+from app.wiring import Services
+from tests.app.conftest import publish_model
+from tests.app.recommend.conftest import ITEMS, ask, ids, post, serving
 
-ITEMS = ItemIndex(
+INDEX = ItemIndex(
     seq=1,
     internal=np.arange(10),
     visible=np.ones(10, dtype=np.bool_),
@@ -39,13 +49,105 @@ def profile(*events: tuple[int, float]) -> Profile:
 def test_what_was_only_seen_again_is_no_news() -> None:
     """Of what was bought, or disliked, before the training; what came since is fitted to."""
     user = profile((3, 3.0), (4, -1.0), (3, 0.0), (4, 0.0), (5, 0.0))
-    assert fold_in_evidence(user, ITEMS, after=2) is None
-    news = fold_in_evidence(profile((3, 3.0), (4, -1.0), (3, 0.0), (6, 1.0)), ITEMS, after=2)
+    assert fold_in_evidence(user, INDEX, after=2) is None
+    news = fold_in_evidence(profile((3, 3.0), (4, -1.0), (3, 0.0), (6, 1.0)), INDEX, after=2)
     assert news is not None
     assert (news.items.tolist(), news.disliked.tolist()) == ([6], [])
-    again = fold_in_evidence(profile((3, 3.0), (4, -1.0), (3, 1.0)), ITEMS, after=2)
+    again = fold_in_evidence(profile((3, 3.0), (4, -1.0), (3, 1.0)), INDEX, after=2)
     assert again is not None
     assert again.items.tolist() == [3]
-    every = fold_in_evidence(user, ITEMS, after=0)
+    every = fold_in_evidence(user, INDEX, after=0)
     assert every is not None
     assert (every.items.tolist(), every.disliked.tolist()) == ([3], [4])
+
+
+async def everything(client: httpx2.AsyncClient, user: str, **params: Any) -> set[str]:
+    found = ids(await ask(client, user, n=1000, exclude_seen=False, **params))
+    batch = await post(
+        client, "/recommend/batch", users=[user], n=1000, exclude_seen=False, **params
+    )
+    assert ids(batch["results"][0]) == found
+    return set(found)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("who", ["user-1", "fresh", "only dislikes"])
+@pytest.mark.parametrize("model", [True, False], ids=["model", "no model"])
+async def test_in_no_list(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, who: str, model: bool
+) -> None:
+    if model:
+        await publish_model(filled)
+        await app.state.recommend.models.refresh()
+    if who == "fresh":
+        await post(client, "/events", user=who, item=ITEMS[5])
+    best = ids(await ask(client, who, exclude_seen=False))[0]
+    before = await everything(client, who)
+    assert best in before
+    await post(client, "/events", user=who, item=best, type="dislike")
+    for options in ({}, {"diversity": 0.5}, {"explain": "pairwise"}):
+        assert await everything(client, who, **options) == before - {best}
+
+
+@pytest.mark.anyio
+async def test_a_fast_clock_does_not_outweigh_a_dislike(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    """The click is an hour ahead by the phone's clock; the dislike comes a second later."""
+    item = ids(await ask(client, "user-2"))[0]
+    late = {"user": "user-2", "item": item, "type": "click", "timestamp": time.time() + 3600}
+    await post(client, "/events", **late)
+    await post(client, "/events", user="user-2", item=item, type="dislike")
+    assert item not in ids(await ask(client, "user-2", n=100, exclude_seen=False))
+    services: Services = app.state.services
+    snapshot = await services.events.snapshot_for_training()
+    own = (await services.events.profiles.get("user-2")).disliked
+    assert (snapshot.weight[snapshot.item_id == own[0]] < 0).sum() == 1
+    events = (await client.get("/users/user-2/events?n=2")).json()["items"]
+    assert events[1]["timestamp"] > events[0]["timestamp"]  # told as it was given
+
+
+@pytest.mark.anyio
+async def test_thousands_of_statements_are_fitted_to_the_latest(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str
+) -> None:
+    rng = np.random.default_rng(0)
+    pairs = {tuple(map(int, rng.choice(len(ITEMS), 2, replace=False))) for _ in range(6000)}
+    rows = [{"user": "talker", "winner": ITEMS[a], "loser": ITEMS[b]} for a, b in sorted(pairs)]
+    services: Services = app.state.services
+    await services.events.add_preferences(rows, 0)
+    profile = await services.events.profiles.get("talker")
+    assert len(profile.pairs) == len(profile.pair_seqs) > MAX_EVIDENCE
+    catalogue = await services.catalog.catalogue(profile.catalog_seq)
+    model = serving(app)
+    evidence = fold_in_evidence(profile, model.items(catalogue), 0)
+    assert evidence is not None
+    assert len(evidence.pairs) == MAX_EVIDENCE
+    rows_of = model.items(catalogue).rows(profile.pairs[-1])
+    assert evidence.pairs[-1].tolist() == rows_of.tolist()
+    assert RecommendationContext("talker", RecommendationQuery(3), profile, catalogue).user_key == (
+        "talker",
+        profile.last_seq,
+    )
+    answer = await ask(client, "talker", n=3)
+    assert {place["source"] for place in answer["items"]} == {"fold_in"}
+    questions = (await client.get("/users/talker/questions?n=3")).raise_for_status().json()
+    assert len(questions["items"]) == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/recommend/user-1?model=%00", "/recommend/user-1?model=a%00b"])
+async def test_a_model_that_cannot_be_there(
+    client: httpx2.AsyncClient, trained: str, path: str
+) -> None:
+    response = await client.get(path)
+    assert (response.status_code, response.json()["code"]) in (
+        (404, "unknown_model"), (422, "invalid_request"),
+    )  # fmt: skip
+    for route, body in (
+        ("/recommend/batch", {"users": ["u"]}),
+        ("/rerank", {"user": "u", "items": ["film-1"]}),
+        ("/compare", {"user": "u", "items": ["film-1", "film-2"]}),
+    ):
+        response = await client.post(route, json=body | {"model": "a\0b"})
+        assert response.status_code in (404, 422)

@@ -15,8 +15,8 @@ from app.recommend import exploration as module
 from app.recommend import popularity
 from app.recommend.exploration import Pool, draw_list
 from app.wiring import Services
-from tests.app.recommend.requests import GENRES, ITEMS, ask, ids, seen_by, sources
-from tests.app.trained_models import SMALL
+from tests.app.conftest import SMALL
+from tests.app.recommend.conftest import GENRES, ITEMS, ask, ids, seen_by, sources
 
 pytestmark = pytest.mark.anyio
 

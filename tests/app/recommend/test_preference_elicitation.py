@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import httpx2
@@ -10,7 +11,7 @@ from fastapi import FastAPI
 
 from app.inference.new_items import NewItems
 from ncr_core.explain.elicitation import QuestionPool
-from tests.app.trained_models import SMALL, add_small_data, publish_model
+from tests.app.conftest import SMALL, add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -120,6 +121,8 @@ async def test_one_who_has_seen_what_is_popular_is_asked_about_the_rest(
     assert len(newcomer) > 10  # the pool's 45 pairs are not enough
     pool = frozenset().union(*pairs_in(await ask(client, "x", 5)))
     assert len(pool) == 10
+    counts = Counter(item for _, item, _ in SMALL.interactions)
+    assert min(counts[i] for i in pool) >= max(n for i, n in counts.items() if i not in pool)
     await client.post("/events", json=[{"user": "fan", "item": item} for item in pool])
     found = await ask(client, "fan", 5)
     assert (len(found["items"]), found["source"]) == (5, "model")
@@ -198,7 +201,7 @@ async def test_after_a_new_version_it_is_asked_by_that(
 
 
 @pytest.mark.parametrize("n", ["0", "51", "-1", "many", "1.5"])
-async def test_bad_numbers(client: httpx2.AsyncClient, n: str) -> None:
-    answer = await client.get("/users/u/questions", params={"n": n})
+async def test_bad_numbers(shared_client: httpx2.AsyncClient, n: str) -> None:
+    answer = await shared_client.get("/users/u/questions", params={"n": n})
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"

@@ -12,18 +12,18 @@ from fastapi import FastAPI
 
 from app.wiring import Services
 from ncr_core.ranking import algorithm1
-from tests.app.recommend.requests import (
+from tests.app.conftest import SMALL, publish_model
+from tests.app.recommend.conftest import (
     ITEMS,
     ask,
     ids,
-    margin,
+    margins_of,
     post,
     refused,
     seen_by,
     serving,
     sources,
 )
-from tests.app.trained_models import SMALL, publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +44,8 @@ async def test_a_list_is_ranked_by_the_literal_algorithm_in_the_order_it_is_give
     known = [item for item in ITEMS if item in set(model.item_ids)]
     random.Random(seed).shuffle(known)
     answer = await post(client, "/rerank", user="user-1", items=known)
-    expected = algorithm1(known, lambda x, y: margin(model, "user-1", x, y) > 0, len(known))
+    margins = margins_of(model, "user-1")
+    expected = algorithm1(known, lambda x, y: margins[x, y] > 0, len(known))
     assert ids(answer) == expected
     assert answer["model_version"] == served
     assert answer["recommendation_id"].startswith(served)
@@ -68,12 +69,11 @@ async def test_a_comparison_is_that_of_the_network(
     assert answer["items"] == items  # each once
     assert answer["source"] == "model"
     found = answer["probability"]
+    margins = margins_of(model, "user-1")
     for i, over in enumerate(items):
         assert found[i][i] == 0.5
         for j, under in enumerate(items):
-            expected = 1 / (
-                1 + math.exp(-margin(model, "user-1", over, under) / 2 / model.engine.temperature)
-            )
+            expected = 1 / (1 + math.exp(-margins[over, under] / 2 / model.engine.temperature))
             assert found[i][j] == pytest.approx(expected, abs=2e-6)
             assert found[i][j] + found[j][i] == pytest.approx(1, abs=1e-9)
     places = algorithm1(range(len(items)), lambda i, j: found[i][j] > 0.5, len(items))

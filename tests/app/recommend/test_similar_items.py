@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from app.inference.new_items import NewItems
 from app.wiring import Services
-from tests.app.recommend.requests import ITEMS, USERS, ids, serving
-from tests.app.trained_models import SMALL, publish_model
+from tests.app.conftest import SMALL, publish_model
+from tests.app.recommend.conftest import ITEMS, USERS, ids, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
 
 import httpx2
 import pytest
@@ -13,38 +12,13 @@ from fastapi import FastAPI
 from app.core.errors import Conflict
 from app.registry.activation import undo_stack
 from app.registry.repository import ModelRepository
-from app.registry.schemas import Activation, ActivationChange, Reason, Status
+from app.registry.schemas import Activation, ActivationChange, Reason
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.wiring import Services
-from tests.app.trained_models import add_small_data, publish_model
+from tests.app.conftest import publish_model
+from tests.app.registry.conftest import copies
 
 pytestmark = pytest.mark.anyio
-
-
-async def copies(services: Services, n: int, status: Status = "published") -> list[str]:
-    """``n`` versions of one model, each published after the other."""
-    registry = services.models
-    await add_small_data(services)
-    first = await publish_model(services)
-    row = await registry.get(first)
-    versions = [first]
-    for number in range(1, n):
-        version = registry.new_version()
-        copy_folder(registry, first, version)
-        other = row._replace(
-            version=version,
-            path=registry.stored_path(version),
-            status=status,
-            created_at=row.created_at + number,
-        )
-        async with services.database.write() as conn:
-            await registry.publish(conn, other)
-        versions.append(version)
-    return versions
-
-
-def copy_folder(registry: ModelRegistry, version: str, to: str) -> None:
-    shutil.copytree(registry.folder(version), registry.folder(to))
 
 
 async def active(services: Services) -> str | None:

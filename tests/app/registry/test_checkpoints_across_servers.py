@@ -22,9 +22,8 @@ from app.wiring import Services, build_services
 from app.worker.worker import Worker
 from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError
-from tests.app.conftest import client_of
-from tests.app.object_store import SECRET, ObjectStore, contents, write
-from tests.app.trained_models import QUICK, add_small_data, publish_model
+from tests.app.conftest import QUICK, add_small_data, client_of, publish_model
+from tests.app.registry.conftest import SECRET, ObjectStore, contents, write
 from tests.conftest import ON_SQLITE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from app.inference.model_manager import ModelManager
 from app.registry.schemas import ModelDetail
 from app.wiring import Services
-from tests.app.trained_models import add_small_data, publish_model
+from tests.app.conftest import add_small_data, publish_model
 
 pytestmark = pytest.mark.anyio
 
@@ -86,9 +86,11 @@ async def test_rollback_without_an_earlier_version_is_409(client: httpx2.AsyncCl
 
 
 @pytest.mark.parametrize("version", ["nope", "../../etc", "%00x", "x" * 2000])
-async def test_an_unknown_version_is_404_or_422(client: httpx2.AsyncClient, version: str) -> None:
+async def test_an_unknown_version_is_404_or_422(
+    shared_client: httpx2.AsyncClient, version: str
+) -> None:
     path = f"/admin/models/{version.replace('/', '%2F')}"
-    for response in (await client.get(path), await client.post(path + "/activate")):
+    for response in (await shared_client.get(path), await shared_client.post(path + "/activate")):
         assert response.status_code in (404, 422)
         assert response.headers["content-type"] == "application/problem+json"
 

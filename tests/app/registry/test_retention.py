@@ -15,9 +15,8 @@ from app.registry.schemas import Activation, ActivationChange, Status
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.wiring import Services, build_services
 from ncr_core.errors import CheckpointError
-from tests.app.object_store import ObjectStore
-from tests.app.registry.test_activation import copies
-from tests.app.trained_models import add_small_data, publish_model
+from tests.app.conftest import add_small_data, publish_model
+from tests.app.registry.conftest import ObjectStore, copies
 
 pytestmark = pytest.mark.anyio
 

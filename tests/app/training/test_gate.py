@@ -19,15 +19,15 @@ from app.wiring import Services
 from app.worker.worker import Worker
 from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
 from ncr_core.data.synthetic import synthetic_catalogue
-from tests.app.trained_models import (
+from tests.app.conftest import (
     QUICK,
+    LatePublisher,
     add_small_data,
+    children,
     publish_model,
     run_job_here,
     thread_worker,
 )
-from tests.app.worker.test_publish import LatePublisher
-from tests.app.worker.test_worker import children, run_job
 from tests.conftest import ON_SQLITE
 
 # Each trains: jobs on PostgreSQL have tests of their own.
@@ -72,7 +72,7 @@ async def test_a_worse_model_is_rejected_and_its_files_are_kept(
     assert over == pytest.approx(sampled[0]["ndcg@10"] - sampled[1]["ndcg@10"], abs=2e-5)
 
     settings = settings.model_copy(update={"precompute_users": 10})
-    second = await run_job(services, settings, **BAD)
+    second = await run_job_here(services, settings, **BAD)
     gate = gate_of(second)
     assert (second.status, second.error) == ("rejected", None)
     assert (gate["decision"], gate["finding"], gate["passed"]) == ("rejected", "worse", False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from app.registry.checkpoint_store import StoreUnavailable
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
-from tests.app.object_store import ObjectStore
-from tests.app.trained_models import add_small_data, publish_model, run_job_here
+from tests.app.conftest import add_small_data, publish_model, run_job_here
+from tests.app.registry.conftest import ObjectStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -63,15 +62,6 @@ async def test_a_warm_start_loads_the_served_checkpoint_once(
     assert (job.metrics or {})["start"] == {"from": "warm", "version": first}
     assert (job.metrics or {})["gate"]["incumbent"] == first
     assert loads.versions == [first]
-
-
-@pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    store = ObjectStore(monkeypatch)
-    try:
-        yield store
-    finally:
-        store.clear()
 
 
 async def test_a_damaged_evaluation_snapshot_is_fetched_again_from_the_store(

@@ -10,14 +10,14 @@ import orjson
 import pytest
 
 from app.core.errors import NotFound
-from app.events.schemas import StoredEvent
+from app.events.schemas import NewEvent, StoredEvent
 from app.transfer.archive import TransferError
 from app.transfer.export import export
 from app.transfer.import_data import import_preferences, import_source
 from app.wiring import Services, build_services
 from ncr_core.data.readers import BadRow, open_source
 from ncr_core.errors import DataError
-from tests.app.trained_models import SMALL, add_small_data
+from tests.app.conftest import SMALL, add_small_data
 
 pytestmark = pytest.mark.anyio
 
@@ -159,14 +159,16 @@ async def test_the_events_of_one_user(services: Services, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 async def test_chunks_leave_nothing_out(services: Services) -> None:
-    await add_small_data(services)
+    await services.catalog.upsert_rows([{"id": item.id} for item in SMALL.items])
+    events = [NewEvent(f"e{n}", u, i) for n, (u, i, _) in enumerate(SMALL.interactions[:60])]
+    await services.events.import_rows(events)
     for chunk in (1, 7, 10_000):
         seqs = [
             row[0].seq
             async for rows in services.events.iter_events(chunk_size=chunk)
             for row in rows
         ]
-        assert seqs == list(range(1, len(SMALL.interactions) + 1))
+        assert seqs == list(range(1, len(events) + 1))
         items = [item.id async for rows in services.catalog.iter_items(chunk) for item in rows]
         assert items == [item.id for item in SMALL.items]
 

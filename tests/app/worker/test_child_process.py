@@ -1,4 +1,4 @@
-"""The child process of a job: its start, its isolation, and a database or disk that is away."""
+"""A job's child process: its task, its isolation, and a database or disk that is away."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
-from app.core.settings import Settings
+from app.core.settings import Settings, load_settings
 from app.jobs.schemas import TrainOrder
 from app.training.reader import Retry
 from app.wiring import Services
 from app.worker.child_process import child_environment, run_task
-from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
+from app.worker.task import TASK, PrecomputeTask, TaskSettings, TrainingTask
 from ncr_core.errors import CheckpointReadError
-from tests.app.trained_models import QUICK, add_small_data, publish_model
-from tests.app.worker.test_worker import run_job
+from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
 from tests.conftest import ON_SQLITE
-
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SECRET = "a-pass-word"
 VERSION = "20261122-000000-00aa"
@@ -46,6 +44,7 @@ def task_for(settings: Settings, kind: str = "train") -> TrainingTask | Precompu
     return TrainingTask(params=TrainOrder.model_validate(QUICK), gate_margin=0.05, **common)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["train", "candidates"])
 def test_a_database_that_stays_away_is_one_clear_line_without_the_password(
     tmp_path: Path, kind: str
@@ -76,6 +75,8 @@ def test_a_database_that_stays_away_is_one_clear_line_without_the_password(
     assert SECRET not in child.stdout + child.stderr
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 @ON_SQLITE
 async def test_modules_in_the_working_directory_do_not_shadow_those_of_the_child(
     services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ async def test_modules_in_the_working_directory_do_not_shadow_those_of_the_child
     assert (job.status, job.error) == ("succeeded", None)
 
 
+@pytest.mark.slow
 def test_only_absolute_entries_of_pythonpath_reach_the_child() -> None:
     environment = {"HOME": "/home/ncr", "PYTHONPATH": ":.:/opt/extra:lib:/opt/extra:"}
     child = child_environment(environment)
@@ -107,6 +109,7 @@ def test_only_absolute_entries_of_pythonpath_reach_the_child() -> None:
     assert all(Path(entry).is_absolute() for entry in path)
 
 
+@pytest.mark.slow
 def test_the_watchdog_starts_before_anything_that_takes_long_to_import() -> None:
     """A worker that is suspended meanwhile loses its lease: its child has to be gone by then."""
     script = "import sys, app.worker.child_process; print(*sys.modules)"
@@ -131,6 +134,8 @@ def failing_at_first(failures: list[Exception]) -> Callable[..., None]:
     return hook
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -162,6 +167,8 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     assert len(pauses) == 4
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 async def test_a_disk_that_fails_once_does_not_count_as_an_unreadable_incumbent(
     services: Services, settings: Settings
 ) -> None:
@@ -186,3 +193,46 @@ async def test_a_disk_that_fails_once_does_not_count_as_an_unreadable_incumbent(
     gate = (await asyncio.to_thread(train, Retry(30.0, sleep=repair)))["metrics"]["gate"]
     assert gate["incumbent"] == incumbent
     assert gate["finding"] != "incumbent_unreadable"
+
+
+def tasks(settings: Settings) -> list[TrainingTask | PrecomputeTask]:
+    common: dict[str, Any] = {
+        "version": "20261122-000000-00aa",
+        "device": "cpu",
+        "watchdog_seconds": 24.0,
+        "retry_seconds": 300.0,
+        "settings": TaskSettings.from_settings(settings),
+    }
+    params = TrainOrder.model_validate({"model": "nbpr", "learning_rate": 0.005})
+    seconds = {"train": 10.5}
+    training = TrainingTask(params=params, gate_margin=0.05, expected_seconds=seconds, **common)
+    return [training, PrecomputeTask(**common)]
+
+
+def test_a_task_is_the_same_on_both_sides_of_the_pipe(tmp_path: Path) -> None:
+    for task in tasks(load_settings(data_dir=tmp_path)):
+        assert TASK.validate_json(task.model_dump_json()) == task
+
+
+def test_the_child_has_the_settings_of_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(
+        data_dir=Path("var"), candidates=300, feedback='{"view": "seen"}', feedback_half_life_days=9
+    )
+    task = TASK.validate_json(tasks(settings)[0].model_dump_json())
+    child = load_settings(**task.settings.model_dump())
+    assert child.data_dir == tmp_path / "var"
+    assert child.effective_database_url == settings.effective_database_url
+    for name in ("candidates", "feedback", "feedback_half_life_days", "checkpoint_store"):
+        assert getattr(child, name) == getattr(settings, name)
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "sweep"}, {"watchdog_seconds": 0}, {"params": {"epochs": 0}}, {"more": 1}]
+)
+def test_an_invalid_task_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    task = json.loads(tasks(load_settings(data_dir=tmp_path))[0].model_dump_json())
+    with pytest.raises(ValidationError):
+        TASK.validate_json(json.dumps(task | change))

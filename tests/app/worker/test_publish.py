@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from app.registry.schemas import Activation
 from app.wiring import Services
 from app.worker.child_process import Cancelled, LostJob
 from app.worker.publish import Publisher
-from tests.app.trained_models import QUICK, add_small_data, publish_model, thread_worker
+from tests.app.conftest import QUICK, LatePublisher, add_small_data, publish_model, thread_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -122,18 +121,6 @@ async def test_a_cancelled_or_lost_job_publishes_nothing(services: Services) -> 
     assert await active(services) is None
     assert (await services.models.page(0, 9))[0] == []
     assert (await services.jobs.get(claim.job_id)).status == "running"  # until the worker ends it
-
-
-class LatePublisher(Publisher):
-    """Publishes a model after something else has happened."""
-
-    def __init__(self, services: Services, happen: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(services.database, services.models, precompute=False)
-        self._happen = happen
-
-    async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
-        await self._happen()
-        await super().model(claim, version, summary)
 
 
 async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(

@@ -1,12 +1,9 @@
-"""The worker with its real training process."""
+"""The worker: jobs in child processes, and periodic tasks beside them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,21 +12,15 @@ from app.core.settings import Settings
 from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.tables import jobs
 from app.wiring import Services
-from app.worker.worker import Worker
+from app.worker.worker import PeriodicTask, Worker
 from benchmarks.faults.setup import LONG_TRAINING
-from tests.app.trained_models import QUICK, add_small_data, run_job_here
-from tests.cluster.process import children_of
+from tests.app.conftest import QUICK, add_small_data, children, run_job, run_job_here, thread_worker
 from tests.conftest import ON_SQLITE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 
-async def run_job(services: Services, settings: Settings, **params: Any) -> JobRow:
-    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | params))
-    assert await Worker(services.database, services.models, settings).run_once()
-    return await services.jobs.get(job_id)
-
-
+@pytest.mark.slow
 async def test_a_job_trains_and_publishes_a_model(services: Services, settings: Settings) -> None:
     await add_small_data(services)
     await services.catalog.delete("film-1")
@@ -60,6 +51,7 @@ async def test_a_job_trains_and_publishes_a_model(services: Services, settings: 
     assert "film-1" not in checkpoint.item_ids  # deleted items are not learned
 
 
+@pytest.mark.slow
 async def test_the_same_events_and_seed_give_the_same_model(
     services: Services, settings: Settings
 ) -> None:
@@ -79,6 +71,7 @@ async def test_the_same_events_and_seed_give_the_same_model(
         assert a.equal(b)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_training_without_events_fails_with_one_line(
     services: Services, settings: Settings
@@ -89,27 +82,25 @@ async def test_training_without_events_fails_with_one_line(
     assert (await services.models.activation()).version is None
 
 
+@pytest.mark.slow
 @ON_SQLITE
-async def test_training_on_one_user_fails_with_one_line(
-    services: Services, settings: Settings
+@pytest.mark.parametrize(
+    ("pairs", "says"),
+    [
+        ([("only", f"i{n}") for n in range(9)], "1 user is too few"),
+        ([(f"u{n}", "i") for n in range(9)], "no user has 3 items"),
+    ],
+)
+async def test_training_on_too_little_fails_with_one_line(
+    services: Services, settings: Settings, pairs: list[tuple[str, str]], says: str
 ) -> None:
-    rows = [{"user": "only", "item": f"i{n}"} for n in range(9)]
-    await services.events.add_rows(rows, 0)
+    await services.events.add_rows([{"user": user, "item": item} for user, item in pairs], 0)
     job = await run_job_here(services, settings)
     assert job.status == "failed"
-    assert "1 user is too few" in str(job.error)
+    assert says in str(job.error)
 
 
-@ON_SQLITE
-async def test_training_on_users_with_few_items_fails_with_one_line(
-    services: Services, settings: Settings
-) -> None:
-    await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(9)], 0)
-    job = await run_job_here(services, settings)
-    assert job.status == "failed"
-    assert "no user has 3 items" in str(job.error)
-
-
+@pytest.mark.slow
 @ON_SQLITE
 async def test_min_interactions_that_leave_nothing_fail_with_one_line(
     services: Services, settings: Settings
@@ -120,6 +111,7 @@ async def test_min_interactions_that_leave_nothing_fail_with_one_line(
     assert "no item has 1000 interactions" in str(job.error)
 
 
+@pytest.mark.slow
 async def test_cancelling_a_running_training_ends_its_process_and_leaves_no_files(
     services: Services, settings: Settings
 ) -> None:
@@ -141,6 +133,7 @@ async def test_cancelling_a_running_training_ends_its_process_and_leaves_no_file
     assert not list(settings.data_dir.glob("models/*"))
 
 
+@pytest.mark.slow
 async def test_a_stopping_worker_requeues_its_job(services: Services, settings: Settings) -> None:
     await add_small_data(services)
     job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
@@ -156,6 +149,7 @@ async def test_a_stopping_worker_requeues_its_job(services: Services, settings: 
     assert not children()
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_a_job_fails_after_its_worker_was_suspended_three_times(
     services: Services, settings: Settings
@@ -191,21 +185,7 @@ def figures(job: JobRow) -> dict[str, Any]:
     return {k: v for k, v in (job.metrics or {}).items() if k not in ("gate", "seconds")}
 
 
-def child_processes(parent: int) -> list[int]:
-    """The pids of the processes in which a worker runs its jobs."""
-    pids = []
-    for pid in children_of(parent):
-        with contextlib.suppress(OSError):
-            if "app.worker.child_process" in Path(f"/proc/{pid}/cmdline").read_text():
-                pids.append(pid)
-    return pids
-
-
-def children() -> list[int]:
-    """Child processes of a worker in this process."""
-    return child_processes(os.getpid())
-
-
+@pytest.mark.slow
 async def test_stored_params_of_another_version_fail_with_one_line(
     services: Services, settings: Settings
 ) -> None:
@@ -216,3 +196,53 @@ async def test_stored_params_of_another_version_fail_with_one_line(
     job = await services.jobs.get(job_id)
     assert job.status == "failed"
     assert job.error == "the job's params are not valid: optimizer: Extra inputs are not permitted"
+
+
+async def test_periodic_tasks_repeat_although_another_one_fails(
+    services: Services, settings: Settings
+) -> None:
+    done = asyncio.Event()
+    count = 0
+
+    async def fails() -> None:
+        raise RuntimeError("the database is away")
+
+    async def counts() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            done.set()
+
+    tasks = [PeriodicTask("fails", 0.0, fails), PeriodicTask("counts", 0.0, counts)]
+    stop = asyncio.Event()
+    worker = Worker(services.database, services.models, settings, tasks)
+    running = asyncio.create_task(worker.run(stop))
+    await asyncio.wait_for(done.wait(), 30)
+    stop.set()
+    await asyncio.wait_for(running, 30)
+
+
+async def test_a_periodic_task_that_hangs_delays_neither_jobs_nor_the_workers_stop(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    ended = asyncio.Event()
+
+    async def hangs() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    stop = asyncio.Event()
+    tasks = [PeriodicTask("hangs", 1.0, hangs)]
+    worker = thread_worker(services, settings, periodic_tasks=tasks)
+    running = asyncio.create_task(worker.run(stop))
+    async with asyncio.timeout(300):
+        while (await services.jobs.get(job_id)).status != "succeeded":  # noqa: ASYNC110 - there
+            await asyncio.sleep(0.1)
+    assert not ended.is_set()
+    stop.set()
+    await asyncio.wait_for(running, 30)
+    assert ended.is_set()

@@ -15,7 +15,7 @@ from ncr_core.data import Interactions
 from ncr_core.data.dataset import Dataset, InteractionSource, load_interactions
 from ncr_core.data.readers import open_source
 from ncr_core.errors import DataError
-from tests.ncr_core.data.reading import put
+from tests.ncr_core.data.conftest import put
 
 USERS = ["ann", "ann", "bob", "ann", "bob"]
 ITEMS = ["x", "y", "y", "z", "x"]

@@ -20,7 +20,7 @@ from ncr_core.data.readers import (
     ItemRow,
     open_source,
 )
-from tests.ncr_core.data.reading import (
+from tests.ncr_core.data.conftest import (
     one_line_error,
     put,
     put_parquet,

@@ -13,7 +13,7 @@ from ncr_core.data.readers import (
     Columns,
     open_source,
 )
-from tests.ncr_core.data.reading import one_line_error, put, put_parquet, read, row, rows_of
+from tests.ncr_core.data.conftest import one_line_error, put, put_parquet, read, row, rows_of
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,44 @@
-"""A small MovieLens-shaped folder, and a runner on it."""
+"""A matrix for literal loops, a small MovieLens-shaped folder, and a runner on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
+from ncr_core.data import Interactions
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.recipes import merge_sections
 from ncr_core.reproduction import hyperparameters
 from ncr_core.reproduction.runner import Runner, RunnerCallbacks
 from ncr_core.reproduction.suites import RunSpec
+
+
+def small_matrix(n_users: int = 25, n_items: int = 14, seed: int = 3) -> Interactions:
+    """Some popular items and some rare; the last user and the last item have no interactions."""
+    rng = np.random.default_rng(seed)
+    chance = np.linspace(0.7, 0.1, n_items)
+    chosen = rng.random((n_users, n_items)) < chance
+    chosen[-1], chosen[:, -1] = False, False
+    users, items = np.nonzero(chosen)
+    order = rng.permutation(len(users))
+    return Interactions.from_arrays(
+        users,
+        items,
+        order,
+        user_ids=[f"u{n}" for n in range(n_users)],
+        item_ids=[f"i{n}" for n in range(n_items)],
+    )
+
+
+def dense(train: Interactions) -> npt.NDArray[np.float64]:
+    """(n_users, n_items) of zeros and ones."""
+    matrix = np.zeros((train.n_users, train.n_items))
+    matrix[train.users, train.items] = 1.0
+    return matrix
 
 
 def write_movielens(root: Path, users: int = 150, seed: int = 0) -> Path:

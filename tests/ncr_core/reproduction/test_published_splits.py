@@ -23,7 +23,7 @@ from ncr_core.reproduction.published_splits import (
     load_ncf,
     load_published,
 )
-from tests.ncr_core.data.reading import put
+from tests.ncr_core.data.conftest import put
 
 # 1 has three training items in another order than that of time, 2 one, 3 none at all, and 4 is
 # trained on only. The held-out item of 2 is among its own negatives, and a training item of 1 is

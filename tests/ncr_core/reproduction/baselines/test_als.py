@@ -21,7 +21,7 @@ from ncr_core.reproduction.baselines.als import (
     missing_weights,
 )
 from ncr_core.reproduction.baselines.scoring import FactorModel
-from tests.ncr_core.reproduction.baselines.small import dense, small_matrix
+from tests.ncr_core.reproduction.conftest import dense, small_matrix
 
 FloatArray = npt.NDArray[np.float64]
 CONFIGS = [

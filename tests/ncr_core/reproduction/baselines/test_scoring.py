@@ -19,7 +19,7 @@ from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals
 from ncr_core.reproduction.baselines.cornac_bpr import fit_cornac_bpr
 from ncr_core.reproduction.baselines.ease import MAX_ITEMS, fit_ease
 from ncr_core.reproduction.baselines.scoring import FactorModel, Popularity, ScoreModel, Scores
-from tests.ncr_core.reproduction.baselines.small import dense, small_matrix
+from tests.ncr_core.reproduction.conftest import dense, small_matrix
 
 
 class Fixed(ScoreModel):

@@ -1,13 +1,18 @@
-"""Bytes that no client library would send: refused or answered, and never a failure."""
+"""Whatever is sent, the answer is one that the documentation knows, and the server goes on.
+
+The long run is `make faults ARGS=fuzz`.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.fuzzing.server import FuzzedServer
+from tests.fuzzing import bodies
+from tests.fuzzing.server import KEY, FuzzedServer, fuzz_schema
 
 pytestmark = pytest.mark.e2e
 
@@ -120,3 +125,27 @@ def test_pipelined_requests_are_all_answered(server: FuzzedServer) -> None:
     ping = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     answer = talk(server, (ping + b"\r\n") * 50 + ping + b"Connection: close\r\n\r\n")
     assert answer.count(b"HTTP/1.1 200 ") == 51
+
+
+@pytest.fixture(scope="module")
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzedServer]:
+    with FuzzedServer(tmp_path_factory.mktemp("fuzzed"), KEY) as server:
+        yield server
+        assert server.lives()
+        assert server.failures() == []
+
+
+def test_every_operation_conforms_to_its_openapi_schema(
+    keyed_server: FuzzedServer, tmp_path: Path
+) -> None:
+    report = fuzz_schema(keyed_server, 15, tmp_path)
+    assert report["failures"] == [], report["output"]
+    assert report["errors"] == [], report["output"]
+    assert report["complete"]
+    assert report["operations"]["tested"] == report["operations"]["total"] >= 20
+    assert report["test_cases"]["generated"] > 500
+
+
+def test_random_bodies_posted_as_events_get_documented_answers(keyed_server: FuzzedServer) -> None:
+    with keyed_server.client() as client:
+        bodies.for_each_body(500, lambda body: bodies.check_answer(body, bodies.post(client, body)))

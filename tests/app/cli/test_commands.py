@@ -1,7 +1,11 @@
-"""`ncr train` has an option for every hyper-parameter, and passes on those that were given."""
+"""Commands as functions: what they import, and options that follow from the configurations."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
 import typer
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -9,6 +13,23 @@ from typer.testing import CliRunner
 from app.cli import train
 from app.cli.train import with_hyperparameters
 from ncr_core.recipes import recipe
+
+LIGHT_MODULES = (
+    *("cli.main", "cli.serve", "core.settings", "jobs.schemas", "transfer.import_data"),
+    *("worker.worker", "wiring", "transfer.backup", "transfer.restore"),
+)
+
+
+@pytest.mark.slow
+def test_commands_and_workers_load_no_torch_before_they_train_or_rank() -> None:
+    """It takes seconds of a command, and two hundred megabytes of a worker."""
+    imports = "; ".join(f"import app.{name}" for name in LIGHT_MODULES)
+    script = f"{imports}; import sys; print(sorted({{'torch', 'numba'}} & sys.modules.keys()))"
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert process.stdout.strip() == "[]", process.stderr
+
 
 OPTIONS = {
     *("--data", "--out", "--model", "--factors", "--layers", "--activation", "--init", "--epochs"),

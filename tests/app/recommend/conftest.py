@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 from urllib.parse import quote
 
@@ -10,7 +11,7 @@ import torch
 from fastapi import FastAPI
 
 from app.inference.loaded_model import LoadedModel
-from tests.app.trained_models import SMALL
+from tests.app.conftest import SMALL
 
 ITEMS = [item.id for item in SMALL.items]
 GENRES = {item.id: item.genre for item in SMALL.items}
@@ -60,12 +61,14 @@ def serving(app: FastAPI) -> LoadedModel:
     return model
 
 
-def margin(model: LoadedModel, user: str, over: str, under: str) -> float:
-    """z_uij − z_uji of a known user by the network itself."""
+def margins_of(model: LoadedModel, user: str) -> dict[tuple[str, str], float]:
+    """z_uij − z_uji of a known user and every two items, by the network itself in float64."""
     network = model.engine.model
     vector = network.user_vectors(torch.tensor([model.user_rows[user]])).double()
+    rows = torch.arange(len(model.item_ids))
+    i, j = torch.cartesian_prod(rows, rows).T
+    users = vector.expand(len(i), -1)
     network = network.double()
-    i, j = (torch.tensor([model.item_ids.index(item)]) for item in (over, under))
-    difference = float(network.logits(vector, i, j) - network.logits(vector, j, i))
+    differences = (network.logits(users, i, j) - network.logits(users, j, i)).tolist()
     network.float()
-    return difference
+    return dict(zip(product(model.item_ids, repeat=2), differences, strict=True))

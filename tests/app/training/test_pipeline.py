@@ -1,0 +1,236 @@
+"""A training in the child process: models of history, the start, the report of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from app.core.settings import Settings
+from app.events.training_snapshot import EventSnapshot
+from app.inference.new_items import NewItems
+from app.jobs.schemas import TrainParams
+from app.training.dataset import TrainingEvents
+from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
+from app.training.progress import PHASE_SHARES, ProgressReporter
+from app.training.warm_start import TrainingStart, choose_start
+from app.wiring import Services
+from ncr_core.checkpoint import Checkpoint
+from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.data import build_interactions
+from ncr_core.models import ModelConfig
+from ncr_core.training import Progress
+from tests.app.conftest import add_small_data, publish_model, run_job_here
+from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
+from tests.conftest import ON_SQLITE
+from tests.ncr_core.conftest import wild_model
+
+SHORT: dict[str, Any] = {"users": "history", "factors": 4, "epochs": 4, "force": True}
+
+
+@pytest.fixture
+async def filled(app: FastAPI) -> Services:
+    services: Services = app.state.services
+    await add_small_data(services)
+    return services
+
+
+async def sources(client: httpx2.AsyncClient, user: str, **params: Any) -> set[str]:
+    return {place["source"] for place in (await ask(client, user, **params))["items"]}
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@ON_SQLITE
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
+async def test_lists_of_history_models_follow_new_events(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, settings: Settings, kind: str
+) -> None:
+    job = await run_job_here(filled, settings, model=kind, **SHORT)
+    assert (job.status, job.error) == ("succeeded", None)
+    assert (job.metrics or {})["calibration"]["ece"] < 0.5
+    manager = app.state.recommend.models
+    await manager.refresh()
+    model = serving(app)
+    assert model.engine.pools_users
+    assert await sources(client, "user-1") == {"model"}
+
+    # Somebody new, item by item; what they dislike and state counts at once, too.
+    lists = []
+    for item in seen_by("user-2")[:4]:
+        await post(client, "/events", user="anna", item=item)
+        lists.append(ids(await ask(client, "anna")))
+    assert await sources(client, "anna") == {"fold_in"}
+    assert len({tuple(found) for found in lists}) == 4
+    best = lists[-1][0]
+    last = lists[-1][-1]
+    body = {"user": "anna", "winner": last, "loser": best}
+    assert (await client.post("/preferences", json=body)).status_code == 201
+    compared = await post(client, "/compare", user="anna", items=[last, best])
+    ahead = compared["probability"][0][1]
+    # As someone with the same items who said nothing.
+    for item in seen_by("user-2")[:4]:
+        await post(client, "/events", user="otto", item=item)
+    alone = await post(client, "/compare", user="otto", items=[last, best])
+    assert ahead > alone["probability"][0][1]
+    await post(client, "/events", user="anna", item=best, type="dislike")
+    assert best not in ids(await ask(client, "anna", n=100, exclude_seen=False))
+
+    explained = await ask(client, "user-1", explain="pairwise")
+    own = {reason["id"] for place in explained["items"] for reason in place["because"]}
+    assert own
+    assert own <= set(seen_by("user-1"))
+
+    before = ids(await ask(client, "user-3"))
+    body = [{"user": user, "item": "brand-new"} for user in USERS[20:26]]
+    assert (await client.post("/events", json=body)).json()["accepted"] == 6
+    await manager.add_new_items(NewItems(filled.events, filled.catalog, 5))
+    assert serving(app).item_ids[-1] == "brand-new"
+    after = [item for item in ids(await ask(client, "user-3", n=11)) if item != "brand-new"]
+    assert after[: len(before)] == before
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@ON_SQLITE
+async def test_free_and_history_models_replace_each_other_through_the_gate(
+    services: Services, settings: Settings
+) -> None:
+    """The gate compares them, and a warm start takes those of the same kind."""
+    await add_small_data(services)
+    first = await publish_model(services)
+    second = await run_job_here(services, settings, **SHORT)
+    gate = (second.metrics or {})["gate"]
+    assert (gate["incumbent"], gate["served"]) == (first, True)
+    assert gate["users"] > 20
+    third = await run_job_here(services, settings, **SHORT | {"start": "warm"})
+    assert (third.metrics or {})["start"] == {"from": "warm", "version": second.model_version}
+    row = await services.models.get(str(third.model_version))
+    assert row.params["users"] == "history"
+    fourth = await run_job_here(services, settings, force=True, factors=4)
+    assert (fourth.metrics or {})["gate"]["incumbent"] == third.model_version
+
+
+N_USERS, N_ITEMS = 20, 12
+INTERACTIONS = build_interactions(
+    [(f"u{n}", f"i{(n + k) % N_ITEMS}", k) for n in range(N_USERS) for k in range(6)]
+)
+
+
+NO_EVENTS = TrainingEvents(
+    EventSnapshot(
+        *[np.zeros(0, dtype=np.int64)] * 3,
+        weight=np.zeros(0, dtype=np.float32),
+        seq=np.zeros(0, dtype=np.int64),
+        preferences=np.zeros((0, 5), dtype=np.int64),
+        preference_weight=np.zeros(0, dtype=np.float32),
+        max_seq=0,
+    ),
+    {},
+    {},
+)
+
+
+def start_after(
+    serving_model: Callable[[], ServingModel | None], config: ModelConfig
+) -> TrainingStart:
+    """The start of a training of this configuration that is to be warm."""
+    start = choose_start(
+        TrainParams.model_validate({"start": "warm"}),
+        config,
+        INTERACTIONS,
+        np.ones(INTERACTIONS.n_users, dtype=np.bool_),
+        IncumbentComparison(serving_model, NO_EVENTS, 0.05),
+    )
+    assert (start.base is None) == (start.report["from"] == "scratch")
+    return start
+
+
+def start_report(config: ModelConfig, users: list[str], items: list[str]) -> dict[str, object]:
+    """The report on a start after a served model of this configuration, these users and items."""
+    model = wild_model(config, len(users), len(items))
+    rows = np.arange(len(users))
+    evaluated = EvaluationSnapshot(model, rows, np.full((len(users), 2), -1))
+    checkpoint = Checkpoint(model, users, items, np.ones(len(items), dtype=np.int64), [0], {})
+    serving = ServingModel("v1", 0, checkpoint, evaluated)
+    return start_after(lambda: serving, config).report
+
+
+@pytest.mark.parametrize("users", ["free", "history"])
+def test_warm_start_falls_back_to_scratch_when_the_served_model_shares_no_users_or_items(
+    users: str,
+) -> None:
+    config = ModelConfig.from_dict({"kind": "nbpr", "factors": 4, "users": users})
+    some, others = list(INTERACTIONS.user_ids)[:15], [f"x{n}" for n in range(15)]
+    items = list(INTERACTIONS.item_ids)
+    assert start_report(config, some, items) == {"from": "warm", "version": "v1"}
+    report = start_report(config, some, [f"y{n}" for n in range(N_ITEMS)])
+    assert report == {"from": "scratch", "because": "v1 knows none of these items"}
+    report = start_report(config, others, items)
+    if users == "free":
+        assert report == {"from": "scratch", "because": "v1 knows none of these users"}
+    else:  # whose vectors are made of their items
+        assert report["from"] == "warm"
+
+
+def test_warm_start_falls_back_to_scratch_when_the_served_model_is_unreadable_or_missing() -> None:
+    def unreadable() -> ServingModel:
+        raise ServingModelReadError("v1", "it is damaged")
+
+    config = ModelConfig.from_dict({"kind": "nbpr", "factors": 4})
+    for serving_model, reason in (
+        (unreadable, "the model that is served cannot be read: it is damaged"),
+        (lambda: None, "no model is served"),
+    ):
+        report = start_after(serving_model, config).report
+        assert report == {"from": "scratch", "because": reason}
+
+
+class TimedTraining:
+    """A reporter on a clock that the test moves on, and what it has reported."""
+
+    def __init__(self, expected_seconds: Mapping[str, float] | None = None) -> None:
+        self.now = 100.0
+        self.reports: list[dict[str, Any]] = []
+        self.progress = ProgressReporter(
+            self.reports.append, expected_seconds, clock=lambda: self.now
+        )
+
+
+def test_the_time_left_includes_the_phases_to_come() -> None:
+    training = TimedTraining()
+    training.now += 10
+    training.progress.epoch(Progress("train nbpr", 1, 5, 0.123456, 0.25, 40.0))
+    # 50 seconds of epochs in all, and what usually comes after them.
+    last = training.reports[-1]
+    assert last["eta_s"] == pytest.approx(40 + 50 * sum(PHASE_SHARES.values()), abs=0.1)
+    assert (last["loss"], last["ndcg"]) == (0.12346, 0.25)
+    training.now += 40
+    training.progress.phase("evaluate")
+    last = training.reports[-1]
+    assert last["phase"] == "evaluate"
+    assert last["eta_s"] == pytest.approx(50 * sum(PHASE_SHARES.values()), abs=0.1)
+    training.now += 4
+    training.progress.phase("compare with what is served")
+    training.now += 3
+    training.progress.step(1, 6)
+    later = PHASE_SHARES["learn the held-out items"] + PHASE_SHARES["write checkpoint"]
+    last = training.reports[-1]
+    assert (last["epoch"], last["epochs"]) == (1, 6)
+    assert last["eta_s"] == pytest.approx(15 + 50 * later, abs=0.1)
+    training.progress.end()
+    assert training.progress.seconds == {
+        "train": 50.0, "evaluate": 4.0, "compare with what is served": 3.0
+    }  # fmt: skip
+
+
+def test_the_time_left_uses_the_seconds_of_an_earlier_training() -> None:
+    training = TimedTraining({"train": 100.0, "evaluate": 7.0, "learn the held-out items": 2.0})
+    training.now += 10
+    training.progress.epoch(Progress("train nbpr", 1, 2, 0.5, None, 10.0))
+    usual = PHASE_SHARES["compare with what is served"] + PHASE_SHARES["write checkpoint"]
+    assert training.reports[-1]["eta_s"] == pytest.approx(10 + 7 + 2 + 20 * usual, abs=0.1)
