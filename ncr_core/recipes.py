@@ -205,6 +205,59 @@ def _slug(method: str) -> str:
     return method.lower().replace(" ", "-")
 
 
+# The recipes of the choice `auto`: fit for serving, validated over the whole catalogue.
+
+
+def _from_next_item(kind: str, **training: Any) -> Sections:
+    """Few passes at a low rate: the start knows already what follows what."""
+    few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
+    return _history(kind, {**_shared(16), **few, "validation": "full", **training})
+
+
+def _validated_in_full(sections: Sections) -> Sections:
+    return merge_sections(sections, {"training": {"validation": "full"}})
+
+
+AUTO_RECIPE = "auto"
+"""The name that stands for the best of ``auto_recipes`` on the data at hand."""
+
+SMALL_DATA = 300_000  # interactions
+CLOSED_FORM_FACTORS = 256
+_ON_SMALL_DATA: dict[str, Any] = {
+    "factors": CLOSED_FORM_FACTORS,
+    "epochs": 8,
+    "learning_rate": 1e-3,
+    "schedule": "constant",
+    "shared_negatives": 2048,
+}
+
+
+def auto_recipes(interactions: int) -> tuple[Recipe, ...]:
+    """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
+
+    Args:
+        interactions: how many there are. Few leave time for as many factors as the closed form has,
+            and for more passes.
+    """
+    if interactions > SMALL_DATA:
+        return _AUTO
+    return tuple(
+        each.with_(**_ON_SMALL_DATA) if each.name == "next-item-nbpr" else each for each in _AUTO
+    )
+
+
+_AUTO = (
+    from_sections("next-item", _from_next_item("nbpr", epochs=0), CLOSED_FORM_FACTORS),
+    from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
+    from_sections("als-nbpr", _validated_in_full(_from_als(64)), 64),
+    from_sections("spectral-neupr", _validated_in_full(_neupr(8)), 8),
+    from_sections(
+        "next-item-neupr",
+        _from_next_item("neupr", fine_tune_epochs=2, fine_tune_rate=1e-3, negatives=8),
+        16,
+    ),
+)
+
 _NAMED = (
     Recipe("default"),
     Recipe(
@@ -231,7 +284,11 @@ _NAMED = (
         ),
     ),
     *(tuned(method) for method in TUNED),
+    *_AUTO,
 )
+
+SERVICE_RECIPES = (AUTO_RECIPE, "default", "history", *(each.name for each in _AUTO))
+"""The recipes that a request for training may name."""
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}
 """``default``; ``paper``, its settings; ``history``, for users' vectors pooled from their items;

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 Loss = Literal["bce", "bpr", "listwise"]
 Schedule = Literal["one-cycle", "constant"]
 Stopping = Literal["validation", "paper"]
+Validation = Literal["sampled", "full"]
 Optimizer = Literal["auto", "dense", "sparse"]
-Start = Literal["random", "spectral", "als"]
+Start = Literal["random", "spectral", "als", "next-item"]
 
 MAX_SHARED_NEGATIVES = 65_536
 
@@ -24,7 +25,12 @@ MAX_SHARED_NEGATIVES = 65_536
 class TrainConfig:
     """Choices of the training loop. Raises ConfigError if a value is out of bounds."""
 
-    epochs: int = parameter(15, "Passes over the data, at most.", ge=1, request={"le": 1000})
+    epochs: int = parameter(
+        15,
+        "Passes over the data, at most; 0 keeps the start.",
+        ge=0,
+        request={"ge": 1, "le": 1000},
+    )
 
     batch_size: int = parameter(
         0,
@@ -50,7 +56,7 @@ class TrainConfig:
     start: Start = parameter(
         "random",
         "Where embeddings begin; `spectral`: leading singular vectors; `als`: the factors of "
-        "implicit ALS (nbpr).",
+        "implicit ALS (nbpr); `next-item`: those of the linear next-item model (history).",
     )
 
     learning_rate: float = parameter(1e-2, "Adam's peak learning rate.", gt=0, request={"le": 10})
@@ -82,6 +88,9 @@ class TrainConfig:
     )
     """``validation``: NDCG@10 with ``patience``; ``paper``: the loss falls by less than 0.1 %."""
 
+    validation: Validation = parameter("sampled", option=False)
+    """What a validation item is ranked among: ``sampled`` items, or the ``full`` catalogue."""
+
     patience: int = parameter(4, ge=1, option=False)
     """Epochs without a better validation NDCG@10 before training stops."""
 
@@ -108,6 +117,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Checks the values."""
         check_parameters(self)
+        if self.epochs == 0 and self.start == "random":
+            raise ConfigError("epochs must be at least 1 for a random start")
 
     def batch_size_for(self, positives: int) -> int:
         """The batch size for so many positives: about 80 steps an epoch where it is chosen."""

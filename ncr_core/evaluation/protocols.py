@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ncr_core.data.interactions import IntArray
+from ncr_core.data.interactions import BoolArray, IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import K as K
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
@@ -63,6 +63,28 @@ class ModelRanks:
         rows = torch.from_numpy(users).to(self._model.device)
         vectors = self._model.user_vectors(rows)
         ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
+        result: IntArray = ranked.cpu().numpy()
+        return result
+
+    @property
+    def ranks_catalogue(self) -> bool:
+        """Whether ``rank_catalogue`` is there: the model is a product of vectors."""
+        return self._ranker.margins.sortable
+
+    @torch.inference_mode()
+    def rank_catalogue(
+        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
+    ) -> IntArray:
+        """(B,) users and (B, n_items) what may be ranked → (B, ≤ k) items, best first.
+
+        ``order`` (n_items,) are the items as candidates would hold them, which decides ties.
+        """
+        rows = torch.from_numpy(users).to(self._model.device)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        ranked = self._ranker.top(
+            self._model.user_vectors(rows), k, torch.from_numpy(allowed), torch.from_numpy(place)
+        )
         result: IntArray = ranked.cpu().numpy()
         return result
 
@@ -162,8 +184,25 @@ def full_candidates(
 
     The order is one random permutation of the catalogue for all users.
     """
+    order = _catalogue_order(split, seed)
+    for users, allowed in _allowed_items(split, held_out, block):
+        allowed = allowed[:, order]
+        rows = np.full(allowed.shape, PAD, dtype=np.int64)
+        filled = np.arange(len(order)) < allowed.sum(axis=1)[:, None]
+        rows[filled] = np.broadcast_to(order, allowed.shape)[allowed]
+        rows = rows[:, : filled.any(axis=0).sum()]
+        yield CandidateSet(users, held_out[users], rows)
+
+
+def _catalogue_order(split: Split, seed: int) -> IntArray:
+    return np.random.default_rng(seed).permutation(split.train.n_items)
+
+
+def _allowed_items(
+    split: Split, held_out: IntArray, block: int
+) -> Iterator[tuple[IntArray, BoolArray]]:
+    """Users with a held-out item, and the (B, n_items) items each may be shown, by blocks."""
     seen = split.all_seen
-    order = np.random.default_rng(seed).permutation(seen.n_items)
     users = np.flatnonzero(held_out >= 0)
     for start in range(0, len(users), block):
         part = users[start : start + block]
@@ -171,12 +210,7 @@ def full_candidates(
         for row, user in enumerate(part):
             allowed[row, seen.items_of(user)] = False
         allowed[np.arange(len(part)), held_out[part]] = True
-        allowed = allowed[:, order]
-        rows = np.full(allowed.shape, PAD, dtype=np.int64)
-        filled = np.arange(seen.n_items) < allowed.sum(axis=1)[:, None]
-        rows[filled] = np.broadcast_to(order, allowed.shape)[allowed]
-        rows = rows[:, : filled.any(axis=0).sum()]
-        yield CandidateSet(part, held_out[part], rows)
+        yield part, allowed
 
 
 def evaluate_sampled(model: Ranks, candidates: CandidateSet, k: int = K) -> Metrics:
@@ -205,14 +239,39 @@ def evaluate_full(
         on_users: called with the number of users of each block that is done.
         k: the length of the lists.
     """
+    ranks, items = full_ranks(model, split, held_out, seed, on_users=on_users, k=k)
+    return Metrics(hit_ratio(ranks, k), ndcg(ranks, k), len(ranks), items)
+
+
+def full_ranks(
+    model: Ranks,
+    split: Split,
+    held_out: IntArray,
+    seed: int,
+    *,
+    on_users: Callable[[int], None] | None = None,
+    k: int = K,
+) -> tuple[IntArray, int]:
+    """(n,) ranks of the held-out items from 0, −1 outside the first k; and how many were ranked.
+
+    Arguments as of ``evaluate_full``; the users are those with a held-out item, ascending.
+    """
     ranks, items = [], 0
+    if isinstance(model, ModelRanks) and model.ranks_catalogue:
+        order = _catalogue_order(split, seed)
+        for users, allowed in _allowed_items(split, held_out, block=512):
+            ranked = model.rank_catalogue(users, allowed, order, k)
+            ranks.append(held_out_ranks(ranked, held_out[users]))
+            items = max(items, int(allowed.sum(axis=1).max()))
+            if on_users is not None:
+                on_users(len(users))
+        return np.concatenate(ranks), items
     for block in full_candidates(split, held_out, seed):
         ranks.append(ranks_of(model, block, k))
         items = max(items, block.candidates.shape[1])
         if on_users is not None:
             on_users(len(block.users))
-    all_ranks = np.concatenate(ranks)
-    return Metrics(hit_ratio(all_ranks, k), ndcg(all_ranks, k), len(all_ranks), items)
+    return np.concatenate(ranks), items
 
 
 def ranks_of(model: Ranks, candidates: CandidateSet, k: int, *, block: int = 1024) -> IntArray:

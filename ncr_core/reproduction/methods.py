@@ -240,8 +240,8 @@ def _validation(request: FitRequest) -> CandidateSet | None:
 
 
 def _best_epoch_metrics(history: History, split: Split) -> Metrics | None:
-    if not history.ndcg:
+    if history.best is None:
         return None
-    epoch = history.best_epoch - 1
+    best_ndcg, best_hr = history.best
     users = int((split.validation >= 0).sum())
-    return Metrics(history.hr[epoch], history.ndcg[epoch], users, 101)
+    return Metrics(best_hr, best_ndcg, users, 101)

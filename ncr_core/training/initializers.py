@@ -1,9 +1,14 @@
-"""Where embeddings start, in place of random numbers: implicit ALS or leading singular vectors."""
+"""Where embeddings start, in place of random numbers.
+
+Implicit ALS, leading singular vectors, or the factors of the linear next-item model.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +16,8 @@ from ncr_core.data.interactions import Interactions
 from ncr_core.errors import ConfigError
 from ncr_core.models import NBPR, NeuPR, PairwiseRanker
 from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
+from ncr_core.train_config import Start
+from ncr_core.training.next_item import DECAY, LAGS, next_item_factors
 
 SCORE_SCALE = 10.0  # both starts give scores below about 1, and a logit needs room
 
@@ -18,6 +25,9 @@ ALS_SWEEPS = 12
 ALS_UNOBSERVED_WEIGHT = 0.1  # α₀
 ALS_L2 = 0.01  # λ
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
+
+SCALES: tuple[float, ...] = tuple(SCORE_SCALE * 2**n for n in range(-2, 13))  # to choose from
+SCALE_CELLS = 2**23  # of the scores by which a scale is chosen
 
 ITEM_POWER = 0.25  # a
 TOWER_STD = 0.3  # of a tower's embeddings: large enough for a tanh to bend, not to saturate
@@ -88,26 +98,110 @@ def spectral_start(model: PairwiseRanker, train: Interactions, seed: int) -> Non
     its first batch, where one over random ones stays at popularity for epochs. Where there are
     fewer users or items than dimensions, the rest stays as it was initialised.
     """
-    tables = [
-        table
-        for name, table in model.named_children()
-        if name.startswith("items") and isinstance(table, nn.Embedding)
-    ]
-    embeddings = list(zip(model.user_parts(), tables, strict=True))
-    widest = max(table.embedding_dim for table in tables)
+    embeddings = _embeddings(model)
+    widest = max(items.embedding_dim for _, items in embeddings)
     vectors, power = _singular_vectors(train, min(widest, train.n_users, train.n_items), seed)
     vectors, power = vectors.to(model.device), power.to(model.device)
     for part, (users, items) in enumerate(embeddings):
         rank = min(items.embedding_dim, vectors.shape[1])
         history_items, ranked_items = vectors[:, :rank] / power, vectors[:, :rank] * power
         pooled = _pooled(history_items, train)
-        if isinstance(model, NBPR) or (isinstance(model, NeuPR) and part == 0):
+        if _is_element_wise(model, part):
             user_scale = item_scale = math.sqrt(SCORE_SCALE)
         else:
             user_scale = TOWER_STD / float(pooled.std())
             item_scale = TOWER_STD / float(ranked_items.std())
         items.weight[:, :rank] = ranked_items * item_scale
         _set_users(users, history_items * user_scale, pooled * user_scale)
+
+
+@torch.no_grad()
+def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
+    """Sets the embeddings of a model to the factors of the linear next-item model.
+
+    The items that histories are pooled from get A and the ranked items B of `next_item_factors`;
+    the windows' matrices are multiples of the unit matrix, whose pools together come as near as
+    they can to the decay by which that model forgets. NBPR then ranks as the linear model of low
+    rank does, before it has learned anything. Raises ConfigError if the model's users have no
+    windows: without order there is no next item.
+    """
+    if not model.config.ordered:
+        raise ConfigError('a next-item start is for users="history" with windows')
+    embeddings = _embeddings(model)
+    widest = max(items.embedding_dim for _, items in embeddings)
+    history_factors, ranked_factors = (
+        torch.from_numpy(factors).to(model.device)
+        for factors in next_item_factors(train, widest, seed)
+    )
+    for part, (users, items) in enumerate(embeddings):
+        assert isinstance(users, PooledUsers)  # noqa: S101 - `ordered` says so
+        rank = min(items.embedding_dim, history_factors.shape[1])
+        history_items, ranked_items = history_factors[:, :rank], ranked_factors[:, :rank]
+        for matrix, multiple in zip(users.mix, _decay_by_windows(users.windows), strict=True):
+            matrix.copy_(torch.eye(len(matrix)) * multiple)
+        users.items.weight.zero_()
+        users.items.weight[:, :rank] = history_items
+        if _is_element_wise(model, part):
+            user_scale = item_scale = math.sqrt(_likeliest_scale(users, ranked_items, train))
+        else:
+            user_scale = TOWER_STD / float(_pooled(history_items, train).std())
+            item_scale = TOWER_STD / float(ranked_items.std())
+        items.weight[:, :rank] = ranked_items * item_scale
+        users.items.weight.mul_(user_scale)
+
+
+def _likeliest_scale(users: PooledUsers, ranked_items: Tensor, train: Interactions) -> float:
+    """The factor on all scores that makes users' latest items most probable, by a softmax.
+
+    The scores are those of a regression on zeros and ones, and far too small for logits.
+    """
+    lengths = np.diff(train.indptr)
+    rows = np.flatnonzero(lengths >= 2)[: max(1, SCALE_CELLS // train.n_items)]
+    if not len(rows):
+        return SCORE_SCALE
+    latest = torch.from_numpy(train.items[train.indptr[rows + 1] - 1])
+    before = [train.items[train.indptr[row] : train.indptr[row + 1] - 1] for row in rows]
+    pools = users.pool(
+        torch.from_numpy(np.concatenate(before)).to(ranked_items.device),
+        torch.from_numpy(lengths[rows] - 1).to(ranked_items.device),
+    )
+    scores = pools[:, : ranked_items.shape[1]] @ ranked_items.T
+    latest = latest.to(scores.device)
+    losses = {
+        scale: float(torch.nn.functional.cross_entropy(scores * scale, latest)) for scale in SCALES
+    }
+    return min(SCALES, key=lambda scale: losses[scale])
+
+
+def _decay_by_windows(windows: tuple[int, ...]) -> list[float]:
+    """What each window's pool counts, so that an item n places back counts about DECAY^n."""
+    ages = np.arange(2 * LAGS)
+    pools = np.stack([(ages < (w or math.inf)) / math.sqrt(w or len(ages)) for w in windows], 1)
+    multiples: list[float] = np.linalg.lstsq(pools, DECAY**ages, rcond=None)[0].tolist()
+    return multiples
+
+
+STARTS: dict[Start, Callable[[PairwiseRanker, Interactions, int], None]] = {
+    "spectral": spectral_start,
+    "als": als_start,
+    "next-item": next_item_start,
+}
+"""Sets a model's embeddings from the training interactions and a seed, by the name of the start."""
+
+
+def _embeddings(model: PairwiseRanker) -> list[tuple[FreeUsers | PooledUsers, nn.Embedding]]:
+    """Each part's users and ranked items."""
+    tables = [
+        table
+        for name, table in model.named_children()
+        if name.startswith("items") and isinstance(table, nn.Embedding)
+    ]
+    return list(zip(model.user_parts(), tables, strict=True))
+
+
+def _is_element_wise(model: PairwiseRanker, part: int) -> bool:
+    """Whether scores are products of this part's vectors, and not what a tower makes of them."""
+    return isinstance(model, NBPR) or (isinstance(model, NeuPR) and part == 0)
 
 
 def _set_users(users: FreeUsers | PooledUsers, items: Tensor, pooled: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ncr_core.errors import TrainingError
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe
 from ncr_core.training.pretraining import refit_config, train_model
+from ncr_core.training.selection import TriedRecipe, select_recipe
 from ncr_core.training.trainer import History, OnProgress
 
 
@@ -29,13 +30,14 @@ class OfflineTraining:
     history: list[History]
     seconds: float
     refit: bool = False
+    tried: Sequence[TriedRecipe] = ()
+    """What the recipe ``auto`` tried."""
 
     @property
     def validation(self) -> dict[str, float]:
         """HR@10 and NDCG@10 (``hr``, ``ndcg``) of the epoch that was chosen; empty without any."""
-        last = self.history[-1]
-        epoch = last.best_epoch - 1
-        return {"hr": last.hr[epoch], "ndcg": last.ndcg[epoch]} if last.ndcg else {}
+        best = self.history[-1].best
+        return {} if best is None else {"hr": best[1], "ndcg": best[0]}
 
     def save(self, folder: Path, split: Split, data: Mapping[str, Any] | None = None) -> None:
         """Writes the checkpoint; ``data`` describes the data set in its manifest.
@@ -48,7 +50,8 @@ class OfflineTraining:
             user_ids=split.train.user_ids,
             item_ids=split.train.item_ids,
             item_counts=split.train.item_counts(),
-            metrics={"validation": self.validation},
+            metrics={"validation": self.validation}
+            | ({"tried": [each.as_dict() for each in self.tried]} if self.tried else {}),
             training={
                 "config": self.recipe.training.as_dict(),
                 "seconds": round(self.seconds, 1),
@@ -60,39 +63,54 @@ class OfflineTraining:
 
 
 def train_recipe(
-    recipe: Recipe, split: Split, on_progress: OnProgress | None = None, *, refit: bool = False
+    recipe: Recipe | None,
+    split: Split,
+    on_progress: OnProgress | None = None,
+    *,
+    refit: bool = False,
+    device: str = "auto",
+    seed: int = 0,
 ) -> OfflineTraining:
     """Trains what a recipe says on a split.
 
     Args:
-        recipe: The model and how it is trained.
+        recipe: The model and how it is trained; None: the best of a few, see `select_recipe`.
         split: Its validation items choose the epoch.
         on_progress: Told of each epoch.
         refit: Train once more with the validation items, as many epochs as they chose.
+        device: Where to train, for a choice; a recipe names its own.
+        seed: Of all that is random, for a choice.
 
     Raises:
         DataError: There are too few users.
         TrainingError: The loss became infinite; see there for what is left.
     """
     started = time.perf_counter()
-    trained = train_model(recipe.model, recipe.training, split, on_progress)
+    tried: Sequence[TriedRecipe] = ()
+    if recipe is None:
+        selection = select_recipe(split, device=device, seed=seed, on_progress=on_progress)
+        recipe, trained, tried = selection.recipe, selection.trained, selection.tried
+    else:
+        trained = train_model(recipe.model, recipe.training, split, on_progress)
     history = trained.history
     if refit:
         config = refit_config(recipe.model, recipe.training, history)
         split = split.with_validation_in_train()
         trained = train_model(recipe.model, config, split, on_progress)
     seconds = time.perf_counter() - started
-    return OfflineTraining(recipe, trained.model, history, seconds, refit)
+    return OfflineTraining(recipe, trained.model, history, seconds, refit, tried)
 
 
 def train_checkpoint(
-    recipe: Recipe,
+    recipe: Recipe | None,
     split: Split,
     folder: Path,
     *,
     refit: bool = False,
     data: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
+    device: str = "auto",
+    seed: int = 0,
 ) -> OfflineTraining:
     """Trains as ``train_recipe`` does and writes the checkpoint.
 
@@ -101,9 +119,9 @@ def train_checkpoint(
     """
     started = time.perf_counter()
     try:
-        training = train_recipe(recipe, split, on_progress, refit=refit)
+        training = train_recipe(recipe, split, on_progress, refit=refit, device=device, seed=seed)
     except TrainingError as error:
-        if error.model is None or error.model.config != recipe.model:
+        if recipe is None or error.model is None or error.model.config != recipe.model:
             raise
         seconds = time.perf_counter() - started
         training = OfflineTraining(recipe, error.model, [error.history], seconds, refit)

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import cast
 
+import numpy as np
 import torch
 
+from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
+from ncr_core.recipes import Recipe
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.initializers import als_start, spectral_start
-from ncr_core.training.trainer import History, OnProgress, TrainingPhase, train_loop
+from ncr_core.training.initializers import STARTS
+from ncr_core.training.trainer import (
+    Adam,
+    History,
+    OnProgress,
+    TrainingPhase,
+    learn_held_out,
+    make_batches,
+    remember,
+    train_epoch,
+    train_loop,
+)
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}
+PROBE_STEPS = 8  # of each phase, to estimate what an epoch takes
 
 
 Parts = tuple[NBPR, DNCR]
@@ -73,6 +89,34 @@ def train_model(
     return TrainingResult(neupr, histories)
 
 
+def estimated_seconds(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
+    """The seconds that all epochs of ``train_model`` take, by a few steps of each phase.
+
+    Neither the start nor validation is counted.
+    """
+    phases = [(model_config, config.epochs)]
+    if pretrains(model_config, config):
+        phases = [(part_config(model_config, kind), config.epochs) for kind in ("nbpr", "dncr")]
+        phases.append((model_config, config.fine_tune_epochs))
+    return sum(
+        epochs * _seconds_an_epoch(phase, config, split) for phase, epochs in phases if epochs
+    )
+
+
+def _seconds_an_epoch(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
+    model = _build(model_config, split, config.seed).to(config.torch_device())
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
+    batches = make_batches(model, split.train, config, model.device)
+    optimizer = Adam(model, config, config.learning_rate, None)
+    seconds = []
+    for rows in islice(batches, PROBE_STEPS):
+        started = time.perf_counter()
+        train_epoch(model, [rows], batches.n_items, config, optimizer)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds) * len(batches)  # what else the machine does only adds to a step
+
+
 def refit_config(
     model_config: ModelConfig, config: TrainConfig, history: list[History]
 ) -> TrainConfig:
@@ -82,6 +126,31 @@ def refit_config(
         return replace(config, epochs=last)
     parts = [phase.best_epoch for phase in history[:-1]]
     return replace(config, epochs=max(parts, default=config.epochs), fine_tune_epochs=last)
+
+
+MIN_REFIT_SHARE = 0.01  # of the interactions, held out
+
+
+def learn_everything(
+    recipe: Recipe, trained: TrainingResult, split: Split, interactions: Interactions
+) -> PairwiseRanker:
+    """The model that is to serve: a measured one, with what was held out of its training.
+
+    From the next-item start it is fitted again where much was held out, with as many epochs as were
+    chosen; where little was, it stays as it is but for its users' vectors, which are made of their
+    items. From any other start it gets a few more passes.
+    """
+    config = recipe.training
+    if config.start != "next-item":
+        learn_held_out(trained.model, interactions, config)
+        return trained.model
+    held_out = int((split.validation >= 0).sum() + (split.test >= 0).sum())
+    if config.epochs > 0 and held_out <= MIN_REFIT_SHARE * split.train.nnz:
+        remember(trained.model, interactions)
+        return trained.model
+    nothing = np.full(interactions.n_users, -1, dtype=np.int64)
+    again = refit_config(recipe.model, config, trained.history)
+    return train_model(recipe.model, again, Split(interactions, nothing, nothing)).model
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
@@ -101,8 +170,7 @@ def _started(config: ModelConfig, training: TrainConfig, split: Split) -> Pairwi
         if config.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
         model.to(training.torch_device())
-        begin = als_start if training.start == "als" else spectral_start
-        begin(model, split.train, training.seed)
+        STARTS[training.start](model, split.train, training.seed)
     return model
 
 

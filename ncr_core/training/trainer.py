@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ncr_core.data.interactions import Interactions
+from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
@@ -21,6 +21,8 @@ from ncr_core.evaluation.protocols import (
     K,
     Metrics,
     ModelRanks,
+    Ranks,
+    full_ranks,
     sampled_candidates,
 )
 from ncr_core.models.base import PairwiseRanker
@@ -97,6 +99,7 @@ def _sparse_tables(model: PairwiseRanker) -> list[Tensor]:
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
 VALIDATION_USERS = 10_000
+FULL_VALIDATION_USERS = 2_000
 USERS_AT_ONCE = 1024
 HELD_OUT_STEPS = 300
 
@@ -118,6 +121,7 @@ class History:
     """What each epoch of a phase gave, and which one was kept.
 
     ``ndcg`` and ``hr`` are on validation, and empty where there were no validation items.
+    ``best_epoch`` counts from 1; 0 is the start, whose NDCG@10 and HR@10 are ``start``.
     """
 
     phase: str
@@ -126,6 +130,14 @@ class History:
     hr: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     best_epoch: int = 0
+    start: tuple[float, float] | None = None
+
+    @property
+    def best(self) -> tuple[float, float] | None:
+        """NDCG@10 and HR@10 on validation of the epoch that was kept."""
+        if self.best_epoch == 0 or not self.ndcg:
+            return self.start
+        return self.ndcg[self.best_epoch - 1], self.hr[self.best_epoch - 1]
 
 
 OnProgress = Callable[[Progress], None]
@@ -150,6 +162,8 @@ def train_loop(
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
+    A start that is not random counts as an epoch: a training that makes it worse is undone.
+
     ``later_phases`` is the work that follows this phase, in epochs of this one: for the time left.
     Raises TrainingError when the loss is not finite; the model is then at its last good epoch.
     """
@@ -157,13 +171,20 @@ def train_loop(
     model.to(device)
     batches = make_batches(model, split.train, config, device)
     total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
-    optimizer = Adam(model, config, phase.learning_rate, total_steps)
+    optimizer = Adam(model, config, phase.learning_rate, total_steps or None)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs
     # are run and the last is kept.
     validated = bool((split.validation >= 0).any())
-    held_out = validation_candidates(split, config.seed) if validated else None
+    measure = _validation(split, config) if validated else None
     history = History(phase.name)
-    best, best_state = -1.0, copy.deepcopy(model.state_dict())
+    best = -1.0
+    if config.start != "random" or phase.epochs == 0:
+        remember(model, split.train)
+        if measure is not None:
+            metrics = measure(model)
+            history.start = metrics.ndcg, metrics.hr
+            best = metrics.ndcg if config.stopping == "validation" else best
+    best_state = copy.deepcopy(model.state_dict())
     for epoch in range(1, phase.epochs + 1):
         started = time.perf_counter()
         mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer)
@@ -177,19 +198,19 @@ def train_loop(
                 *((model, history) if history.best_epoch else ()),
             )
         remember(model, split.train)
-        metrics = None if held_out is None else validate(model, held_out)
+        measured = None if measure is None else measure(model)
         history.loss.append(mean_loss)
-        if metrics is not None:
-            history.ndcg.append(metrics.ndcg)
-            history.hr.append(metrics.hr)
+        if measured is not None:
+            history.ndcg.append(measured.ndcg)
+            history.hr.append(measured.hr)
         history.seconds.append(time.perf_counter() - started)
-        if metrics is None or metrics.ndcg > best or config.stopping == "paper":
-            best, history.best_epoch = metrics.ndcg if metrics else best, epoch
+        if measured is None or measured.ndcg > best or config.stopping == "paper":
+            best, history.best_epoch = measured.ndcg if measured else best, epoch
             best_state = copy.deepcopy(model.state_dict())
         if on_progress is not None:
             left = phase.epochs - epoch
             eta = (left + later_phases) * sum(history.seconds) / epoch
-            ndcg = metrics.ndcg if metrics else None
+            ndcg = measured.ndcg if measured else None
             on_progress(Progress(phase.name, epoch, phase.epochs, mean_loss, ndcg, eta))
         if _should_stop(history, config):
             break
@@ -305,6 +326,30 @@ def _with_preferences(
     return (positive_count * loss + preference_count * preference_loss) / (
         positive_count + preference_count
     )
+
+
+def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker], Metrics]:
+    """What measures a model in training on the validation items."""
+    if config.validation == "sampled":
+        held_out = validation_candidates(split, config.seed)
+        return lambda model: validate(model, held_out)
+
+    def measure(model: PairwiseRanker) -> Metrics:
+        model.eval()
+        ranks = validation_ranks(ModelRanks(model), split)
+        return Metrics(hit_ratio(ranks, K), ndcg(ranks, K), len(ranks), split.train.n_items)
+
+    return measure
+
+
+def validation_ranks(model: Ranks, split: Split) -> IntArray:
+    """(n,) ranks of validation items among the whole catalogue, −1 outside the first ten.
+
+    Users beyond ``FULL_VALIDATION_USERS`` do not take part.
+    """
+    held_out = split.validation.copy()
+    held_out[np.flatnonzero(held_out >= 0)[FULL_VALIDATION_USERS:]] = -1
+    return full_ranks(model, split, held_out, seed=0)[0]
 
 
 def validation_candidates(split: Split, seed: int) -> CandidateSet:

@@ -48,7 +48,7 @@ def test_overrides_replace_fields_of_both_configurations() -> None:
     [
         ({"factor": 8}, "unknown hyper-parameters: factor"),
         ({"factors": 0}, "factors must be 1 to 512, not 0"),
-        ({"epochs": 1.5}, "epochs must be at least 1, not 1.5"),
+        ({"epochs": 1.5}, "epochs must be at least 0, not 1.5"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and finite, not nan"),
         ({"alpha": 2}, "alpha must be between 0 and 1, not 2"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),

@@ -1,0 +1,164 @@
+"""The linear next-item model in closed form, as two item tables of low rank.
+
+A ridge regression of each user's next item on the items before it, the latest counting most: the
+linear sequential model of Choi et al. (SLIST, WWW 2021) without its autoencoder half. Its matrix of
+weights is never made: only products with it are, by which a randomised SVD (Halko et al. 2011)
+finds its leading factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from scipy.linalg import cho_factor, cho_solve
+
+from ncr_core.data.interactions import FloatArray, IntArray, Interactions
+
+DECAY = 0.8  # what an item counts beside the one after it
+LAGS = 32  # older items count less than .8³² = .0008
+RIDGE = 300.0  # λ
+MAX_DENSE_ITEMS = 8_000  # of the dense systems: three float32 matrices of 256 MB each
+MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
+OVERSAMPLED = 32
+POWER_ITERATIONS = 3
+CG_STEPS = 30
+CG_TOLERANCE = 1e-4
+
+Matrix = npt.NDArray[np.float32]
+_Product = Callable[[Matrix], Matrix]
+
+
+def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
+    """Factors of W = (XᵀX + λI)⁻¹ XᵀY.
+
+    A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
+    item. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B.
+
+    Args:
+        train: the interactions, each user's in time order.
+        rank: the number of factors, at most; there are no more than items.
+        seed: of the random directions and, of many interactions, of the users that are drawn.
+
+    Returns:
+        A and B, (n_items, r) each, the singular values shared out between them.
+    """
+    items, indptr = _sample(train, seed)
+    n, r = train.n_items, min(rank, train.n_items)
+    following = sparse.csr_matrix(_followers(items, indptr, n))
+    latest = _latest(items, indptr, n)
+    counts = np.bincount(items, minlength=n).astype(np.float32)
+    solve = _solver(following, latest, counts)
+    transposed = following.T.tocsr()
+
+    def forward(block: Matrix) -> Matrix:
+        return solve(following @ block)
+
+    def backward(block: Matrix) -> Matrix:
+        product: Matrix = transposed @ solve(block)
+        return product
+
+    left, values, right = _leading_factors(forward, backward, n, r, seed)
+    root = np.sqrt(values)
+    return left * root, right * root
+
+
+def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
+    """Items and offsets of all users, or of as many random ones as have ``MAX_ROWS`` items."""
+    if train.nnz <= MAX_ROWS:
+        return train.items, train.indptr
+    order = np.random.default_rng(seed).permutation(train.n_users)
+    lengths = np.diff(train.indptr)[order]
+    users = order[: max(1, int(np.searchsorted(lengths.cumsum(), MAX_ROWS)))]
+    part = train.select(np.isin(train.users, users))
+    return part.items, part.indptr
+
+
+def _followers(items: IntArray, indptr: IntArray, n: int) -> sparse.coo_matrix:
+    """XᵀY (n, n): how often, decayed, the item of the column followed that of the row."""
+    position = np.arange(len(items)) - np.repeat(indptr[:-1], np.diff(indptr))
+    total = sparse.csr_matrix((n, n), dtype=np.float32)
+    for lag in range(1, LAGS + 1):
+        at = np.flatnonzero(position >= lag)
+        if not len(at):
+            break
+        weight = np.full(len(at), DECAY ** (lag - 1), dtype=np.float32)
+        total = total + sparse.csr_matrix((weight, (items[at - lag], items[at])), shape=(n, n))
+    return total.tocoo()
+
+
+def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
+    """(n_users, n) what X would hold for the item after each user's last."""
+    lengths = np.diff(indptr)
+    age = np.repeat(indptr[1:], lengths) - 1 - np.arange(len(items))
+    recent = age < LAGS
+    users = np.repeat(np.arange(len(lengths)), lengths)
+    values = np.power(DECAY, age[recent], dtype=np.float32)
+    return sparse.csr_matrix((values, (users[recent], items[recent])), shape=(len(lengths), n))
+
+
+def _solver(
+    following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray
+) -> _Product:
+    """Solves (XᵀX + λI) Z = R for Z.
+
+    With x' = DECAY·x + e for the row x after which the item e came, the sum over all rows gives
+    (1 − DECAY²) XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x xᵀ over the rows past each user's end:
+    no product of the rows themselves, which are many, is needed.
+    """
+    n, scale = len(counts), 1.0 - DECAY**2
+    symmetric = (following + following.T) * np.float32(DECAY) + sparse.diags(counts)
+    ends = latest.T.tocsr()
+    if n <= MAX_DENSE_ITEMS:
+        gram = (symmetric - ends @ latest).toarray() / np.float32(scale)
+        gram[np.diag_indices(n)] += np.float32(RIDGE)
+        factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
+        return lambda block: cho_solve(factor, block, check_finite=False)
+
+    def gram_times(block: Matrix) -> Matrix:
+        product = (symmetric @ block - ends @ (latest @ block)) / np.float32(scale)
+        result: Matrix = product + np.float32(RIDGE) * block
+        return result
+
+    return lambda block: _conjugate_gradients(gram_times, block)
+
+
+def _conjugate_gradients(times: _Product, target: Matrix) -> Matrix:
+    """Solves ``times(Z)`` = target, all columns at once."""
+    solution = np.zeros_like(target)
+    residual = target.copy()
+    direction = residual.copy()
+    norm = (residual * residual).sum(0)
+    goal = norm * CG_TOLERANCE**2
+    for _ in range(CG_STEPS):
+        if (norm <= goal).all():
+            break
+        moved = times(direction)
+        curvature = (direction * moved).sum(0)
+        step = np.divide(norm, curvature, out=np.zeros_like(norm), where=curvature > 0)
+        solution += step * direction
+        residual -= step * moved
+        before, norm = norm, (residual * residual).sum(0)
+        direction *= np.divide(norm, before, out=np.zeros_like(norm), where=before > 0)
+        direction += residual
+    return solution
+
+
+def _leading_factors(
+    forward: _Product, backward: _Product, n: int, rank: int, seed: int
+) -> tuple[Matrix, Matrix, Matrix]:
+    """The leading singular vectors (n, r) and values (r,) of an (n, n) matrix, by its products."""
+    columns = min(rank + OVERSAMPLED, n)
+    block = np.random.default_rng(seed).standard_normal((n, columns)).astype(np.float32)
+    basis = _orthonormal(forward(block))
+    for _ in range(POWER_ITERATIONS):
+        basis = _orthonormal(forward(_orthonormal(backward(basis))))
+    left, values, right = np.linalg.svd(backward(basis).T, full_matrices=False)
+    return (basis @ left)[:, :rank], values[:rank], right[:rank].T
+
+
+def _orthonormal(block: Matrix) -> Matrix:
+    q: Matrix = np.linalg.qr(block)[0]
+    return q

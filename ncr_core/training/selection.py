@@ -1,0 +1,242 @@
+"""The recipe `auto`: trains a few recipes within a time budget and keeps the best for the data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ncr_core.data.splits import Split
+from ncr_core.errors import ConfigError, DataError, TrainingError
+from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
+from ncr_core.evaluation.protocols import K, ModelRanks
+from ncr_core.models import PairwiseRanker
+from ncr_core.recipes import Recipe, auto_recipes
+from ncr_core.training.pretraining import (
+    TrainingResult,
+    estimated_seconds,
+    pretrains,
+    train_model,
+)
+from ncr_core.training.trainer import OnProgress, validation_ranks
+
+START_FACTORS = 16  # of a start that is looked at before its recipe is trained
+MIN_START_SHARE = 0.5
+"""A recipe is trained if its start has this share of the best NDCG@10 so far, at least."""
+BUDGET_SECONDS = 60.0
+BUDGET_SECONDS_A_MILLION = 50.0  # interactions
+
+
+@dataclass(frozen=True)
+class TriedRecipe:
+    """A recipe that was tried, and what came of it on the validation items of the whole catalogue.
+
+    ``ndcg`` and ``hr`` are NDCG@10 and HR@10; None for a recipe that was not trained to its end.
+    """
+
+    recipe: str
+    ndcg: float | None
+    hr: float | None
+    standard_error: float | None
+    seconds: float
+    chosen: bool = False
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, for JSON: figures to five digits, seconds to one."""
+        values = asdict(self)
+        for name in ("ndcg", "hr", "standard_error"):
+            if values[name] is not None:
+                values[name] = round(values[name], 5)
+        return values | {"seconds": round(self.seconds, 1)}
+
+    def line(self) -> str:
+        """The recipe with its figures, or why it was not trained."""
+        if self.ndcg is None:
+            return f"  {self.recipe}: {self.reason}"
+        chosen = ", chosen" if self.chosen else ""
+        return (
+            f"  {self.recipe}: validation NDCG@{K} {self.ndcg:.4f} in {self.seconds:.0f} s{chosen}"
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The recipe that was chosen, its trained model, and all that were tried, in their order."""
+
+    recipe: Recipe
+    trained: TrainingResult
+    tried: list[TriedRecipe]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A trained recipe; ``ndcg`` and ``hr`` (n,) of each validation user."""
+
+    recipe: Recipe
+    result: TrainingResult
+    ndcg: FloatArray
+    hr: FloatArray
+    seconds: float
+
+
+def default_budget(interactions: int) -> float:
+    """Seconds for the choice, by the number of interactions: 60, and 50 for each million."""
+    return BUDGET_SECONDS + BUDGET_SECONDS_A_MILLION * interactions / 1e6
+
+
+def select_recipe(
+    split: Split,
+    *,
+    recipes: Sequence[Recipe] | None = None,
+    budget_seconds: float | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Selection:
+    """Trains recipes, the cheapest first, and keeps the one with the best validation NDCG@10.
+
+    The figures are over the whole catalogue. A recipe is not trained where its start has less than
+    half of the best NDCG@10 so far, or where the time that is left is too short for one epoch. Of
+    recipes within one standard error of the best, measured over the same users, the first of the
+    paper's models is kept: NeuPR before NBPR, and a trained model before a start alone.
+
+    Args:
+        split: what to train on; its validation items decide.
+        recipes: what to try; by default `ncr_core.recipes.auto_recipes`.
+        budget_seconds: for all of it; by default `default_budget`. The first recipe that can be
+            trained on the data is trained whatever it takes.
+        device: where to train.
+        seed: of all that is random.
+        on_progress: called after each epoch.
+        clock: gives the time in seconds.
+
+    Raises:
+        DataError: there are too few users or items for any recipe.
+        TrainingError: every recipe diverged.
+    """
+    began = clock()
+    budget = default_budget(split.train.nnz) if budget_seconds is None else budget_seconds
+    trained: list[_Trained] = []
+    skipped: dict[str, TriedRecipe] = {}
+    starts: dict[str, float] = {}
+    failure: Exception | None = None
+    if recipes is None:
+        recipes = auto_recipes(split.train.nnz)
+    recipes = [each.with_(device=device, seed=seed) for each in recipes]
+    for recipe in recipes:
+        started = clock()
+        left = budget - (started - began)
+        try:
+            reason = None
+            if trained:
+                best = max(_mean(each.ndcg) for each in trained)
+                recipe, reason = _within(recipe, split, best, left, starts)
+            if reason is None:
+                result = train_model(recipe.model, recipe.training, split, on_progress)
+                ndcg, hr = _measure(result.model, split)
+                trained.append(_Trained(recipe, result, ndcg, hr, clock() - started))
+                if recipe.training.epochs == 0:
+                    starts[_start_of(recipe)] = _mean(ndcg)
+                continue
+        except (ConfigError, DataError, TrainingError) as error:
+            failure, reason = error, str(error)
+        skipped[recipe.name] = TriedRecipe(
+            recipe.name, None, None, None, clock() - started, reason=reason
+        )
+    if not trained:
+        raise failure or DataError("there is no recipe to try")
+    chosen = _choose(trained)
+    done = {each.recipe.name: _tried(each, chosen) for each in trained}
+    tried = [done.get(each.name) or skipped[each.name] for each in recipes]
+    return Selection(chosen.recipe, chosen.result, tried)
+
+
+def _measure(model: PairwiseRanker, split: Split) -> tuple[FloatArray, FloatArray]:
+    """NDCG@10 and HR@10 of validation users over the whole catalogue, (n,) each."""
+    if not (split.validation >= 0).any():
+        return np.zeros(0), np.zeros(0)
+    ranks = validation_ranks(ModelRanks(model), split)
+    return ndcg_of_each(ranks, K), hit_of_each(ranks, K)
+
+
+def _within(
+    recipe: Recipe, split: Split, best: float, seconds_left: float, starts: dict[str, float]
+) -> tuple[Recipe, str | None]:
+    """The recipe with as many epochs as there is time for, and why it is not worth training.
+
+    The reason is None for one that is. A recipe of several phases is not shortened.
+    """
+    if recipe.training.epochs == 0:
+        return recipe, None
+    start = math.inf
+    if recipe.training.start != "random":
+        start = _start_ndcg(recipe, split, starts)
+    if start < MIN_START_SHARE * best:
+        reason = f"its start has NDCG@10 {start:.4f}, less than half of the best, {best:.4f}"
+        return recipe, reason
+    needed = estimated_seconds(recipe.model, recipe.training, split)
+    if needed <= seconds_left:
+        return recipe, None
+    epochs = int(recipe.training.epochs * seconds_left / needed)
+    if epochs >= 1 and not pretrains(recipe.model, recipe.training):
+        return recipe.with_(epochs=epochs), None
+    return recipe, f"it takes about {needed:.0f} s, and {max(seconds_left, 0):.0f} s are left"
+
+
+def _start_ndcg(recipe: Recipe, split: Split, starts: dict[str, float]) -> float:
+    """NDCG@10 of NBPR from the start of a recipe, untrained: a tower's start says nothing yet."""
+    name = _start_of(recipe)
+    if name not in starts:
+        factors = min(recipe.model.factors, START_FACTORS)
+        start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
+        result = train_model(start.model, start.training, split)
+        starts[name] = _mean(_measure(result.model, split)[0])
+    return starts[name]
+
+
+def _start_of(recipe: Recipe) -> str:
+    return f"{recipe.training.start}, {recipe.model.users}"
+
+
+def _mean(of_each: FloatArray) -> float:
+    return float(of_each.mean()) if len(of_each) else 0.0
+
+
+def _choose(trained: Sequence[_Trained]) -> _Trained:
+    best = max(trained, key=lambda each: _mean(each.ndcg))
+    close = [each for each in trained if _is_close(best.ndcg, each.ndcg)]
+    return min(close, key=lambda each: (_preference(each.recipe), -_mean(each.ndcg)))
+
+
+def _is_close(best: FloatArray, other: FloatArray) -> bool:
+    """Whether the mean difference is within its standard error."""
+    difference = best - other
+    if len(difference) < 2:
+        return True
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    return float(difference.mean()) <= error
+
+
+def _preference(recipe: Recipe) -> int:
+    if recipe.training.epochs == 0:
+        return 2
+    return 0 if recipe.model.kind == "neupr" else 1
+
+
+def _tried(each: _Trained, chosen: _Trained) -> TriedRecipe:
+    n = len(each.ndcg)
+    error = float(each.ndcg.std(ddof=1)) / math.sqrt(n) if n > 1 else None
+    return TriedRecipe(
+        each.recipe.name,
+        float(each.ndcg.mean()) if n else None,
+        float(each.hr.mean()) if n else None,
+        error,
+        each.seconds,
+        each is chosen,
+    )

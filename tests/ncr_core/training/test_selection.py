@@ -1,0 +1,205 @@
+"""The choice of a recipe on the data at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ncr_core.data import Interactions, Split
+from ncr_core.data.splits import leave_latest_out
+from ncr_core.errors import DataError
+from ncr_core.evaluation.metrics import ndcg
+from ncr_core.evaluation.protocols import ModelRanks
+from ncr_core.model_config import ModelConfig
+from ncr_core.recipes import WINDOWS, Recipe, auto_recipes
+from ncr_core.train_config import TrainConfig
+from ncr_core.training import selection
+from ncr_core.training.pretraining import TrainingResult, learn_everything, train_model
+from ncr_core.training.selection import default_budget, select_recipe
+from ncr_core.training.trainer import validation_ranks
+
+HISTORY = ModelConfig(kind="nbpr", factors=8, users="history", windows=WINDOWS)
+START = TrainConfig(start="next-item", epochs=0, loss="listwise", device="cpu")
+TRAINED = replace(START, epochs=2, shared_negatives=64, learning_rate=1e-3, batch_size=256)
+NEXT_ITEM = Recipe("start", HISTORY, START)
+NBPR = Recipe("trained", HISTORY, TRAINED)
+NEUPR = Recipe(
+    "tower",
+    ModelConfig(factors=4, layers=2),
+    TrainConfig(epochs=1, fine_tune_epochs=1, start="spectral", device="cpu"),
+)
+
+
+def chain(n_users: int = 120, n_items: int = 40, length: int = 12) -> Split:
+    """Users who walk on from item to item, each from a place of their own."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(n_items, size=n_users)
+    items = (first[:, None] + np.arange(length)) % n_items
+    return leave_latest_out(
+        Interactions.from_arrays(
+            np.repeat(np.arange(n_users), length),
+            items.ravel(),
+            user_ids=[f"u{n}" for n in range(n_users)],
+            item_ids=[f"i{n}" for n in range(n_items)],
+        )
+    )
+
+
+class Clock:
+    """Goes on by so many seconds each time it is asked."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_the_best_on_the_whole_catalogue_is_kept_with_what_was_tried() -> None:
+    split = chain()
+    selected = select_recipe(split, recipes=[NEUPR, NEXT_ITEM], device="cpu")
+    assert selected.recipe.name == "start"  # the next item is what a walk tells
+    ranks = validation_ranks(ModelRanks(selected.trained.model), split)
+    tower, start = selected.tried
+    assert start.ndcg == pytest.approx(ndcg(ranks, 10))
+    assert start.ndcg is not None
+    assert tower.ndcg is not None
+    assert start.ndcg > 0.9 > tower.ndcg
+    assert (start.chosen, tower.chosen) == (True, False)
+    assert start.as_dict().keys() == {
+        *("recipe", "ndcg", "hr", "standard_error", "seconds", "chosen", "reason"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("of_each", "chosen"),
+    [
+        ({"start": 0.30, "trained": 0.30, "tower": 0.30}, "tower"),
+        ({"start": 0.30, "trained": 0.30, "tower": 0.10}, "trained"),
+        ({"start": 0.50, "trained": 0.30, "tower": 0.40}, "start"),
+    ],
+)
+def test_within_a_standard_error_the_papers_models_go_first(
+    of_each: dict[str, float], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The differences are the same for each user, so that their standard error is next to none."""
+    order = iter(("start", "trained", "tower"))
+
+    def measured(_: object, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        noise = np.linspace(0, 1e-6, 50)
+        return of_each[next(order)] + noise, np.ones(50)
+
+    monkeypatch.setattr(selection, "_measure", measured)
+    monkeypatch.setattr(selection, "_within", lambda recipe, *_: (recipe, None))
+    selected = select_recipe(chain(), recipes=[NEXT_ITEM, NBPR, NEUPR], device="cpu")
+    assert selected.recipe.name == chosen
+
+
+def test_a_recipe_whose_start_is_far_behind_is_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "_start_ndcg", lambda *_: 0.1)
+    selected = select_recipe(chain(), recipes=[NEXT_ITEM, NEUPR], device="cpu")
+    start, tower = selected.tried
+    assert start.chosen
+    assert tower.ndcg is None
+    assert tower.reason is not None
+    assert "its start has NDCG@10" in tower.reason
+    assert "less than half of the best" in tower.reason
+
+
+def test_a_recipe_for_which_the_time_is_too_short_is_not_trained() -> None:
+    selected = select_recipe(
+        chain(), recipes=[NEXT_ITEM, NBPR], budget_seconds=1.0, device="cpu", clock=Clock(10.0)
+    )
+    assert selected.recipe.name == "start"
+    assert str(selected.tried[1].reason).endswith("and 0 s are left")
+
+
+def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "estimated_seconds", lambda *_: 90.0)
+    twelve = NBPR.with_(epochs=12)
+    selected = select_recipe(
+        chain(), recipes=[NEXT_ITEM, twelve], budget_seconds=60.0, device="cpu", clock=Clock(10.0)
+    )
+    # 30 of the 60 s are left, and 90 are for 12 epochs.
+    assert selected.recipe.training.epochs == 4
+    assert len(selected.trained.history[0].loss) == 4
+    assert selected.tried[1].ndcg is not None
+
+
+def one_item_each() -> Split:
+    users = np.arange(30)
+    data = Interactions.from_arrays(
+        users,
+        users % 7,
+        user_ids=[f"u{n}" for n in range(30)],
+        item_ids=[f"i{n}" for n in range(7)],
+    )
+    nothing = np.full(30, -1)
+    return Split(data, nothing, nothing)
+
+
+def everybody_the_same() -> Split:
+    data = Interactions.from_arrays(
+        np.repeat(np.arange(20), 6),
+        np.tile(np.arange(6), 20),
+        user_ids=[f"u{n}" for n in range(20)],
+        item_ids=[f"i{n}" for n in range(10)],
+    )
+    return leave_latest_out(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [one_item_each, everybody_the_same, lambda: chain(50, 10, 5), lambda: chain(5, 12, 4)],
+    ids=["one item each", "everybody the same", "50 users of 10 items", "5 users"],
+)
+@pytest.mark.slow
+def test_small_and_odd_data_end_with_a_model(data: Callable[[], Split]) -> None:
+    split = data()
+    selected = select_recipe(split, device="cpu")
+    assert sum(each.chosen for each in selected.tried) == 1
+    assert [each.recipe for each in selected.tried] == [each.name for each in auto_recipes(0)]
+    ranks = ModelRanks(selected.trained.model).rank(np.array([0]), np.arange(5)[None], 5)
+    assert sorted(ranks[0].tolist()) == list(range(5))
+
+
+def test_no_recipe_that_can_be_trained_is_the_reason_of_the_last_one() -> None:
+    data = Interactions.from_arrays(
+        np.zeros(3, dtype=np.int64), np.arange(3), user_ids=["u"], item_ids=["a", "b", "c"]
+    )
+    with pytest.raises(DataError, match="1 user is too few"):
+        select_recipe(Split(data, np.full(1, -1), np.full(1, -1)), device="cpu")
+
+
+def test_the_budget_grows_with_the_data() -> None:
+    assert default_budget(0) == 60.0
+    assert default_budget(2_000_000) == 160.0
+
+
+def test_few_interactions_get_the_factors_of_the_closed_form() -> None:
+    small, large = (
+        {each.name: each for each in auto_recipes(n)}["next-item-nbpr"] for n in (300_000, 300_001)
+    )
+    assert (small.model.factors, large.model.factors) == (256, 128)
+
+
+@pytest.mark.parametrize("much", [True, False])
+def test_what_was_held_out_is_learned(much: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncr_core.training.pretraining.MIN_REFIT_SHARE", 0.0 if much else 1.0)
+    split = chain()
+    everything = split.all_seen
+    trained = train_model(NBPR.model, NBPR.training, split)
+    before = trained.model.get_parameter("items.weight").detach().clone()
+    vectors = trained.model.user_vectors(torch.arange(120)).detach().clone()
+    model = learn_everything(
+        NBPR, TrainingResult(trained.model, trained.history), split, everything
+    )
+    assert before.equal(model.get_parameter("items.weight")) != much
+    assert not vectors.equal(model.user_vectors(torch.arange(120)))
