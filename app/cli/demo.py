@@ -121,15 +121,23 @@ async def _train(services: Services, settings: Settings) -> None:
 
 
 async def _report(services: Services) -> None:
+    from ncr_core.training.selection import TriedRecipe
+
     activation = await services.models.activation()
     row = await services.models.get(str(activation.version))
-    sampled, popular = row.metrics["sampled"], row.metrics["popularity_sampled"]
+    full, popular = row.metrics["full"], row.metrics["popularity_full"]
+    sampled, popular_sampled = row.metrics["sampled"], row.metrics["popularity_sampled"]
+    for tried in row.metrics.get("tried", ()):
+        console.print(TriedRecipe(**tried).line(), markup=False)
     console.print(
-        f"model {row.version}: {row.kind} with {row.factors} factors on {row.users:,} users, "
-        f"{row.items:,} items, {row.interactions:,} interactions\n"
-        f"on its hold-out ({sampled['users']:,} users, {sampled['items']} items each): "
-        f"HR@10 {sampled['hr@10']:.4f}, NDCG@10 {sampled['ndcg@10']:.4f}; "
-        f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}"
+        f"model {row.version}: {row.metrics['recipe']} ({row.kind} with {row.factors} factors) on "
+        f"{row.users:,} users, {row.items:,} items, {row.interactions:,} interactions\n"
+        f"on its hold-out, the latest item of {full['users']:,} users among all items: "
+        f"HR@10 {full['hr@10']:.4f}, NDCG@10 {full['ndcg@10']:.4f}; "
+        f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}\n"
+        f"among {sampled['items']} items ({sampled['users']:,} users): "
+        f"HR@10 {sampled['hr@10']:.4f}, NDCG@10 {sampled['ndcg@10']:.4f}; the popularity list: "
+        f"HR@10 {popular_sampled['hr@10']:.4f}, NDCG@10 {popular_sampled['ndcg@10']:.4f}"
     )
 
 

@@ -46,6 +46,14 @@ def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="The folder to make for the checkpoint.")],
     hyperparameters: dict[str, Any],
+    recipe_name: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            help="auto tries a few recipes and keeps the best on this data; any other name trains "
+            "that one. By default auto, or default with any hyper-parameter.",
+        ),
+    ] = None,
     protocol: Annotated[
         Protocol,
         typer.Option(help="p2: the published NCF split; DATA holds ncf-ml-1m and ml-1m."),
@@ -70,14 +78,19 @@ def train(
     The latest item of each user is for test, the one before for validation, the rest is learned
     from (protocol P1).
     """
-    from ncr_core.errors import CheckpointError
-    from ncr_core.recipes import recipe
+    from ncr_core.errors import CheckpointError, ConfigError
+    from ncr_core.recipes import AUTO_RECIPE, recipe
     from ncr_core.training.offline import train_checkpoint
 
     if out.exists():  # before an hour of training is spent
         raise CheckpointError(f"{out} exists already; a checkpoint is never overwritten")
-    chosen = recipe("default").with_(**hyperparameters)
-    chosen.training.torch_device()
+    fixed = sorted(hyperparameters.keys() - {"seed", "device"})
+    name = recipe_name or ("default" if fixed else AUTO_RECIPE)
+    if name == AUTO_RECIPE and fixed:
+        raise ConfigError(f"the recipe auto chooses these itself: {', '.join(fixed)}")
+    base = recipe("default" if name == AUTO_RECIPE else name).with_(**hyperparameters)
+    base.training.torch_device()
+    chosen = None if name == AUTO_RECIPE else base
     columns = columns_of(user_column, item_column, rating_column, timestamp_column)
     split, description = read_split(data, protocol, format_, columns, min_interactions)
     with EpochLines() as lines:
@@ -88,9 +101,13 @@ def train(
             refit=refit,
             data=description,
             on_progress=lambda progress: lines.show(vars(progress)),
+            device=base.training.device,
+            seed=base.training.seed,
         )
+    for tried in training.tried:
+        typer.echo(tried.line())
     quality = f"validation NDCG@10 {training.validation['ndcg']:.4f}"
-    typer.echo(f"trained in {training.seconds:.0f} s, {quality}: {out}")
+    typer.echo(f"{training.recipe.name}: trained in {training.seconds:.0f} s, {quality}: {out}")
 
 
 def with_hyperparameters(command: Callable[..., None]) -> Callable[..., None]:

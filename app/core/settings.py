@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from app.core.cron import CronSchedule
 from app.core.errors import SettingsError
 from ncr_core.model_config import MAX_FACTORS, ServiceKind, Users
-from ncr_core.recipes import recipe
+from ncr_core.recipes import AUTO_RECIPE, recipe
 
 _DEFAULT = recipe("default")
 
@@ -167,6 +167,15 @@ class Settings(BaseSettings):
     profile_cache_bytes: int = Field(default=64 * 2**20, ge=0)
     """Memory for cached profiles of users, in bytes."""
 
+    default_recipe: str | None = None
+    """Recipe of a training request that gives no hyper-parameter: `auto`, which trains a few
+    recipes and keeps the best on the data, or the name of one. By default `auto`, unless
+    `NCR_DEFAULT_MODEL`, `NCR_DEFAULT_FACTORS` or `NCR_DEFAULT_USERS` is set."""
+
+    train_budget: float | None = Field(default=None, gt=0)
+    """Time for the choice of the recipe `auto`, in seconds. By default 60 s, and 50 s for each
+    million interactions."""
+
     default_model: ServiceKind = _DEFAULT.value("kind")
     """Model of a training request that names none."""
 
@@ -265,6 +274,13 @@ class Settings(BaseSettings):
             raise ValueError("a URL without credentials, options and chains is needed")
         return store or None
 
+    @field_validator("default_recipe")
+    @classmethod
+    def _default_recipe(cls, name: str | None) -> str | None:
+        if name and name != AUTO_RECIPE:
+            recipe(name)
+        return name or None
+
     @field_validator("train_schedule")
     @classmethod
     def _train_schedule(cls, schedule: str | None) -> str | None:
@@ -298,6 +314,12 @@ class Settings(BaseSettings):
         if key is not None and len(key.get_secret_value()) < MIN_KEY_LENGTH:
             raise ValueError(f"needs at least {MIN_KEY_LENGTH} characters")
         return key
+
+    @property
+    def effective_default_recipe(self) -> str | None:
+        """The recipe of a request without hyper-parameters; None: `default_model` and the like."""
+        chosen = {"default_model", "default_factors", "default_users"} & self.model_fields_set
+        return self.default_recipe or (None if chosen else AUTO_RECIPE)
 
     @property
     def effective_database_url(self) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    create_model,
+    model_validator,
+)
 
 from app.registry.schemas import iso
 from ncr_core.model_config import ModelConfig
 from ncr_core.parameters import ConfigField, parameters_of
-from ncr_core.recipes import Recipe, recipe
+from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, Recipe, recipe
 from ncr_core.train_config import TrainConfig
 
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
@@ -25,6 +33,17 @@ REQUEST_PARAMETERS = tuple(
     if spec.parameter.request is not None
 )
 """The hyper-parameters that a request for training may give."""
+
+
+def _known_recipe(name: str) -> str:
+    if name not in SERVICE_RECIPES:
+        raise ValueError(f"there is no such recipe; there are {', '.join(SERVICE_RECIPES)}")
+    return name
+
+
+RecipeName = Annotated[
+    str, AfterValidator(_known_recipe), Field(json_schema_extra={"enum": list(SERVICE_RECIPES)})
+]
 
 _DESCRIPTIONS = {
     "users": "What a user's vector is: `free`, learned for each user, or `history`, made of "
@@ -70,6 +89,12 @@ class TrainParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    recipe: RecipeName | None = Field(
+        default=None,
+        description="`auto` trains a few recipes and keeps the best on this data; any other name "
+        "trains that recipe, with the hyper-parameters of this request in place of its own. By "
+        "default as the service is set, unless the request gives a hyper-parameter.",
+    )
     min_interactions: Integer = Field(
         default=1,
         ge=1,
@@ -86,29 +111,70 @@ class TrainParams(BaseModel):
         description="Publish whatever the gate finds; its report says that it was forced.",
     )
 
-    def recipe(self, **overrides: Any) -> Recipe:
-        """The recipe that this request asks for; ``overrides`` as of ``Recipe.with_``."""
-        requested = {s.name: getattr(self, s.public_name) for s in REQUEST_PARAMETERS}
-        values = {name: value for name, value in requested.items() if value is not None}
-        return _base_recipe(values.get("users")).with_(**values, **overrides)
+    @model_validator(mode="after")
+    def _auto_chooses(self) -> Self:
+        if self.recipe == AUTO_RECIPE and (given := sorted(self.hyperparameters() - {"seed"})):
+            raise ValueError(f"the recipe auto chooses these itself: {', '.join(given)}")
+        return self
 
-    def completed(self, **defaults: Any) -> dict[str, Any]:
+    def hyperparameters(self) -> set[str]:
+        """The names of the hyper-parameters that the request gives."""
+        return {
+            spec.public_name
+            for spec in REQUEST_PARAMETERS
+            if spec.public_name in self.model_fields_set
+            and getattr(self, spec.public_name) is not None
+        }
+
+    @property
+    def random_seed(self) -> int:
+        """The seed, which every recipe takes from the request."""
+        return int(self.model_dump()["seed"])
+
+    def configured_recipe(self, **overrides: Any) -> Recipe:
+        """The recipe that this request asks for; ``overrides`` as of ``Recipe.with_``.
+
+        Not for the recipe ``auto``, which is chosen in training.
+        """
+        base = _base_recipe(self.recipe, self.model_dump()["users"])
+        given = self.hyperparameters()
+        values = {
+            spec.name: getattr(self, spec.public_name)
+            for spec in REQUEST_PARAMETERS
+            if getattr(self, spec.public_name) is not None
+            and (self.recipe is None or spec.public_name in given)
+        }
+        return base.with_(**values, **overrides)
+
+    def completed(self, recipe: str | None, **defaults: Any) -> dict[str, Any]:
         """The request with nothing left open.
 
         Args:
+            recipe: What the service is set to, for a request without hyper-parameters.
             defaults: What the service is set to, for the fields that a setting decides.
         """
         values = self.model_dump()
-        values |= {name: value for name, value in defaults.items() if values[name] is None}
-        base = _base_recipe(values["users"])
+        chosen = self.recipe or (None if self.hyperparameters() - {"seed"} else recipe)
+        if chosen == AUTO_RECIPE:
+            names = {spec.public_name for spec in REQUEST_PARAMETERS} - {"seed"}
+            kept = {name: value for name, value in values.items() if name not in names}
+            return kept | {"recipe": AUTO_RECIPE}
+        if chosen is None:
+            values |= {name: value for name, value in defaults.items() if values[name] is None}
+        base = _base_recipe(chosen, values["users"])
+        given = self.hyperparameters()
         for spec in REQUEST_PARAMETERS:
-            if not spec.parameter.by_setting and spec.public_name not in self.model_fields_set:
+            by_setting = spec.parameter.by_setting and chosen is None
+            if not by_setting and spec.public_name not in given:
                 values[spec.public_name] = base.value(spec.name)
-        return values
+        if chosen is None:
+            del values["recipe"]
+            return values
+        return values | {"recipe": chosen}
 
 
-def _base_recipe(users: str | None) -> Recipe:
-    return recipe("history" if users == "history" else "default")
+def _base_recipe(name: str | None, users: str | None) -> Recipe:
+    return recipe(name or ("history" if users == "history" else "default"))
 
 
 class TrainOrder(TrainParams):

@@ -57,6 +57,7 @@ class JobService:
         # served model's architecture must not become the default for ever.
         start = params.start or self._settings.train_start
         values = params.completed(
+            self._settings.effective_default_recipe,
             model=self._settings.default_model,
             factors=self._settings.default_factors,
             users=self._settings.default_users,

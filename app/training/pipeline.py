@@ -11,7 +11,7 @@ import numpy as np
 from app.jobs.schemas import TrainParams
 from app.training.gate import IncumbentComparison, gate_report
 from app.training.progress import ProgressReporter, Report
-from app.training.warm_start import choose_start
+from app.training.warm_start import choose_start, warm_recipe
 from ncr_core.checkpoint import save_checkpoint
 from ncr_core.comparison.evaluation_snapshot import pack_evaluation_snapshot
 from ncr_core.data import Interactions, min_interactions
@@ -25,9 +25,13 @@ from ncr_core.evaluation.protocols import (
     sampled_candidates,
 )
 from ncr_core.manifest import manifest_checksum
-from ncr_core.models import PairwiseRanker
+from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.parameters import parameters_of
+from ncr_core.recipes import AUTO_RECIPE
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
+from ncr_core.training.pretraining import learn_everything
+from ncr_core.training.selection import TriedRecipe, select_recipe
 from ncr_core.training.trainer import learn_held_out
 from ncr_core.training.warm_start import train_warm
 
@@ -42,6 +46,7 @@ def train_and_evaluate(
     report: Report,
     comparison: IncumbentComparison | None = None,
     expected_seconds: Mapping[str, float] | None = None,
+    budget_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Trains a model, compares it with the served one and writes its checkpoint.
 
@@ -53,22 +58,35 @@ def train_and_evaluate(
         report: Receives progress reports.
         comparison: What the gate compares the model with; by default with the popularity list.
         expected_seconds: Seconds that each phase of an earlier training took.
+        budget_seconds: For the choice of the recipe ``auto``; see `select_recipe`.
 
     Returns:
         The summary that the worker publishes the model by.
     """
-    recipe = params.recipe(device=device)
     if params.min_interactions > 1:
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
-    start = choose_start(params, recipe.model, interactions, held_out, comparison)
+    recipe = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
+    wanted = None if recipe is None else recipe.model
+    start = choose_start(params, wanted, interactions, held_out, comparison)
     split = start.split
 
     progress = ProgressReporter(report, expected_seconds)
-    if start.base is None:
+    tried: list[TriedRecipe] = []
+    if start.base is not None:
+        recipe = recipe or warm_recipe(start.base, device=device, seed=params.random_seed)
+        trained = train_warm(start.base, recipe.training, split, progress.epoch)
+    elif recipe is not None:
         trained = train_model(recipe.model, recipe.training, split, progress.epoch)
     else:
-        trained = train_warm(start.base, recipe.training, split, progress.epoch)
+        selection = select_recipe(
+            split,
+            budget_seconds=budget_seconds,
+            device=device,
+            seed=params.random_seed,
+            on_progress=progress.epoch,
+        )
+        recipe, trained, tried = selection.recipe, selection.trained, selection.tried
 
     progress.phase("evaluate")
     metrics = evaluate(trained.model, split)
@@ -76,6 +94,9 @@ def train_and_evaluate(
     if calibration is not None:
         metrics["calibration"] = calibration.figures()
     metrics["start"] = start.report
+    metrics["recipe"] = recipe.name
+    if tried:
+        metrics["tried"] = [each.as_dict() for each in tried]
     metrics["gate"] = gate_report(
         split, interactions, trained.model, comparison, progress, force=params.force
     ) | {"over_popularity": over_popularity(metrics)}
@@ -86,12 +107,16 @@ def train_and_evaluate(
         trained.model, rows, np.stack([split.test[rows], split.validation[rows]], axis=1)
     )
     progress.phase("learn the held-out items")
-    learn_held_out(trained.model, interactions, recipe.training)
+    model = trained.model
+    if start.base is None:
+        model = learn_everything(recipe, trained, split, interactions)
+    else:
+        learn_held_out(model, interactions, recipe.training)
     progress.phase("write checkpoint")
     metrics["seconds"] = progress.seconds
     save_checkpoint(
         folder,
-        trained.model,
+        model,
         user_ids=split.train.user_ids,
         item_ids=split.train.item_ids,
         item_counts=interactions.item_counts(),
@@ -106,6 +131,11 @@ def train_and_evaluate(
     progress.end()
     return {
         "checksum": manifest_checksum(folder),
+        "architecture": {
+            spec.public_name: getattr(recipe.model, spec.name)
+            for spec in parameters_of(ModelConfig)
+            if spec.parameter.request is not None
+        },
         "users": interactions.n_users,
         "items": interactions.n_items,
         "interactions": interactions.nnz,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from app.jobs.schemas import TrainParams
@@ -12,6 +12,7 @@ from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.interactions import BoolArray
 from ncr_core.data.splits import Split
 from ncr_core.models import ModelConfig
+from ncr_core.recipes import Recipe, recipe
 from ncr_core.training.warm_start import StartingPoint, evaluated_starting_point
 
 MIN_HELD_OUT_SHARE = 0.5  # of the held-out users that have to be left to evaluate a warm start
@@ -30,7 +31,7 @@ class TrainingStart:
 
 def choose_start(
     params: TrainParams,
-    config: ModelConfig,
+    config: ModelConfig | None,
     interactions: Interactions,
     held_out: BoolArray,
     comparison: IncumbentComparison | None,
@@ -42,7 +43,7 @@ def choose_start(
 
     Args:
         params: Their ``start`` is ``warm`` or ``scratch``.
-        config: The new model's.
+        config: The new model's; None: whatever the served model's is.
         interactions: All interactions.
         held_out: (n_users,) mask of the users to hold items out of.
         comparison: How to load the served model.
@@ -57,7 +58,7 @@ def choose_start(
     if serving is None or comparison is None:
         return _from_scratch(split, "no model is served")
     version, evaluated, checkpoint = serving.version, serving.evaluated, serving.checkpoint
-    if differences := _differences(checkpoint.model.config, config):
+    if config and (differences := _differences(checkpoint.model.config, config)):
         return _from_scratch(split, f"the model that is served, {version}, has {differences}")
     if unknown := _unknown(serving, interactions):
         return _from_scratch(split, f"{version} knows none of these {unknown}")
@@ -72,6 +73,13 @@ def choose_start(
     )
     split = leave_latest_out(interactions, held_out)
     return TrainingStart(split, base, {"from": "warm", "version": version})
+
+
+def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
+    """How a model goes on that a choice among recipes once began; ``overrides`` are of training."""
+    config = base.model.config
+    named = recipe("history" if config.users == "history" else "default")
+    return Recipe("warm", config, replace(named.training, **overrides))
 
 
 def _differences(serving: ModelConfig, wanted: ModelConfig) -> str:

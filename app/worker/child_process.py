@@ -260,6 +260,7 @@ def run_task(
         report,
         IncumbentComparison(reader.serving_model, events, task.gate_margin),
         expected_seconds,
+        settings.train_budget,
     ) | {"trained_seq": events.snapshot.max_seq}
     if store.remote:
         report(phase_progress("upload"))

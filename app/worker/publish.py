@@ -53,11 +53,12 @@ class Publisher:
             await self._finish(
                 conn, claim, "rejected" if rejected else "succeeded", version, metrics
             )
+            params = claim.params | summary["architecture"]
             row = ModelRow(
                 version=version,
                 status="rejected" if rejected else "published",
-                kind=claim.params["model"],
-                factors=claim.params["factors"],
+                kind=params["model"],
+                factors=params["factors"],
                 path=self._models.stored_path(version),
                 checksum=summary["checksum"],
                 trained_seq=summary["trained_seq"],
@@ -65,7 +66,7 @@ class Publisher:
                 items=summary["items"],
                 interactions=summary["interactions"],
                 metrics=metrics,
-                params=claim.params,
+                params=params,
                 job_id=claim.job_id,
                 created_at=now_us(),
                 activated_at=None,

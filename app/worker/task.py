@@ -25,6 +25,7 @@ class TaskSettings(BaseModel):
     precompute_users: int
     feedback: str | None = None
     feedback_half_life_days: float | None = None
+    train_budget: float | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> TaskSettings:

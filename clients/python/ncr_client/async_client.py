@@ -281,6 +281,17 @@ class AsyncClient:
     async def train(
         self,
         *,
+        recipe: Literal[
+            "auto",
+            "default",
+            "history",
+            "next-item",
+            "next-item-nbpr",
+            "als-nbpr",
+            "spectral-neupr",
+            "next-item-neupr",
+        ]
+        | None = None,
         model: Literal["nbpr", "dncr", "neupr"] | None = None,
         factors: int | None = None,
         layers: int | None = None,
@@ -299,6 +310,7 @@ class AsyncClient:
         """Submits a training; parameters left out take the service's defaults."""
         body = without_none(
             {
+                "recipe": recipe,
                 "model": model,
                 "factors": factors,
                 "layers": layers,

@@ -38,7 +38,7 @@ OPTIONS = {
     *("--users", "--window", "--item-bias", "--learn-weights", "--fixed-weights", "--seed"),
     *("--shared-embeddings", "--shared-towers", "--protocol", "--refit", "--min-interactions"),
     *("--device", "--format", "--user-column", "--item-column", "--rating-column"),
-    "--timestamp-column",
+    *("--recipe", "--timestamp-column"),
 }
 
 

@@ -136,11 +136,23 @@ INTEGER = {"type": "integer"}
 NUMBER = {"type": "number"}
 NULL = {"type": "null"}
 
+RECIPES = [
+    "auto",
+    "default",
+    "history",
+    "next-item",
+    "next-item-nbpr",
+    "als-nbpr",
+    "spectral-neupr",
+    "next-item-neupr",
+]
+
 # What clients rely on. A new hyper-parameter adds a line; none of these may change.
 PROPERTIES: dict[str, dict[str, Any]] = {
     "model": {"anyOf": [{"enum": ["nbpr", "dncr", "neupr"], "type": "string"}, NULL]},
     "factors": {"anyOf": [INTEGER | {"minimum": 1, "maximum": 512}, NULL]},
     "users": {"anyOf": [{"enum": ["free", "history"], "type": "string"}, NULL]},
+    "recipe": {"anyOf": [{"enum": RECIPES, "type": "string"}, NULL]},
     "start": {"anyOf": [{"enum": ["scratch", "warm"], "type": "string"}, NULL]},
     "layers": INTEGER | {"default": 4, "minimum": 1, "maximum": 6},
     "epochs": INTEGER | {"default": 15, "minimum": 1, "maximum": 1000},
@@ -163,8 +175,41 @@ def test_the_schema_of_a_request_is_the_contract(model: type[TrainParams]) -> No
         for name, schema in properties.items()
         if name != "trigger"
     }
-    optional = ("model", "factors", "users", "start")
+    optional = ("model", "factors", "users", "recipe", "start")
     assert stated == PROPERTIES | {name: PROPERTIES[name] | {"default": None} for name in optional}
+
+
+def test_a_request_without_hyperparameters_leaves_them_to_auto() -> None:
+    request = TrainParams.model_validate({"seed": 3, "min_interactions": 2})
+    values = request.completed("auto", model="neupr", factors=8, users="free")
+    assert values == {
+        "recipe": "auto", "seed": 3, "min_interactions": 2, "start": None, "force": False,
+    }  # fmt: skip
+    order = TrainOrder.model_validate(values)
+    assert (order.recipe, order.random_seed) == ("auto", 3)
+
+
+def test_a_named_recipe_is_trained_with_the_requests_own_values() -> None:
+    request = TrainParams.model_validate({"recipe": "next-item-nbpr", "factors": 32})
+    values = request.completed("auto", model="neupr", factors=8, users="free")
+    assert (values["recipe"], values["model"], values["users"]) == (
+        "next-item-nbpr", "nbpr", "history",
+    )  # fmt: skip
+    order = TrainOrder.model_validate(values).configured_recipe(device="cpu")
+    assert order == recipe("next-item-nbpr").with_(factors=32, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"recipe": "auto", "factors": 8}, "the recipe auto chooses these itself: factors"),
+        ({"recipe": "fastest"}, "there is no such recipe; there are auto, default, history"),
+        ({"recipe": "two-towers"}, "there is no such recipe"),
+    ],
+)
+def test_a_recipe_that_there_is_not_is_refused(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainParams.model_validate(body)
 
 
 def test_the_description_names_the_epochs_of_the_history_recipe() -> None:
@@ -182,9 +227,9 @@ def test_a_request_that_does_not_fit_is_refused(body: dict[str, Any]) -> None:
 
 def test_what_a_request_leaves_open_comes_from_settings_and_recipe() -> None:
     request = TrainParams.model_validate({"users": "history", "negatives": 2, "factors": 5.0})
-    values = request.completed(model="dncr", factors=8, users="free")
+    values = request.completed("auto", model="dncr", factors=8, users="free")
     assert (values["model"], values["factors"], values["users"]) == ("dncr", 5, "history")
     assert (values["epochs"], values["learning_rate"], values["negatives"]) == (6, 5e-3, 2)
-    order = TrainOrder.model_validate(values).recipe(device="cpu")
+    order = TrainOrder.model_validate(values).configured_recipe(device="cpu")
     expected = recipe("history").with_(kind="dncr", factors=5, negatives=2, device="cpu")
     assert order == expected

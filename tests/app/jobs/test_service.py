@@ -46,7 +46,7 @@ async def test_history_models_have_defaults_of_their_own(database: Database) -> 
         params = (await service.get(job_id)).params
         return params["users"], params["epochs"], params["learning_rate"]
 
-    free, history = Settings(), Settings(default_users="history")
+    free, history = Settings(default_recipe="default"), Settings(default_users="history")
     assert await stored(free) == ("free", 15, 0.01)
     assert await stored(free, users="history") == ("history", 6, 0.005)
     assert await stored(free, users="history", epochs=2) == ("history", 2, 0.005)
@@ -80,7 +80,7 @@ async def test_the_oldest_job_is_claimed_first_and_one_training_runs_at_a_time(
     claim = await jobs.claim("a", LEASE_US, 3)
     assert claim is not None
     assert (claim.job_id, claim.attempt) == (first, 1)
-    assert claim.params["model"] == "neupr"
+    assert claim.params["recipe"] == "auto"
     assert await jobs.claim("b", LEASE_US, 3) is None
     assert await finish(database, claim, "succeeded")
     following = await jobs.claim("b", LEASE_US, 3)

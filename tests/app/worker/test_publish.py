@@ -33,7 +33,8 @@ async def claimed(services: Services) -> Claim:
 def summary_of(incumbent: str | None, **gate: Any) -> dict[str, Any]:
     report = {"decision": "published", "finding": "not_worse", "forced": False} | gate
     counts = dict.fromkeys(("trained_seq", "users", "items", "interactions"), 1)
-    return {"checksum": "", "metrics": {"gate": report | {"incumbent": incumbent}}} | counts
+    metrics = {"gate": report | {"incumbent": incumbent}}
+    return {"checksum": "", "metrics": metrics, "architecture": {}} | counts
 
 
 async def publish(
