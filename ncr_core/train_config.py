@@ -103,7 +103,7 @@ class TrainConfig:
         0.5, "α of eq. 26, the share of the NBPR part.", ge=0, le=1, request={}
     )
 
-    fine_tune_epochs: int = parameter(8, ge=1, option=False)
+    fine_tune_epochs: int = parameter(8, ge=0, option=False)
     """Passes after the two parts of a pre-trained NeuPR are put together, at most."""
 
     fine_tune_rate: float = parameter(1e-3, gt=0, option=False)

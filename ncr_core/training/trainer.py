@@ -130,13 +130,13 @@ class History:
     hr: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     best_epoch: int = 0
-    start: tuple[float, float] | None = None
+    start: list[float] = field(default_factory=list)
 
     @property
     def best(self) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on validation of the epoch that was kept."""
         if self.best_epoch == 0 or not self.ndcg:
-            return self.start
+            return (self.start[0], self.start[1]) if self.start else None
         return self.ndcg[self.best_epoch - 1], self.hr[self.best_epoch - 1]
 
 
@@ -182,7 +182,7 @@ def train_loop(
         remember(model, split.train)
         if measure is not None:
             metrics = measure(model)
-            history.start = metrics.ndcg, metrics.hr
+            history.start = [metrics.ndcg, metrics.hr]
             best = metrics.ndcg if config.stopping == "validation" else best
     best_state = copy.deepcopy(model.state_dict())
     for epoch in range(1, phase.epochs + 1):
