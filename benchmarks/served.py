@@ -1,0 +1,183 @@
+"""What a user of the service gets: lists over HTTP, after a training by request.
+
+python -m benchmarks.served DATA [PARAMS ...]
+
+The latest item of each user is held out and everything else is sent as events. Each of PARAMS is a
+body of `POST /admin/train`, by default an empty one; after each training `GET
+/recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all items
+gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes served-DATA.json.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import numpy as np
+
+from benchmarks.faults.setup import has_ended, storage, wait_for
+from benchmarks.harness import publish, run_command
+from ncr_core.data.dataset import load_interactions
+from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.data.splits import Split
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.protocols import K, Ranks, evaluate_full
+from ncr_core.reproduction.baselines.als import IALSConfig, fit_ials
+from ncr_core.reproduction.baselines.ease import fit_ease
+from ncr_core.reproduction.baselines.scoring import FactorModel, Popularity, ScoreModel, Scores
+from ncr_core.training.next_item import DECAY, LAGS, next_item_factors
+from tests.cluster.process import wait_until
+from tests.cluster.servers import NcrServer, NcrWorker
+
+COLUMNS = ["method", "hr@10", "ndcg@10", "seconds", "tried"]
+EVENTS_AT_ONCE = 1_000
+CLIENTS = 8
+TRAINING_SECONDS = 3_600.0
+EASE_L2 = 500.0
+
+
+class LinearNextItem(ScoreModel):
+    """The closed-form next-item model, all of it: as many factors as there are items."""
+
+    def __init__(self, train: Interactions) -> None:
+        history, ranked = next_item_factors(train, train.n_items, seed=0)
+        self._train, self._weights = train, history @ ranked.T
+
+    def scores(self, users: IntArray) -> Scores:
+        """(B,) users → (B, n_items)."""
+        rows = []
+        for user in users:
+            latest_first = self._train.items_of(user)[::-1][:LAGS]
+            decay = np.power(DECAY, np.arange(len(latest_first)), dtype=np.float32)
+            rows.append(decay @ self._weights[latest_first])
+        return np.stack(rows)
+
+
+def main(data: str, *params: str) -> None:
+    interactions = load_interactions(Path(data)).interactions
+    split = latest_out(interactions)
+    rows = [*service_rows(split, [json.loads(text) for text in params or ("{}",)])]
+    rows += [*baseline_rows(split)]
+    train = split.train
+    publish(
+        f"served-{Path(data).name}",
+        COLUMNS,
+        rows,
+        users=train.n_users,
+        items=train.n_items,
+        interactions=train.nnz,
+    )
+
+
+def latest_out(interactions: Interactions) -> Split:
+    """Each user's latest item as the test item; items that nobody else has had stay unknown."""
+    lengths = np.diff(interactions.indptr)
+    last = interactions.indptr[1:][lengths >= 2] - 1
+    mask = np.ones(interactions.nnz, dtype=np.bool_)
+    mask[last] = False
+    test = np.full(interactions.n_users, -1, dtype=np.int64)
+    test[lengths >= 2] = interactions.items[last]
+    return Split(interactions.select(mask), np.full_like(test, -1), test)
+
+
+def service_rows(split: Split, bodies: list[dict[str, Any]]) -> Iterator[list[Any]]:
+    """A row for each training: a service with a worker, asked over HTTP."""
+    with storage("sqlite") as place:
+        env = place.env(NCR_PRECOMPUTE_USERS="0")
+        with (
+            NcrServer(env, place.folder / "server.log") as server,
+            NcrWorker(env, place.folder / "worker.log"),
+            httpx2.Client(base_url=server.url, timeout=60) as client,
+        ):
+            send(client, split.train)
+            for body in bodies:
+                started = time.perf_counter()
+                job_id = client.post("/admin/train", json=body | {"force": True}).json()["job_id"]
+                job = wait_for(client, job_id, has_ended, seconds=TRAINING_SECONDS)
+                if job["status"] != "succeeded":
+                    raise AssertionError(job)
+                version = job["model_version"]
+                user = split.train.user_ids[0]
+                wait_until(partial(serves, client, user, version), 60, "the new model")
+                seconds = time.perf_counter() - started
+                ranks = asked(server.url, split)
+                name = "the service " + (json.dumps(body) if body else "by default")
+                tried = job["metrics"].get("tried")
+                yield [name, hit_ratio(ranks, K), ndcg(ranks, K), seconds, tried]
+
+
+def send(client: httpx2.Client, train: Interactions) -> None:
+    """Everything as events, a second between two of a user's."""
+    position = np.arange(train.nnz) - np.repeat(train.indptr[:-1], np.diff(train.indptr))
+    for start in range(0, train.nnz, EVENTS_AT_ONCE):
+        part = slice(start, start + EVENTS_AT_ONCE)
+        events = [
+            {
+                "event_id": f"{user} {item}",
+                "user": train.user_ids[user],
+                "item": train.item_ids[item],
+                "timestamp": int(place),
+            }
+            for user, item, place in zip(
+                train.users[part], train.items[part], position[part], strict=True
+            )
+        ]
+        client.post("/events", json=events).raise_for_status()
+
+
+def serves(client: httpx2.Client, user: str, version: str) -> bool:
+    """Whether lists come from this version."""
+    answer = client.get(f"/recommend/{quote(user, safe='')}").json()
+    return bool(answer.get("model_version") == version)
+
+
+def asked(url: str, split: Split) -> IntArray:
+    """(n,) the place of each user's held-out item in their list, −1 outside."""
+    users = np.flatnonzero(split.test >= 0)
+    train = split.train
+
+    def places(part: IntArray) -> list[int]:
+        with httpx2.Client(base_url=url, timeout=60) as client:
+            return [place(client, user) for user in part]
+
+    def place(client: httpx2.Client, user: int) -> int:
+        path = f"/recommend/{quote(train.user_ids[user], safe='')}"
+        response = client.get(path, params={"n": K}).raise_for_status()
+        ids = [item["id"] for item in response.json()["items"]]
+        wanted = train.item_ids[split.test[user]]
+        return ids.index(wanted) if wanted in ids else -1
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return np.concatenate([*pool.map(places, np.array_split(users, CLIENTS))])
+
+
+def baseline_rows(split: Split) -> Iterator[list[Any]]:
+    """Popularity, EASE, iALS and the linear next-item model, with seconds of fitting."""
+
+    def ials() -> Ranks:
+        model: FactorModel = fit_ials(split.train, IALSConfig(factors=64))
+        return model
+
+    methods: dict[str, Any] = {
+        "popularity": lambda: Popularity(split.train),
+        "EASE": lambda: fit_ease(split.train, EASE_L2),
+        "iALS": ials,
+        "linear next-item": lambda: LinearNextItem(split.train),
+    }
+    for name, fit in methods.items():
+        started = time.perf_counter()
+        model: Ranks = fit()
+        seconds = time.perf_counter() - started
+        metrics = evaluate_full(model, split, split.test, seed=0)
+        yield [name, metrics.hr, metrics.ndcg, seconds, None]
+
+
+if __name__ == "__main__":
+    run_command(main)
