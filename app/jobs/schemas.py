@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -11,7 +11,6 @@ from pydantic import (
     ConfigDict,
     Field,
     create_model,
-    model_validator,
 )
 
 from app.registry.schemas import iso
@@ -110,12 +109,6 @@ class TrainParams(BaseModel):
         default=False,
         description="Publish whatever the gate finds; its report says that it was forced.",
     )
-
-    @model_validator(mode="after")
-    def _auto_chooses(self) -> Self:
-        if self.recipe == AUTO_RECIPE and (given := sorted(self.hyperparameters() - {"seed"})):
-            raise ValueError(f"the recipe auto chooses these itself: {', '.join(given)}")
-        return self
 
     def hyperparameters(self) -> set[str]:
         """The names of the hyper-parameters that the request gives."""

@@ -13,6 +13,7 @@ from app.core.settings import Settings
 from app.jobs.repository import JobRepository
 from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
 from app.registry.schemas import ModelRow
+from ncr_core.recipes import AUTO_RECIPE
 
 
 class JobService:
@@ -33,7 +34,8 @@ class JobService:
         """Queues a training and returns its job id.
 
         Raises:
-            Unprocessable: A warm start is requested and impossible.
+            Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
+                recipe that chooses them.
         """
         return await self._repository.insert("train", await self._complete(params, "request"))
 
@@ -47,6 +49,12 @@ class JobService:
 
     async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
         """The params to store: nothing in them is left to defaults."""
+        chosen_by_auto = sorted(params.hyperparameters() - {"seed"})
+        if params.recipe == AUTO_RECIPE and chosen_by_auto:
+            raise Unprocessable(
+                f"recipe: auto chooses these itself: {', '.join(chosen_by_auto)}",
+                code="recipe_chooses",
+            )
         if params.start == "warm":
             serving = None if self._serving_model is None else await self._serving_model()
             problem = _warm_start_problem(serving, params)

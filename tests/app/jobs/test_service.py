@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.core.database import Database
-from app.core.errors import Conflict
+from app.core.errors import Conflict, Unprocessable
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainParams
@@ -52,6 +52,12 @@ async def test_history_models_have_defaults_of_their_own(database: Database) -> 
     assert await stored(free, users="history", epochs=2) == ("history", 2, 0.005)
     assert await stored(history) == ("history", 6, 0.005)
     assert await stored(history, users="free") == ("free", 15, 0.01)
+
+
+async def test_hyperparameters_beside_auto_are_refused(database: Database) -> None:
+    params = TrainParams.model_validate({"recipe": "auto", "factors": 8, "epochs": 2})
+    with pytest.raises(Unprocessable, match="auto chooses these itself: epochs, factors"):
+        await JobService(database, Settings()).submit_training(params)
 
 
 async def test_a_requested_training_says_so(database: Database) -> None:
