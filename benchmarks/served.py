@@ -60,10 +60,10 @@ class LinearNextItem(ScoreModel):
         return np.stack(rows)
 
 
-def main(data: str, *params: str) -> None:
+def main(data: str, params: tuple[str, ...] = ("{}",)) -> None:
     interactions = load_interactions(Path(data)).interactions
     split = latest_out(interactions)
-    rows = [*service_rows(split, [json.loads(text) for text in params or ("{}",)])]
+    rows = [*service_rows(split, [json.loads(text) for text in params])]
     rows += [*baseline_rows(split)]
     train = split.train
     publish(
