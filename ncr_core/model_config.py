@@ -68,6 +68,9 @@ class ModelConfig:
     )
     """Each window has a matrix of its own."""
 
+    by_length: bool = parameter(False, option=False)
+    """Whether a pooled vector depends on how many items it is made of; see ``PooledUsers``."""
+
     item_bias: bool = parameter(False, "With item biases.")
     """Adds b_i − b_j to the element-wise part."""
 
@@ -99,6 +102,8 @@ class ModelConfig:
             raise ConfigError(f"windows must be 1 to {MAX_WINDOWS} different numbers: {windows}")
         if self.windows != (0,) and self.users != "history":
             raise ConfigError('windows are for users="history" only')
+        if self.by_length and not self.ordered:
+            raise ConfigError("by_length is for windows of so many items")
 
     @property
     def tower_embedding(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.model_config import ModelConfig
+from ncr_core.parameters import parameters_of
 from ncr_core.train_config import TrainConfig
 
 SIZES = (8, 16, 24, 32, 64)
@@ -35,6 +36,16 @@ class Recipe:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        """Checks that the start is one of this model's. Raises ConfigError."""
+        start, model = self.training.start, self.model
+        if start != "random" and model.init == "paper":
+            raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
+        if start == "als" and (model.kind != "nbpr" or model.users != "free"):
+            raise ConfigError('start="als" is for nbpr with free users')
+        if start == "next-item" and not model.ordered:
+            raise ConfigError('start="next-item" is for users="history" with windows')
+
     def with_(self, **overrides: Any) -> Recipe:
         """This recipe with other values for some fields of ``ModelConfig`` and ``TrainConfig``.
 
@@ -56,6 +67,15 @@ class Recipe:
             training=TrainConfig(**{name: values[name] for name in _TRAINING_FIELDS}),
         )
 
+    def public_values(self) -> dict[str, Any]:
+        """The hyper-parameters that a request may give, by the names that it gives them."""
+        return {
+            spec.public_name: self.value(spec.name)
+            for config in (ModelConfig, TrainConfig)
+            for spec in parameters_of(config)
+            if spec.parameter.request is not None
+        }
+
     def value(self, name: str) -> Any:
         """The value of a field of ``ModelConfig`` or ``TrainConfig``."""
         return getattr(self.model if name in _MODEL_FIELDS else self.training, name)
@@ -67,6 +87,7 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "shared_embeddings": lambda v: v["kind"] == "neupr",
     "shared_towers": lambda v: v["kind"] == "twotower",
     "windows": lambda v: v["users"] == "history",
+    "by_length": lambda v: v["users"] == "history" and tuple(v["windows"]) != (0,),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
     "shared_negatives": lambda v: (
         v["kind"] == "nbpr"
@@ -211,7 +232,9 @@ def _slug(method: str) -> str:
 def _from_next_item(kind: str, **training: Any) -> Sections:
     """Few passes at a low rate: the start knows already what follows what."""
     few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
-    return _history(kind, {**_shared(16), **few, "validation": "full", **training})
+    few["early_weight"] = 2.0
+    training = {**_shared(16), **few, "validation": "full", **training}
+    return merge_sections(_history(kind, training), {"model": {"by_length": True}})
 
 
 def _validated_in_full(sections: Sections) -> Sections:
@@ -223,37 +246,46 @@ AUTO_RECIPE = "auto"
 
 SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
+MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
 _ON_SMALL_DATA: dict[str, Any] = {
     "factors": CLOSED_FORM_FACTORS,
     "epochs": 8,
     "learning_rate": 1e-3,
     "schedule": "constant",
     "shared_negatives": 2048,
+    # A gate and an offset by length fit the noise of so few interactions.
+    "by_length": False,
+    "early_weight": 1.0,
 }
 
 
-def auto_recipes(interactions: int) -> tuple[Recipe, ...]:
+def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
     """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
-    Args:
-        interactions: how many there are. Few leave time for as many factors as the closed form has,
-            and for more passes.
+    Few interactions leave time for as many factors as the closed form has, and for more passes. Of
+    many users or items each has fewer factors: no table of embeddings has more than
+    ``MAX_TABLE_CELLS`` numbers while that leaves ``MIN_FACTORS``.
     """
-    if interactions > SMALL_DATA:
-        return _AUTO
-    return tuple(
-        each.with_(**_ON_SMALL_DATA) if each.name == "next-item-nbpr" else each for each in _AUTO
+    most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
+    recipes = (
+        each.with_(**_ON_SMALL_DATA)
+        if each.name == "next-item-nbpr" and interactions <= SMALL_DATA
+        else each
+        for each in _AUTO
     )
+    return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)
 
 
 _AUTO = (
     from_sections("next-item", _from_next_item("nbpr", epochs=0), CLOSED_FORM_FACTORS),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
     from_sections("als-nbpr", _validated_in_full(_from_als(64)), 64),
-    from_sections("spectral-neupr", _validated_in_full(_neupr(8)), 8),
+    from_sections("spectral-neupr", _neupr(8), 8),
     from_sections(
         "next-item-neupr",
-        _from_next_item("neupr", fine_tune_epochs=2, fine_tune_rate=1e-3, negatives=8),
+        _from_next_item(
+            "neupr", fine_tune_epochs=2, fine_tune_rate=1e-3, negatives=8, validation="sampled"
+        ),
         16,
     ),
 )

@@ -41,10 +41,11 @@ from ncr_core.inference.retrieval import (
 from ncr_core.manifest import read_verified
 from ncr_core.models import PairwiseRanker
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
-from ncr_core.recipes import Recipe
+from ncr_core.recipes import AUTO_RECIPE, Recipe
 from ncr_core.recipes import recipe as named_recipe
-from ncr_core.training.pretraining import train_model
-from ncr_core.training.trainer import OnProgress, learn_held_out
+from ncr_core.training.pretraining import TrainingResult, learn_everything, train_model
+from ncr_core.training.selection import TriedRecipe, select_recipe
+from ncr_core.training.trainer import OnProgress
 
 CANDIDATES = 200  # items that are ranked exactly a user
 BATCH_USERS = 64  # of `recommend_many`, in one pass
@@ -87,7 +88,10 @@ class Recommender:
             print(item.item, item.score)
 
     Args:
-        recipe: the model and its training: a name in `RECIPES`, or a `Recipe`.
+        recipe: the model and its training: a name in `RECIPES`, a `Recipe`, or ``auto``, which
+            tries a few and keeps the best for the data. By default ``auto``, and ``default`` with
+            hyper-parameters.
+        budget_seconds: for what ``auto`` tries; see `select_recipe`.
         candidates: how many items are ranked exactly a user. More cost more, and lose less of the
             exact list in large catalogues.
         hyperparameters: other values for fields of `ModelConfig` and `TrainConfig`.
@@ -98,15 +102,28 @@ class Recommender:
 
     def __init__(
         self,
-        recipe: str | Recipe = "default",
+        recipe: str | Recipe | None = None,
         *,
+        budget_seconds: float | None = None,
         candidates: int = CANDIDATES,
         **hyperparameters: Any,
     ) -> None:
         if candidates < 1:
             raise ConfigError(f"candidates must be at least 1, not {candidates}")
+        fixed = sorted(hyperparameters.keys() - {"seed", "device"})
+        if recipe is None:
+            recipe = "default" if fixed else AUTO_RECIPE
+        self._selects = recipe == AUTO_RECIPE
+        if self._selects and fixed:
+            raise ConfigError(f"the recipe auto chooses these itself: {', '.join(fixed)}")
+        if self._selects:
+            recipe = "default"
         chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
         self.recipe = chosen.with_(**hyperparameters)
+        """What is trained; of ``auto``, once fitted, what was chosen."""
+        self.tried: list[TriedRecipe] = []
+        """What ``auto`` tried, in its order."""
+        self.budget_seconds = budget_seconds
         self.candidates = candidates
         self.metrics: dict[str, Any] = {}
         """HR@10 and NDCG@10 on held-out items, by protocol; empty where nothing was held out."""
@@ -147,32 +164,31 @@ class Recommender:
             DataError: the interactions cannot be read or learned from.
             TrainingError: the training diverged.
         """
-        config = self.recipe.training
         self.metrics, self._calibration = {}, None
         if isinstance(interactions, Split):
             split, dataset = interactions, Dataset(interactions.train)
-            trained = train_model(self.recipe.model, config, split, on_progress)
+            model = self._train(split, on_progress).model
         else:
             dataset = load_interactions(
                 interactions, user=user, item=item, timestamp=timestamp, rating=rating
             )
             held_out, _ = hold_out_users(dataset.interactions)
             split = leave_latest_out(dataset.interactions, held_out)
-            trained = train_model(self.recipe.model, config, split, on_progress)
+            trained = self._train(split, on_progress)
             calibration = calibrate(trained.model, split)
             self._calibration = None if calibration is None else calibration.as_dict()
             self.metrics = {
                 protocol: metrics.as_dict()
                 for protocol, metrics in _evaluate(trained.model, split).items()
             }
-            learn_held_out(trained.model, dataset.interactions, config)
-        trained.model.requires_grad_(False).eval()
+            model = learn_everything(self.recipe, trained, split, dataset.interactions)
+        model.requires_grad_(False).eval()
         counts = dataset.interactions.item_counts()
         references = spread_over_popularity(torch.from_numpy(counts), REFERENCES)
         manifest = {"calibration": self._calibration or {}, "metrics": self.metrics}
         self._set(
             Checkpoint(
-                trained.model,
+                model,
                 list(dataset.user_ids),
                 list(dataset.item_ids),
                 counts,
@@ -183,6 +199,20 @@ class Recommender:
             dataset.titles,
         )
         return self
+
+    def _train(self, split: Split, on_progress: OnProgress | None) -> TrainingResult:
+        training = self.recipe.training
+        if not self._selects:
+            return train_model(self.recipe.model, training, split, on_progress)
+        selection = select_recipe(
+            split,
+            budget_seconds=self.budget_seconds,
+            device=training.device,
+            seed=training.seed,
+            on_progress=on_progress,
+        )
+        self.recipe, self.tried = selection.recipe, selection.tried
+        return selection.trained
 
     def save(self, folder: str | Path) -> None:
         """Writes a checkpoint that `load` and the service read, with the interactions beside it.

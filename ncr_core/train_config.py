@@ -74,6 +74,10 @@ class TrainConfig:
     """How much a stated preference, or a positive beside an item that the user dislikes, counts
     next to a positive beside all its negatives. 0 leaves them out."""
 
+    early_weight: float = parameter(1.0, gt=0, option=False)
+    """How much each of a user's first ten positives counts, beside a later one. Only models of
+    ordered histories learn newcomers' next items from them."""
+
     l2: float = parameter(0.0, "λ on the embeddings of each batch.", ge=0)
     """λ of λ‖Θ‖² (eq. 3)."""
 

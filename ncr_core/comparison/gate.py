@@ -2,13 +2,14 @@
 
 Both are evaluated on the same users, held-out items and candidates (`fair_hold_out`). The
 challenger passes if it is not worse by more than a margin: a test of non-inferiority on the paired
-differences of NDCG@10.
+differences of NDCG@10. The whole catalogue decides; where it shows nothing, sampled candidates do,
+by which more users find their item.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from ncr_core.evaluation.protocols import (
     CandidateSet,
     K,
     full_candidates,
+    of_random_users,
     ranks_of,
     sampled_candidates,
 )
@@ -44,6 +46,7 @@ MIN_USERS = 20
 OnDone = Callable[[int, int], None]
 """Called with the number of passes over the users that are done, and of all passes."""
 GateFinding = Literal["not_worse", "not_shown", "worse", "too_few_users"]
+GateProtocol = Literal["full", "sampled"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class GateDecision:
     margin: float
     """How much worse the challenger may be, in units of NDCG."""
     users: int
+    protocol: GateProtocol = "full"
+    """What decided: the whole catalogue, or sampled candidates."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -118,6 +123,14 @@ class GateEvaluation:
     """Whether the incumbent's figures are those with users' vectors fitted to what they have done
     since its training, as in served lists. Else the vectors as trained were better."""
 
+    def decide(self, relative_margin: float) -> GateDecision:
+        """The decision by the whole catalogue, and by sampled candidates if it shows nothing."""
+        by_full = decide(self.full_challenger.ndcg, self.full_incumbent.ndcg, relative_margin)
+        if by_full.finding != "not_shown":
+            return by_full
+        by_sampled = decide(self.challenger.ndcg, self.incumbent.ndcg, relative_margin)
+        return replace(by_sampled, protocol="sampled")
+
 
 def evaluate_both(
     hold_out: FairHoldOut,
@@ -152,9 +165,7 @@ def evaluate_both(
         on_done(draw + 1, passes)
     sampled = [Evaluation.of(ranks_by_draw) for ranks_by_draw in ranks]
     best = max(range(1, len(sampled)), key=lambda index: sampled[index].mean_ndcg)
-    full_test = np.full_like(split.test, -1)
-    chosen = np.random.default_rng(0).permutation(hold_out.users)[:full_users]
-    full_test[chosen] = split.test[chosen]
+    full_test = of_random_users(split.test, full_users)
     full = [
         Evaluation.of([rankers[index].full_ranks(split, full_test, hold_out.users)])
         for index in (0, best)

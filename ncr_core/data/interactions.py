@@ -92,7 +92,7 @@ class UserFeedback:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interactions:
     """Who interacted with what, oldest first.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -64,7 +65,7 @@ class Split:
     validation: IntArray
     test: IntArray
 
-    @property
+    @cached_property
     def all_seen(self) -> Interactions:
         """Everything that was interacted with, held-out items included."""
         users = np.arange(self.train.n_users)

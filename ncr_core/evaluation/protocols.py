@@ -21,6 +21,7 @@ from ncr_core.models.base import PairwiseRanker
 from ncr_core.ranking.ranker import PAD, ExactRanker
 
 NEGATIVES = 100
+MAX_BLOCK_USERS, MAX_BLOCK_CELLS = 512, 2**24  # users by items: 128 MiB of candidates
 
 
 class Ranks(Protocol):
@@ -177,15 +178,13 @@ def given_candidates(published: SplitWithNegatives, seed: int) -> CandidateSet:
     return CandidateSet(users, held_out, rows)
 
 
-def full_candidates(
-    split: Split, held_out: IntArray, seed: int, *, block: int = 512
-) -> Iterator[CandidateSet]:
+def full_candidates(split: Split, held_out: IntArray, seed: int) -> Iterator[CandidateSet]:
     """The held-out item among every item that was not interacted with, by blocks of users.
 
     The order is one random permutation of the catalogue for all users.
     """
     order = _catalogue_order(split, seed)
-    for users, allowed in _allowed_items(split, held_out, block):
+    for users, allowed in _allowed_items(split, held_out):
         allowed = allowed[:, order]
         rows = np.full(allowed.shape, PAD, dtype=np.int64)
         filled = np.arange(len(order)) < allowed.sum(axis=1)[:, None]
@@ -198,11 +197,10 @@ def _catalogue_order(split: Split, seed: int) -> IntArray:
     return np.random.default_rng(seed).permutation(split.train.n_items)
 
 
-def _allowed_items(
-    split: Split, held_out: IntArray, block: int
-) -> Iterator[tuple[IntArray, BoolArray]]:
+def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray, BoolArray]]:
     """Users with a held-out item, and the (B, n_items) items each may be shown, by blocks."""
     seen = split.all_seen
+    block = max(1, min(MAX_BLOCK_USERS, MAX_BLOCK_CELLS // seen.n_items))
     users = np.flatnonzero(held_out >= 0)
     for start in range(0, len(users), block):
         part = users[start : start + block]
@@ -211,6 +209,18 @@ def _allowed_items(
             allowed[row, seen.items_of(user)] = False
         allowed[np.arange(len(part)), held_out[part]] = True
         yield part, allowed
+
+
+def of_random_users(held_out: IntArray, most: int) -> IntArray:
+    """The held-out items (n_users,) of ``most`` random users at most, −1 for all others.
+
+    Those of fewer users are among those of more.
+    """
+    users = np.flatnonzero(held_out >= 0)
+    chosen = np.random.default_rng(0).permutation(users)[:most]
+    some = np.full_like(held_out, -1)
+    some[chosen] = held_out[chosen]
+    return some
 
 
 def evaluate_sampled(model: Ranks, candidates: CandidateSet, k: int = K) -> Metrics:
@@ -259,7 +269,7 @@ def full_ranks(
     ranks, items = [], 0
     if isinstance(model, ModelRanks) and model.ranks_catalogue:
         order = _catalogue_order(split, seed)
-        for users, allowed in _allowed_items(split, held_out, block=512):
+        for users, allowed in _allowed_items(split, held_out):
             ranked = model.rank_catalogue(users, allowed, order, k)
             ranks.append(held_out_ranks(ranked, held_out[users]))
             items = max(items, int(allowed.sum(axis=1).max()))

@@ -122,7 +122,14 @@ class PairwiseRanker(nn.Module, ABC):
         if self.config.users == "free":
             return FreeUsers(self.n_users, size)
         config = self.config
-        return PooledUsers(self.n_users, self.n_items, size, config.windows, config.embedding_std)
+        return PooledUsers(
+            self.n_users,
+            self.n_items,
+            size,
+            config.windows,
+            config.embedding_std,
+            config.by_length,
+        )
 
     def _pooled(self) -> list[PooledUsers]:
         return [part for part in self.user_parts() if isinstance(part, PooledUsers)]

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
+LENGTHS = (0, 1, 2, 3, 5, 8, 12, 20, 40)
+"""The largest numbers of items of the classes of ``by_length`` but the last."""
 
 
 def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
@@ -40,22 +42,38 @@ class PooledUsers(nn.Module):
     order plays no part, and in training the positive is left out of the pool; otherwise the pool
     ends before the positive, so that a vector is only ever made of what came earlier.
 
+    With ``by_length`` U_u = g_l Σ_w (Σ_k P_k / w^½) M_w + c_l, where l is the class of the number
+    of items by ``LENGTHS``: of few items the vector is short, and near to what newcomers like. The
+    sum of window 0 is divided by n^½ still.
+
     ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
     them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
     items.
     """
 
     weight: Tensor
+    lengths: Tensor
 
     def __init__(
-        self, n_users: int, n_items: int, size: int, windows: tuple[int, ...], std: float
+        self,
+        n_users: int,
+        n_items: int,
+        size: int,
+        windows: tuple[int, ...],
+        std: float,
+        by_length: bool = False,
     ) -> None:
         super().__init__()
         self.windows = windows
+        self.by_length = by_length
         self.items = embedding(n_items, size, std)
         identity = torch.eye(size).repeat(len(windows), 1, 1) / len(windows)
         self.mix = nn.Parameter(identity)
         self.register_buffer("weight", torch.zeros(n_users, size))
+        if by_length:
+            self.gate = nn.Parameter(torch.ones(len(LENGTHS) + 1))
+            self.offset = nn.Parameter(torch.zeros(len(LENGTHS) + 1, size))
+            self.register_buffer("lengths", torch.tensor(LENGTHS), persistent=False)
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
@@ -68,10 +86,10 @@ class PooledUsers(nn.Module):
         vectors = torch.zeros((), device=sums.device)
         for window, matrix in zip(self.windows, self.mix, strict=True):
             first = self._first(window, rows.start, rows.position)
-            count = (rows.position - first).clamp(min=1)
-            pooled = (sums[rows.position] - sums[first]) / count.sqrt().unsqueeze(1)
+            divisor = self._divisor(window, rows.position - first)
+            pooled = (sums[rows.position] - sums[first]) / divisor.sqrt().unsqueeze(1)
             vectors = vectors + pooled @ matrix
-        return vectors
+        return self._of_length(vectors, rows.position - rows.start)
 
     def pool(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
         """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size).
@@ -96,8 +114,9 @@ class PooledUsers(nn.Module):
             pooled = nn.functional.embedding_bag(
                 items[rows], self.items.weight, offsets, mode="sum", per_sample_weights=shares
             )
-            vectors = vectors + (pooled / count.clamp(min=1).sqrt().unsqueeze(1)) @ matrix
-        return vectors
+            divisor = self._divisor(window, count)
+            vectors = vectors + (pooled / divisor.sqrt().unsqueeze(1)) @ matrix
+        return self._of_length(vectors, lengths)
 
     def pool_one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """``pool`` for one user with (k,) items → (size,), the same bits whatever the batch."""
@@ -107,13 +126,15 @@ class PooledUsers(nn.Module):
         latest_first = items.flip(0)
         embedded = nn.functional.embedding(latest_first, self.items.weight)
         sizes = pooled_counts.to(embedded.dtype)
-        scale = sizes.rsqrt()
+        divisors = [window or k for window in self.windows] if self.by_length else counts
+        scale = torch.tensor(divisors, device=items.device).to(embedded.dtype).rsqrt()
         if weights is not None:
             latest_weights = weights.flip(0).to(embedded.dtype)
             embedded = embedded * latest_weights.unsqueeze(1)
-            scale = sizes.sqrt() / latest_weights.cumsum(0)[pooled_counts - 1]
+            scale = scale * sizes / latest_weights.cumsum(0)[pooled_counts - 1]
         pooled = embedded.cumsum(0)[pooled_counts - 1] * scale.unsqueeze(1)
-        return torch.bmm(pooled.unsqueeze(1), self.mix).sum(0).squeeze(0)
+        vector = torch.bmm(pooled.unsqueeze(1), self.mix).sum(0)
+        return self._of_length(vector, torch.tensor([k], device=items.device)).squeeze(0)
 
     @torch.no_grad()
     def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
@@ -124,6 +145,19 @@ class PooledUsers(nn.Module):
             part = slice(int(ends[first] - lengths[first]), int(ends[users][-1]))
             part_weights = None if weights is None else weights[part]
             self.weight[users] = self.pool(items[part], lengths[users], part_weights)
+
+    def _divisor(self, window: int, counts: Tensor) -> Tensor:
+        """Whose square root the sum of so many items of a window is divided by."""
+        if self.by_length and window:
+            return torch.full_like(counts, window)
+        return counts.clamp(min=1)
+
+    def _of_length(self, vectors: Tensor, lengths: Tensor) -> Tensor:
+        """(B, size) sums of the windows → vectors of users with so many items."""
+        if not self.by_length:
+            return vectors
+        at = torch.searchsorted(self.lengths, lengths)
+        return self.gate[at].unsqueeze(1) * vectors + self.offset[at]
 
     @staticmethod
     def _first(window: int, start: Tensor, end: Tensor) -> Tensor:

@@ -216,6 +216,19 @@ def _winner_positions(learned: Interactions, pairs: IntArray) -> IntArray:
     return np.where(is_present, order[index] - learned.indptr[pairs[:, 0]], -1)
 
 
+EARLY = 10  # positives of a user
+
+
+def _position_weights(learned: Interactions, early_weight: float) -> FloatArray | None:
+    """What each positive counts, with the earliest of each user made to count more."""
+    if early_weight == 1.0:
+        return learned.weights
+    lengths = np.diff(learned.indptr)
+    position = np.arange(learned.nnz) - np.repeat(learned.indptr[:-1], lengths)
+    weights = np.where(position < EARLY, early_weight, 1.0).astype(np.float32)
+    return weights if learned.weights is None else weights * learned.weights
+
+
 MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
 
 
@@ -296,8 +309,9 @@ class Batches:
         self._items = torch.from_numpy(learned.items).to(device)
         self._indptr = torch.from_numpy(learned.indptr).to(device)
         self._weights: Tensor | None = None
-        if learned.weights is not None:
-            self._weights = torch.from_numpy(learned.weights).to(device)
+        weights = _position_weights(learned, config.early_weight)
+        if weights is not None:
+            self._weights = torch.from_numpy(weights).to(device)
         self._preferences: PreferencePairs | None = None
         if learned.feedback is not None and len(learned.feedback):
             self._preferences = PreferencePairs(learned, learned.feedback, device, config.seed)
@@ -308,7 +322,9 @@ class Batches:
         self.size = config.batch_size_for(len(self._users))
         self._negatives = config.negatives
         # A matrix of users by shared negatives: bounded whatever the batch.
-        queries = self.size if histories else self.size * train.n_users // max(1, train.nnz)
+        queries = self.size * train.n_users // max(1, train.nnz)
+        if histories:  # a row each, and whole users: a batch may end with a long one
+            queries = self.size + int((self._indptr[1:] - self._indptr[:-1]).max())
         max_shared = max(1, MAX_CELLS // max(1, queries))
         self._shared = min(config.shared_negatives, train.n_items, max_shared)
         self._histories = histories

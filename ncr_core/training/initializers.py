@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ncr_core.data.interactions import Interactions
-from ncr_core.errors import ConfigError
+from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import NBPR, NeuPR, PairwiseRanker
 from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
 from ncr_core.train_config import Start
@@ -27,7 +27,7 @@ ALS_L2 = 0.01  # λ
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
 
 SCALES: tuple[float, ...] = tuple(SCORE_SCALE * 2**n for n in range(-2, 13))  # to choose from
-SCALE_CELLS = 2**23  # of the scores by which a scale is chosen
+SCALE_USERS, SCALE_ITEMS = 512, 16_384  # by whose scores a scale is chosen
 
 ITEM_POWER = 0.25  # a
 TOWER_STD = 0.3  # of a tower's embeddings: large enough for a tanh to bend, not to saturate
@@ -122,8 +122,11 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
     The items that histories are pooled from get A and the ranked items B of `next_item_factors`;
     the windows' matrices are multiples of the unit matrix, whose pools together come as near as
     they can to the decay by which that model forgets. NBPR then ranks as the linear model of low
-    rank does, before it has learned anything. Raises ConfigError if the model's users have no
-    windows: without order there is no next item.
+    rank does, before it has learned anything.
+
+    Raises:
+        ConfigError: the model's users have no windows: without order there is no next item.
+        DataError: no item follows another.
     """
     if not model.config.ordered:
         raise ConfigError('a next-item start is for users="history" with windows')
@@ -133,6 +136,8 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
         torch.from_numpy(factors).to(model.device)
         for factors in next_item_factors(train, widest, seed)
     )
+    if not bool(ranked_factors.any()):
+        raise DataError("no user has two interactions: there is no next item to learn from")
     for part, (users, items) in enumerate(embeddings):
         assert isinstance(users, PooledUsers)  # noqa: S101 - `ordered` says so
         rank = min(items.embedding_dim, history_factors.shape[1])
@@ -153,13 +158,21 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
 def _likeliest_scale(users: PooledUsers, ranked_items: Tensor, train: Interactions) -> float:
     """The factor on all scores that makes users' latest items most probable, by a softmax.
 
-    The scores are those of a regression on zeros and ones, and far too small for logits.
+    The scores are those of a regression on zeros and ones, and far too small for logits. Of many
+    items the latest ones stand beside a random sample of the others.
     """
+    rng = np.random.default_rng(0)
     lengths = np.diff(train.indptr)
-    rows = np.flatnonzero(lengths >= 2)[: max(1, SCALE_CELLS // train.n_items)]
+    rows = rng.permutation(np.flatnonzero(lengths >= 2))[:SCALE_USERS]
     if not len(rows):
         return SCORE_SCALE
-    latest = torch.from_numpy(train.items[train.indptr[rows + 1] - 1])
+    latest_items = train.items[train.indptr[rows + 1] - 1]
+    sample = rng.permutation(train.n_items)[:SCALE_ITEMS]
+    compared, latest_columns = np.unique(
+        np.concatenate([latest_items, sample]), return_inverse=True
+    )
+    latest = torch.from_numpy(latest_columns[: len(rows)])
+    ranked_items = ranked_items[torch.from_numpy(compared).to(ranked_items.device)]
     before = [train.items[train.indptr[row] : train.indptr[row + 1] - 1] for row in rows]
     pools = users.pool(
         torch.from_numpy(np.concatenate(before)).to(ranked_items.device),

@@ -9,6 +9,7 @@ finds its leading factors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +21,29 @@ from ncr_core.data.interactions import FloatArray, IntArray, Interactions
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
 RIDGE = 300.0  # λ
+POPULARITY_POWER = 0.25  # a
 MAX_DENSE_ITEMS = 8_000  # of the dense systems: three float32 matrices of 256 MB each
 MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
 OVERSAMPLED = 32
 POWER_ITERATIONS = 3
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
+ROUGH_TOLERANCE = 1e-2  # for the directions alone
 
 Matrix = npt.NDArray[np.float32]
-_Product = Callable[[Matrix], Matrix]
+_Product = Callable[..., Matrix]
+
+_known: WeakKeyDictionary[Interactions, dict[int, tuple[Matrix, Matrix]]] = WeakKeyDictionary()
+"""The factors of a training set by seed: several recipes start from the same ones."""
 
 
 def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
     """Factors of W = (XᵀX + λI)⁻¹ XᵀY.
 
     A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
-    item. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B.
+    item. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B. A and D⁻ᵃB are
+    the leading factors of W D⁻ᵃ, where D holds the items' numbers of interactions: few factors of W
+    itself would tell popular items apart, and little else.
 
     Args:
         train: the interactions, each user's in time order.
@@ -43,26 +51,50 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
         seed: of the random directions and, of many interactions, of the users that are drawn.
 
     Returns:
-        A and B, (n_items, r) each, the singular values shared out between them.
+        A and B, (n_items, r) each, the singular values shared out between them. Fewer factors are
+        the first of more.
     """
-    items, indptr = _sample(train, seed)
-    n, r = train.n_items, min(rank, train.n_items)
+    rank = min(rank, train.n_items)
+    by_seed = _known.setdefault(train, {})
+    if seed not in by_seed or by_seed[seed][0].shape[1] < rank:
+        by_seed[seed] = _factors(train, rank, seed)
+    history, ranked = by_seed[seed]
+    return history[:, :rank], ranked[:, :rank]
+
+
+def next_item_weights(train: Interactions) -> Matrix:
+    """W itself, (n_items, n_items), from the row's item to the next: to compare factors with."""
+    following, solve, _ = _system(train.items, train.indptr, train.n_items)
+    return solve(following.toarray(), CG_TOLERANCE)
+
+
+def _system(
+    items: IntArray, indptr: IntArray, n: int
+) -> tuple[sparse.csr_matrix, _Product, FloatArray]:
+    """XᵀY, what solves systems of XᵀX + λI, and (n,) how often each item occurs."""
     following = sparse.csr_matrix(_followers(items, indptr, n))
-    latest = _latest(items, indptr, n)
     counts = np.bincount(items, minlength=n).astype(np.float32)
-    solve = _solver(following, latest, counts)
-    transposed = following.T.tocsr()
+    return following, _solver(following, _latest(items, indptr, n), counts), counts
+
+
+def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
+    items, indptr = _sample(train, seed)
+    n = train.n_items
+    following, solve, counts = _system(items, indptr, n)
+    power = np.maximum(counts, 1.0)[:, None] ** np.float32(POPULARITY_POWER)
+    scaled = (following @ sparse.diags(1.0 / power.ravel())).tocsr()
+    transposed = scaled.T.tocsr()
 
     def forward(block: Matrix) -> Matrix:
-        return solve(following @ block)
+        return solve(scaled @ block, ROUGH_TOLERANCE)
 
-    def backward(block: Matrix) -> Matrix:
-        product: Matrix = transposed @ solve(block)
+    def backward(block: Matrix, tolerance: float = ROUGH_TOLERANCE) -> Matrix:
+        product: Matrix = transposed @ solve(block, tolerance)
         return product
 
-    left, values, right = _leading_factors(forward, backward, n, r, seed)
+    left, values, right = _leading_factors(forward, backward, n, rank, seed)
     root = np.sqrt(values)
-    return left * root, right * root
+    return left * root, right * root * power
 
 
 def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
@@ -102,7 +134,7 @@ def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
 def _solver(
     following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray
 ) -> _Product:
-    """Solves (XᵀX + λI) Z = R for Z.
+    """Solves (XᵀX + λI) Z = R for Z, to a relative error where that saves time.
 
     With x' = DECAY·x + e for the row x after which the item e came, the sum over all rows gives
     (1 − DECAY²) XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x xᵀ over the rows past each user's end:
@@ -115,34 +147,33 @@ def _solver(
         gram = (symmetric - ends @ latest).toarray() / np.float32(scale)
         gram[np.diag_indices(n)] += np.float32(RIDGE)
         factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
-        return lambda block: cho_solve(factor, block, check_finite=False)
+        return lambda block, _: cho_solve(factor, block, check_finite=False)
 
-    def gram_times(block: Matrix) -> Matrix:
-        product = (symmetric @ block - ends @ (latest @ block)) / np.float32(scale)
-        result: Matrix = product + np.float32(RIDGE) * block
-        return result
-
-    return lambda block: _conjugate_gradients(gram_times, block)
+    gram = ((symmetric - ends @ latest) / np.float32(scale)).tocsr()
+    gram = (gram + sparse.identity(n, np.float32) * np.float32(RIDGE)).tocsr()
+    return lambda block, tolerance: _conjugate_gradients(gram, block, tolerance)
 
 
-def _conjugate_gradients(times: _Product, target: Matrix) -> Matrix:
-    """Solves ``times(Z)`` = target, all columns at once."""
+def _conjugate_gradients(matrix: sparse.csr_matrix, target: Matrix, tolerance: float) -> Matrix:
+    """Solves ``matrix`` Z = target, all columns at once, preconditioned by the diagonal."""
+    inverse_diagonal = (1.0 / matrix.diagonal())[:, None].astype(np.float32)
     solution = np.zeros_like(target)
     residual = target.copy()
-    direction = residual.copy()
-    norm = (residual * residual).sum(0)
-    goal = norm * CG_TOLERANCE**2
+    direction = inverse_diagonal * residual
+    product = (residual * direction).sum(0)
+    goal = (residual * residual).sum(0) * tolerance**2
     for _ in range(CG_STEPS):
-        if (norm <= goal).all():
+        if ((residual * residual).sum(0) <= goal).all():
             break
-        moved = times(direction)
+        moved = matrix @ direction
         curvature = (direction * moved).sum(0)
-        step = np.divide(norm, curvature, out=np.zeros_like(norm), where=curvature > 0)
+        step = np.divide(product, curvature, out=np.zeros_like(product), where=curvature > 0)
         solution += step * direction
         residual -= step * moved
-        before, norm = norm, (residual * residual).sum(0)
-        direction *= np.divide(norm, before, out=np.zeros_like(norm), where=before > 0)
-        direction += residual
+        scaled = inverse_diagonal * residual
+        before, product = product, (residual * scaled).sum(0)
+        direction *= np.divide(product, before, out=np.zeros_like(product), where=before > 0)
+        direction += scaled
     return solution
 
 
@@ -155,7 +186,7 @@ def _leading_factors(
     basis = _orthonormal(forward(block))
     for _ in range(POWER_ITERATIONS):
         basis = _orthonormal(forward(_orthonormal(backward(basis))))
-    left, values, right = np.linalg.svd(backward(basis).T, full_matrices=False)
+    left, values, right = np.linalg.svd(backward(basis, CG_TOLERANCE).T, full_matrices=False)
     return (basis @ left)[:, :rank], values[:rank], right[:rank].T
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -90,7 +91,7 @@ def train_model(
 
 
 def estimated_seconds(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
-    """The seconds that all epochs of ``train_model`` take, by a few steps of each phase.
+    """The seconds that all epochs of ``train_model`` take, by a few batches of each phase.
 
     Neither the start nor validation is counted.
     """
@@ -110,11 +111,12 @@ def _seconds_an_epoch(model_config: ModelConfig, config: TrainConfig, split: Spl
     batches = make_batches(model, split.train, config, model.device)
     optimizer = Adam(model, config, config.learning_rate, None)
     seconds = []
+    started = time.perf_counter()
     for rows in islice(batches, PROBE_STEPS):
-        started = time.perf_counter()
         train_epoch(model, [rows], batches.n_items, config, optimizer)
         seconds.append(time.perf_counter() - started)
-    return min(seconds) * len(batches)  # what else the machine does only adds to a step
+        started = time.perf_counter()
+    return statistics.median(seconds) * len(batches)
 
 
 def refit_config(
@@ -132,21 +134,28 @@ MIN_REFIT_SHARE = 0.01  # of the interactions, held out
 
 
 def learn_everything(
-    recipe: Recipe, trained: TrainingResult, split: Split, interactions: Interactions
+    recipe: Recipe,
+    trained: TrainingResult,
+    split: Split,
+    interactions: Interactions,
+    *,
+    warm: bool = False,
 ) -> PairwiseRanker:
     """The model that is to serve: a measured one, with what was held out of its training.
 
     From the next-item start it is fitted again where much was held out, with as many epochs as were
-    chosen; where little was, it stays as it is but for its users' vectors, which are made of their
-    items. From any other start it gets a few more passes.
+    chosen. Where little was, it stays as it is but for its users' vectors, which are made of their
+    items; the closed form alone, which takes seconds, is always fitted again. From any other start,
+    or ``warm`` from another model, it gets a few more passes.
     """
     config = recipe.training
-    if config.start != "next-item":
+    if config.start == "next-item" and (warm or config.epochs > 0):
+        held_out = int((split.validation >= 0).sum() + (split.test >= 0).sum())
+        if held_out <= MIN_REFIT_SHARE * split.train.nnz:
+            remember(trained.model, interactions)
+            return trained.model
+    if config.start != "next-item" or warm:
         learn_held_out(trained.model, interactions, config)
-        return trained.model
-    held_out = int((split.validation >= 0).sum() + (split.test >= 0).sum())
-    if config.epochs > 0 and held_out <= MIN_REFIT_SHARE * split.train.nnz:
-        remember(trained.model, interactions)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
     again = refit_config(recipe.model, config, trained.history)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
@@ -27,6 +28,8 @@ from ncr_core.training.trainer import OnProgress, validation_ranks
 START_FACTORS = 16  # of a start that is looked at before its recipe is trained
 MIN_START_SHARE = 0.5
 """A recipe is trained if its start has this share of the best NDCG@10 so far, at least."""
+MIN_BUDGET_SHARE = 0.05
+"""A recipe is not looked at if less than this share of the budget is left."""
 BUDGET_SECONDS = 60.0
 BUDGET_SECONDS_A_MILLION = 50.0  # interactions
 
@@ -75,13 +78,26 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A trained recipe; ``ndcg`` and ``hr`` (n,) of each validation user."""
+    """A trained recipe; (n,) the validation users, and NDCG@10 and HR@10 of each."""
 
     recipe: Recipe
     result: TrainingResult
-    ndcg: FloatArray
-    hr: FloatArray
-    seconds: float
+    users: IntArray
+    ndcg_of_each: FloatArray
+    hr_of_each: FloatArray
+
+    @property
+    def ndcg(self) -> float:
+        """The mean NDCG@10; 0 without validation users."""
+        return _mean(self.ndcg_of_each)
+
+    def as_tried(self, seconds: float) -> TriedRecipe:
+        """The figures, without the model."""
+        n = len(self.users)
+        if n == 0:
+            return TriedRecipe(self.recipe.name, None, None, None, seconds)
+        error = float(self.ndcg_of_each.std(ddof=1)) / math.sqrt(n) if n > 1 else None
+        return TriedRecipe(self.recipe.name, self.ndcg, _mean(self.hr_of_each), error, seconds)
 
 
 def default_budget(interactions: int) -> float:
@@ -120,53 +136,77 @@ def select_recipe(
         DataError: there are too few users or items for any recipe.
         TrainingError: every recipe diverged.
     """
-    began = clock()
-    budget = default_budget(split.train.nnz) if budget_seconds is None else budget_seconds
+    timer = _Timer(
+        clock, default_budget(split.train.nnz) if budget_seconds is None else budget_seconds
+    )
     trained: list[_Trained] = []
-    skipped: dict[str, TriedRecipe] = {}
+    tried: dict[str, TriedRecipe] = {}
     starts: dict[str, float] = {}
     failure: Exception | None = None
     if recipes is None:
-        recipes = auto_recipes(split.train.nnz)
+        recipes = auto_recipes(split.train.n_users, split.train.n_items, split.train.nnz)
     recipes = [each.with_(device=device, seed=seed) for each in recipes]
     for recipe in recipes:
         started = clock()
-        left = budget - (started - began)
         try:
             reason = None
             if trained:
-                best = max(_mean(each.ndcg) for each in trained)
-                recipe, reason = _within(recipe, split, best, left, starts)
+                best = max(each.ndcg for each in trained)
+                recipe, reason = _within(recipe, split, best, timer, starts)
             if reason is None:
-                result = train_model(recipe.model, recipe.training, split, on_progress)
-                ndcg, hr = _measure(result.model, split)
-                trained.append(_Trained(recipe, result, ndcg, hr, clock() - started))
+                named = _named(recipe.name, on_progress)
+                result = train_model(recipe.model, recipe.training, split, named)
+                measured = _Trained(recipe, result, *_measure(result.model, split))
+                tried[recipe.name] = measured.as_tried(clock() - started)
                 if recipe.training.epochs == 0:
-                    starts[_start_of(recipe)] = _mean(ndcg)
+                    starts[_start_of(recipe)] = measured.ndcg
+                trained = _close_to_best([*trained, measured])
                 continue
         except (ConfigError, DataError, TrainingError) as error:
             failure, reason = error, str(error)
-        skipped[recipe.name] = TriedRecipe(
-            recipe.name, None, None, None, clock() - started, reason=reason
-        )
+        seconds = clock() - started
+        tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:
         raise failure or DataError("there is no recipe to try")
-    chosen = _choose(trained)
-    done = {each.recipe.name: _tried(each, chosen) for each in trained}
-    tried = [done.get(each.name) or skipped[each.name] for each in recipes]
-    return Selection(chosen.recipe, chosen.result, tried)
+    chosen = min(trained, key=lambda each: (_preference(each.recipe), -each.ndcg))
+    name = chosen.recipe.name
+    tried[name] = replace(tried[name], chosen=True)
+    return Selection(chosen.recipe, chosen.result, list(tried.values()))
 
 
-def _measure(model: PairwiseRanker, split: Split) -> tuple[FloatArray, FloatArray]:
-    """NDCG@10 and HR@10 of validation users over the whole catalogue, (n,) each."""
+def _named(recipe: str, on_progress: OnProgress | None) -> OnProgress | None:
+    """Tells of each epoch which recipe it is of."""
+    if on_progress is None:
+        return None
+    return lambda progress: on_progress(replace(progress, phase=f"{recipe}: {progress.phase}"))
+
+
+def _measure(model: PairwiseRanker, split: Split) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Validation users, and NDCG@10 and HR@10 of each over the whole catalogue, (n,) each."""
     if not (split.validation >= 0).any():
-        return np.zeros(0), np.zeros(0)
-    ranks = validation_ranks(ModelRanks(model), split)
-    return ndcg_of_each(ranks, K), hit_of_each(ranks, K)
+        return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
+    users, ranks = validation_ranks(ModelRanks(model), split)
+    return users, ndcg_of_each(ranks, K), hit_of_each(ranks, K)
+
+
+class _Timer:
+    """Tells how much of a budget is left, in seconds."""
+
+    def __init__(self, clock: Callable[[], float], budget: float) -> None:
+        self.budget = budget
+        self._clock = clock
+        self._began = clock()
+
+    def seconds_left(self) -> float:
+        return max(0.0, self._began + self.budget - self._clock())
 
 
 def _within(
-    recipe: Recipe, split: Split, best: float, seconds_left: float, starts: dict[str, float]
+    recipe: Recipe,
+    split: Split,
+    best: float,
+    timer: _Timer,
+    starts: dict[str, float],
 ) -> tuple[Recipe, str | None]:
     """The recipe with as many epochs as there is time for, and why it is not worth training.
 
@@ -174,6 +214,8 @@ def _within(
     """
     if recipe.training.epochs == 0:
         return recipe, None
+    if (left := timer.seconds_left()) < MIN_BUDGET_SHARE * timer.budget:
+        return recipe, f"of {timer.budget:.0f} s {left:.0f} s are left"
     start = math.inf
     if recipe.training.start != "random":
         start = _start_ndcg(recipe, split, starts)
@@ -181,12 +223,13 @@ def _within(
         reason = f"its start has NDCG@10 {start:.4f}, less than half of the best, {best:.4f}"
         return recipe, reason
     needed = estimated_seconds(recipe.model, recipe.training, split)
-    if needed <= seconds_left:
+    left = timer.seconds_left()
+    if needed <= left:
         return recipe, None
-    epochs = int(recipe.training.epochs * seconds_left / needed)
+    epochs = int(recipe.training.epochs * left / needed)
     if epochs >= 1 and not pretrains(recipe.model, recipe.training):
         return recipe.with_(epochs=epochs), None
-    return recipe, f"it takes about {needed:.0f} s, and {max(seconds_left, 0):.0f} s are left"
+    return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left"
 
 
 def _start_ndcg(recipe: Recipe, split: Split, starts: dict[str, float]) -> float:
@@ -196,7 +239,7 @@ def _start_ndcg(recipe: Recipe, split: Split, starts: dict[str, float]) -> float
         factors = min(recipe.model.factors, START_FACTORS)
         start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
         result = train_model(start.model, start.training, split)
-        starts[name] = _mean(_measure(result.model, split)[0])
+        starts[name] = _mean(_measure(result.model, split)[1])
     return starts[name]
 
 
@@ -208,15 +251,16 @@ def _mean(of_each: FloatArray) -> float:
     return float(of_each.mean()) if len(of_each) else 0.0
 
 
-def _choose(trained: Sequence[_Trained]) -> _Trained:
-    best = max(trained, key=lambda each: _mean(each.ndcg))
-    close = [each for each in trained if _is_close(best.ndcg, each.ndcg)]
-    return min(close, key=lambda each: (_preference(each.recipe), -_mean(each.ndcg)))
+def _close_to_best(trained: Sequence[_Trained]) -> list[_Trained]:
+    """Those within one standard error of the best. The others' models need no memory."""
+    best = max(trained, key=lambda each: each.ndcg)
+    return [each for each in trained if _is_close(best, each)]
 
 
-def _is_close(best: FloatArray, other: FloatArray) -> bool:
-    """Whether the mean difference is within its standard error."""
-    difference = best - other
+def _is_close(best: _Trained, other: _Trained) -> bool:
+    """Whether the mean difference over the same users is within its standard error."""
+    _, rows, other_rows = np.intersect1d(best.users, other.users, return_indices=True)
+    difference = best.ndcg_of_each[rows] - other.ndcg_of_each[other_rows]
     if len(difference) < 2:
         return True
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
@@ -227,16 +271,3 @@ def _preference(recipe: Recipe) -> int:
     if recipe.training.epochs == 0:
         return 2
     return 0 if recipe.model.kind == "neupr" else 1
-
-
-def _tried(each: _Trained, chosen: _Trained) -> TriedRecipe:
-    n = len(each.ndcg)
-    error = float(each.ndcg.std(ddof=1)) / math.sqrt(n) if n > 1 else None
-    return TriedRecipe(
-        each.recipe.name,
-        float(each.ndcg.mean()) if n else None,
-        float(each.hr.mean()) if n else None,
-        error,
-        each.seconds,
-        each is chosen,
-    )

@@ -21,8 +21,8 @@ from ncr_core.evaluation.protocols import (
     K,
     Metrics,
     ModelRanks,
-    Ranks,
     full_ranks,
+    of_random_users,
     sampled_candidates,
 )
 from ncr_core.models.base import PairwiseRanker
@@ -100,6 +100,7 @@ def _sparse_tables(model: PairwiseRanker) -> list[Tensor]:
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
 VALIDATION_USERS = 10_000
 FULL_VALIDATION_USERS = 2_000
+MAX_RANKED_CELLS, MIN_RANKED_USERS = 2**23, 100  # of towers: a microsecond an item or two
 USERS_AT_ONCE = 1024
 HELD_OUT_STEPS = 300
 
@@ -336,20 +337,31 @@ def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker],
 
     def measure(model: PairwiseRanker) -> Metrics:
         model.eval()
-        ranks = validation_ranks(ModelRanks(model), split)
+        _, ranks = validation_ranks(ModelRanks(model), split)
         return Metrics(hit_ratio(ranks, K), ndcg(ranks, K), len(ranks), split.train.n_items)
 
     return measure
 
 
-def validation_ranks(model: Ranks, split: Split) -> IntArray:
-    """(n,) ranks of validation items among the whole catalogue, −1 outside the first ten.
+def validation_ranks(
+    model: ModelRanks, split: Split, most: int = FULL_VALIDATION_USERS
+) -> tuple[IntArray, IntArray]:
+    """Ranks of validation items among the whole catalogue.
 
-    Users beyond ``FULL_VALIDATION_USERS`` do not take part.
+    Args:
+        model: what ranks.
+        split: what it was trained on.
+        most: the number of users that take part, at most. Fewer users are among those of more.
+            Models whose comparisons are not transitive rank ``MAX_RANKED_CELLS`` items in all.
+
+    Returns:
+        (n,) the users, ascending, and (n,) ranks from 0, −1 outside the first ten.
     """
-    held_out = split.validation.copy()
-    held_out[np.flatnonzero(held_out >= 0)[FULL_VALIDATION_USERS:]] = -1
-    return full_ranks(model, split, held_out, seed=0)[0]
+    if not model.ranks_catalogue:
+        most = min(most, max(MIN_RANKED_USERS, MAX_RANKED_CELLS // split.train.n_items))
+    held_out = of_random_users(split.validation, most)
+    users = np.flatnonzero(held_out >= 0)
+    return users, full_ranks(model, split, held_out, seed=0)[0]
 
 
 def validation_candidates(split: Split, seed: int) -> CandidateSet:

@@ -13,10 +13,13 @@ import torch
 
 from ncr_core import Recommender, evaluate, leave_latest_out, load_interactions
 from ncr_core.checkpoint import save_checkpoint
+from ncr_core.data.splits import Split
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.errors import CheckpointError, ConfigError, DataError
 from ncr_core.manifest import MANIFEST
 from ncr_core.ranking import ExactRanker, algorithm1
+from ncr_core.recipes import recipe as named_recipe
+from ncr_core.training import selection, train_model
 
 DATA = synthetic_catalogue(n_users=60, n_items=50, mean_length=12, seed=1)
 ROWS = list(DATA.interactions)
@@ -221,6 +224,32 @@ def test_what_is_not_there_is_a_clear_error() -> None:
         Recommender().recommend("ann")
 
 
+@pytest.mark.slow
+def test_auto_is_the_default_and_says_what_it_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [
+        named_recipe("next-item").with_(factors=4),
+        named_recipe("next-item-nbpr").with_(factors=4, epochs=1, shared_negatives=8),
+    ]
+    monkeypatch.setattr(selection, "auto_recipes", lambda *_: few)
+    recommender = Recommender(device="cpu").fit(ROWS)
+    assert [tried.recipe for tried in recommender.tried] == ["next-item", "next-item-nbpr"]
+    chosen = [tried.recipe for tried in recommender.tried if tried.chosen]
+    assert chosen == [recommender.recipe.name]
+    assert recommender.metrics["full"]["users"] > 0
+    assert len(recommender.recommend(USER, n=5)) == 5
+    with pytest.raises(ConfigError, match="auto chooses these itself: factors"):
+        Recommender("auto", factors=3)
+
+
+def test_the_closed_form_stays_as_it_is_when_it_learns_everything() -> None:
+    closed = named_recipe("next-item").with_(factors=4, device="cpu")
+    fitted = Recommender(closed).fit(ROWS).checkpoint.model
+    every = load_interactions(ROWS).interactions
+    nothing = np.full(every.n_users, -1)
+    expected = train_model(closed.model, closed.training, Split(every, nothing, nothing)).model
+    assert torch.equal(fitted.get_parameter("items.weight"), expected.get_parameter("items.weight"))
+
+
 def test_importing_the_package_loads_no_torch() -> None:
-    check = "import sys, ncr_core; assert 'torch' not in sys.modules; assert ncr_core.Recommender"
+    check = "import sys, ncr_core; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True, cwd=Path(__file__).parents[2])

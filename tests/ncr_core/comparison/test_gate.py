@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from ncr_core.comparison import gate
 from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
-from ncr_core.comparison.gate import decide, evaluate_both, incumbent_vectors
+from ncr_core.comparison.gate import (
+    GateDecision,
+    GateEvaluation,
+    decide,
+    evaluate_both,
+    incumbent_vectors,
+)
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.splits import Split, hashes_of, hold_out_users
+from ncr_core.evaluation.significance import Evaluation
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
@@ -159,7 +167,7 @@ def test_a_model_beside_itself(split: Split, kind: str) -> None:
     assert found.challenger.ndcg.tolist() == found.incumbent.ndcg.tolist()
     assert found.full_challenger.hr.tolist() == found.full_incumbent.hr.tolist()
     assert steps == [(1, 3), (2, 3), (3, 3)]
-    decision = decide(found.challenger.ndcg, found.incumbent.ndcg, 0.0)
+    decision = found.decide(0.0)
     assert (decision.finding, decision.passed, decision.p) == ("not_worse", True, 1.0)
 
 
@@ -169,12 +177,12 @@ def test_a_trained_model_beats_one_that_knows_nothing(split: Split) -> None:
     trained = train_model(config, TrainConfig(epochs=8, device="cpu"), split).model.eval()
     nothing = build_model(config, split.train.n_users, split.train.n_items).eval()
 
-    def beside(challenger: PairwiseRanker, incumbent: PairwiseRanker) -> gate.Verdict:
+    def beside(challenger: PairwiseRanker, incumbent: PairwiseRanker) -> GateDecision:
         held_out = np.stack([split.test, split.validation], axis=1)
         copy = EvaluationSnapshot(incumbent, np.arange(split.train.n_users), held_out)
         rival = Incumbent(copy, split.train.user_ids, split.train.item_ids, split.all_seen)
         measured = evaluate_both(fair_hold_out(split, rival), challenger, rival)
-        return decide(measured.challenger.ndcg, measured.incumbent.ndcg, 0.05)
+        return measured.decide(0.05)
 
     assert beside(trained, nothing).finding == "not_worse"
     refused = beside(nothing, trained)
@@ -210,7 +218,7 @@ def test_the_incumbent_counts_without_fold_in_where_new_items_are_wrong(split: S
     assert measured.incumbent.mean_ndcg == measured.challenger.mean_ndcg
 
 
-def verdict_of(difference: float, spread: float, n: int, margin: float) -> gate.Verdict:
+def verdict_of(difference: float, spread: float, n: int, margin: float) -> GateDecision:
     """Of an incumbent at 0.4, and differences of two sizes around a mean."""
     incumbent = np.full(n, 0.4)
     away = np.where(np.arange(n) % 2, spread, -spread)
@@ -244,6 +252,29 @@ def test_verdicts(difference: float, spread: float, n: int, finding: str, passed
         low, high = decision.interval
         assert low < difference < high
         assert high - low == pytest.approx(2 * 1.645 * spread / np.sqrt(n), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("full", "sampled", "finding", "protocol"),
+    [
+        (0.0, -0.03, "not_worse", "full"),
+        (-0.03, 0.0, "worse", "full"),
+        (-0.016, 0.0, "not_worse", "sampled"),
+        (-0.016, -0.03, "worse", "sampled"),
+        (-0.016, -0.016, "not_shown", "sampled"),
+    ],
+)
+def test_the_whole_catalogue_decides_unless_it_shows_nothing(
+    full: float, sampled: float, finding: str, protocol: str
+) -> None:
+    incumbent = Evaluation(np.ones(1000), np.full(1000, 0.4), 10, 1)
+    away = np.where(np.arange(1000) % 2, 0.1, -0.1)
+    by_full, by_sampled = (
+        replace(incumbent, ndcg=incumbent.ndcg + mean + away) for mean in (full, sampled)
+    )
+    measured = GateEvaluation(by_sampled, incumbent, by_full, incumbent, folded_in=True)
+    decision = measured.decide(0.05)
+    assert (decision.finding, decision.protocol) == (finding, protocol)
 
 
 def test_no_users_at_all() -> None:

@@ -19,6 +19,7 @@ from ncr_core.data import (
     min_interactions,
 )
 from ncr_core.data.readers import open_source
+from ncr_core.evaluation import protocols
 from ncr_core.evaluation.metrics import (
     held_out_ranks,
     hit_ratio,
@@ -33,6 +34,7 @@ from ncr_core.evaluation.protocols import (
     evaluate_full,
     evaluate_sampled,
     full_candidates,
+    of_random_users,
     ranks_of,
     sampled_candidates,
 )
@@ -76,10 +78,13 @@ def test_users_with_few_unseen_items_get_all_of_them() -> None:
     assert sorted(row[row != PAD].tolist()) == [5, 6, 7]
 
 
-def test_full_candidates_are_every_unseen_item_in_one_order(split: Split) -> None:
+def test_full_candidates_are_every_unseen_item_in_one_order(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocols, "MAX_BLOCK_USERS", 64)
     seen = split.all_seen
     total = 0
-    for block in full_candidates(split, split.test, seed=0, block=64):
+    for block in full_candidates(split, split.test, seed=0):
         for user, held_out, row in zip(block.users, block.held_out, block.candidates, strict=True):
             expected = set(range(seen.n_items)) - set(seen.items_of(user).tolist()) | {held_out}
             own = [i for i in row.tolist() if i != PAD]
@@ -247,3 +252,13 @@ def test_rbo_weighs_the_top_most() -> None:
 def test_rbo_needs_a_probability(p: float) -> None:
     with pytest.raises(ValueError):
         rank_biased_overlap([1], [1], p)
+
+
+def test_random_users_of_fewer_are_among_those_of_more() -> None:
+    held_out = np.where(np.arange(60) % 3, np.arange(60), -1)
+    some, more, every = (of_random_users(held_out, most) for most in (7, 20, 100))
+    assert [(each >= 0).sum() for each in (some, more, every)] == [7, 20, 40]
+    assert set(some[some >= 0]) < set(more[more >= 0])
+    assert (every == held_out).all()
+    assert set(more[more >= 0]) <= set(held_out)
+    assert np.flatnonzero(some >= 0).max() > 20  # not the first ones

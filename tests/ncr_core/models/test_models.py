@@ -266,6 +266,42 @@ def test_vectors_by_hand(windows: tuple[int, ...]) -> None:
     )
 
 
+def test_vectors_by_length_by_hand() -> None:
+    users = PooledUsers(2, 4, 2, (2, 0), 0.05, by_length=True).double().requires_grad_(False)
+    users.items.weight.copy_(torch.tensor(P))
+    users.mix.copy_(torch.tensor(MIX))
+    of = [
+        (P3 + P1) / 2**0.5 @ (M0 + M1),
+        (P2 + P1) / 2**0.5 @ M0 + (P0 + P2 + P1) / 3**0.5 @ M1,
+        P2 / 2**0.5 @ M0 + P2 @ M1,
+        ZERO,
+    ]
+    items, lengths = torch.tensor([3, 1, 0, 2, 1, 2]), torch.tensor([2, 3, 1, 0])
+    torch.testing.assert_close(users.pool(items, lengths), torch.stack(of))
+    at = [ZERO, P3 / 2**0.5 @ M0 + P3 @ M1]
+    torch.testing.assert_close(users.without_positives(histories_of([3, 1])), torch.stack(at))
+    weights = torch.tensor([2.0, 6.0], dtype=torch.float64)
+    one = (P3 + 3 * P1) / 2 / 2**0.5 @ (M0 + M1)
+    torch.testing.assert_close(users.pool_one(items[:2]), of[0])
+    torch.testing.assert_close(users.pool_one(items[5:]), of[2])
+    torch.testing.assert_close(users.pool_one(items[:2], weights), one)
+    torch.testing.assert_close(users.pool(items[:2], lengths[:1], weights)[0], one)
+    # Of 0, 1, 2 and 3 items; 5, 8, 12, 20, 40 and more are the other classes.
+    users.gate[:4] = torch.tensor([5.0, 0.25, 0.5, 2.0])
+    users.offset[0], users.offset[1] = P0, P1
+    moved = torch.stack([0.5 * of[0], 2.0 * of[1], 0.25 * of[2] + P1, P0])
+    torch.testing.assert_close(users.pool(items, lengths), moved)
+    torch.testing.assert_close(users.pool_one(items[5:]), moved[2])
+    torch.testing.assert_close(users.pool_one(items[:2], weights), 0.5 * one)
+    torch.testing.assert_close(
+        users.without_positives(histories_of([3, 1])), torch.stack([P0, 0.25 * at[1] + P1])
+    )
+    many, alone = torch.tensor([3, 1] * 21), torch.tensor([42])
+    before = users.pool(many, alone)
+    users.gate[9] = 3.0
+    torch.testing.assert_close(users.pool(many, alone), 3.0 * before)
+
+
 def test_before_training_a_vector_is_the_mean_over_the_windows() -> None:
     users = PooledUsers(2, 4, 2, (2, 0), 0.05)
     assert users.mix.eq(torch.eye(2) / 2).all()

@@ -146,6 +146,29 @@ def test_histories_are_the_users_sequences_and_the_rows_places_in_them(
             assert own.items[start:end].tolist() == synthetic.items_of(user).tolist()
 
 
+def test_the_first_ten_positives_of_a_user_count_more(synthetic: Interactions) -> None:
+    config = TrainConfig(batch_size=500, negatives=3, early_weight=4.0)
+    weighted = replace(synthetic, weights=np.full(synthetic.nnz, 0.5, dtype=np.float32))
+    for train, factor in ((synthetic, 1.0), (weighted, 0.5)):
+        for rows in Batches(train, config, CPU, histories=True):
+            assert rows.histories is not None
+            assert rows.weights is not None
+            place = rows.histories.position - rows.histories.start
+            assert rows.weights.tolist() == [factor * (4.0 if p < 10 else 1.0) for p in place]
+
+
+def test_a_long_history_leaves_a_batch_fewer_shared_negatives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of whole users ends with the one in whom it is full."""
+    monkeypatch.setattr(module, "MAX_CELLS", 6_000)
+    rows = [("long", f"i{n}", n) for n in range(280)]
+    rows += [(f"u{u}", f"i{(u * 7 + n) % 300}", n) for u in range(60) for n in range(5)]
+    for batch in batches_of(build_interactions(rows), shared=200, histories=True, size=20):
+        assert isinstance(batch, SharedRows)
+        assert batch.valid.numel() <= 6_000
+
+
 def test_there_are_no_histories_unless_they_are_asked_for(synthetic: Interactions) -> None:
     assert next(iter(batches_of(synthetic))).histories is None
     assert next(iter(batches_of(synthetic, shared=5))).histories is None

@@ -14,7 +14,13 @@ from ncr_core.errors import ConfigError
 from ncr_core.models import NBPR, ModelConfig, build_model
 from ncr_core.training import TrainConfig, next_item, train_model
 from ncr_core.training.initializers import TOWER_STD, next_item_start
-from ncr_core.training.next_item import DECAY, RIDGE, next_item_factors
+from ncr_core.training.next_item import (
+    DECAY,
+    POPULARITY_POWER,
+    RIDGE,
+    next_item_factors,
+    next_item_weights,
+)
 from ncr_core.training.trainer import remember
 
 WINDOWS = (1, 2, 4, 8, 16, 64, 0)
@@ -62,15 +68,26 @@ def test_the_factors_are_those_of_the_ridge_regression(
     expected = ridge(train)
     history, ranked = next_item_factors(train, rank=train.n_items, seed=0)
     np.testing.assert_allclose(history @ ranked.T, expected, atol=2e-3 * abs(expected).max())
+    np.testing.assert_allclose(next_item_weights(train), expected, atol=2e-3 * abs(expected).max())
 
 
 def test_fewer_factors_are_the_leading_singular_vectors() -> None:
     train = sequences([12] * 60, n_items=80)
-    left, values, right = np.linalg.svd(ridge(train))
+    power = train.item_counts() ** POPULARITY_POWER
+    left, values, right = np.linalg.svd(ridge(train) / power)
     history, ranked = next_item_factors(train, rank=4, seed=0)
     assert history.shape == ranked.shape == (80, 4)
-    expected = left[:, :4] * values[:4] @ right[:4]
+    expected = left[:, :4] * values[:4] @ right[:4] * power
     np.testing.assert_allclose(history @ ranked.T, expected, atol=1e-2 * abs(expected).max())
+
+
+def test_factors_are_computed_once_for_a_training_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = sequences([12] * 20, n_items=30)
+    more = next_item_factors(train, rank=6, seed=0)
+    monkeypatch.setattr(next_item, "_factors", None)  # not called again
+    fewer = next_item_factors(train, rank=4, seed=0)
+    for all_of_them, some in zip(more, fewer, strict=True):
+        np.testing.assert_array_equal(all_of_them[:, :4], some)
 
 
 def test_many_interactions_are_drawn_by_whole_users(monkeypatch: pytest.MonkeyPatch) -> None:

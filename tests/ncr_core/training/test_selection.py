@@ -64,7 +64,7 @@ def test_the_best_on_the_whole_catalogue_is_kept_with_what_was_tried() -> None:
     split = chain()
     selected = select_recipe(split, recipes=[NEUPR, NEXT_ITEM], device="cpu")
     assert selected.recipe.name == "start"  # the next item is what a walk tells
-    ranks = validation_ranks(ModelRanks(selected.trained.model), split)
+    _, ranks = validation_ranks(ModelRanks(selected.trained.model), split)
     tower, start = selected.tried
     assert start.ndcg == pytest.approx(ndcg(ranks, 10))
     assert start.ndcg is not None
@@ -90,9 +90,9 @@ def test_within_a_standard_error_the_papers_models_go_first(
     """The differences are the same for each user, so that their standard error is next to none."""
     order = iter(("start", "trained", "tower"))
 
-    def measured(_: object, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    def measured(_: object, split: Split) -> tuple[np.ndarray, ...]:
         noise = np.linspace(0, 1e-6, 50)
-        return of_each[next(order)] + noise, np.ones(50)
+        return np.arange(50), of_each[next(order)] + noise, np.ones(50)
 
     monkeypatch.setattr(selection, "_measure", measured)
     monkeypatch.setattr(selection, "_within", lambda recipe, *_: (recipe, None))
@@ -118,16 +118,16 @@ def test_a_recipe_for_which_the_time_is_too_short_is_not_trained() -> None:
         chain(), recipes=[NEXT_ITEM, NBPR], budget_seconds=1.0, device="cpu", clock=Clock(10.0)
     )
     assert selected.recipe.name == "start"
-    assert str(selected.tried[1].reason).endswith("and 0 s are left")
+    assert selected.tried[1].reason == "of 1 s 0 s are left"
 
 
 def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "estimated_seconds", lambda *_: 90.0)
     twelve = NBPR.with_(epochs=12)
     selected = select_recipe(
-        chain(), recipes=[NEXT_ITEM, twelve], budget_seconds=60.0, device="cpu", clock=Clock(10.0)
+        chain(), recipes=[NEXT_ITEM, twelve], budget_seconds=60.0, device="cpu", clock=Clock(5.0)
     )
-    # 30 of the 60 s are left, and 90 are for 12 epochs.
+    # 35 of the 60 s are left, and 90 are for 12 epochs.
     assert selected.recipe.training.epochs == 4
     assert len(selected.trained.history[0].loss) == 4
     assert selected.tried[1].ndcg is not None
@@ -157,15 +157,21 @@ def everybody_the_same() -> Split:
 
 @pytest.mark.parametrize(
     "data",
-    [one_item_each, everybody_the_same, lambda: chain(50, 10, 5), lambda: chain(5, 12, 4)],
-    ids=["one item each", "everybody the same", "50 users of 10 items", "5 users"],
+    [
+        one_item_each,
+        everybody_the_same,
+        lambda: chain(50, 10, 5),
+        lambda: chain(5, 12, 4),
+        lambda: chain(30, 15, 3),
+    ],
+    ids=["one item each", "everybody the same", "50 users of 10 items", "5 users", "3 items each"],
 )
 @pytest.mark.slow
 def test_small_and_odd_data_end_with_a_model(data: Callable[[], Split]) -> None:
     split = data()
     selected = select_recipe(split, device="cpu")
     assert sum(each.chosen for each in selected.tried) == 1
-    assert [each.recipe for each in selected.tried] == [each.name for each in auto_recipes(0)]
+    assert [each.recipe for each in selected.tried] == [each.name for each in auto_recipes(1, 1, 0)]
     ranks = ModelRanks(selected.trained.model).rank(np.array([0]), np.arange(5)[None], 5)
     assert sorted(ranks[0].tolist()) == list(range(5))
 
@@ -183,11 +189,32 @@ def test_the_budget_grows_with_the_data() -> None:
     assert default_budget(2_000_000) == 160.0
 
 
-def test_few_interactions_get_the_factors_of_the_closed_form() -> None:
-    small, large = (
-        {each.name: each for each in auto_recipes(n)}["next-item-nbpr"] for n in (300_000, 300_001)
+@pytest.mark.parametrize(
+    ("users", "items", "interactions", "closed_form", "trained"),
+    [
+        (1_000, 1_000, 300_000, 256, 256),
+        (1_000, 1_000, 300_001, 256, 128),
+        (1_000, 500_000, 10**6, 67, 67),
+        (10**8, 1_000, 10**9, 8, 8),
+    ],
+)
+def test_the_factors_go_by_the_size_of_the_data(
+    users: int, items: int, interactions: int, closed_form: int, trained: int
+) -> None:
+    recipes = {each.name: each for each in auto_recipes(users, items, interactions)}
+    factors = [recipes[name].model.factors for name in ("next-item", "next-item-nbpr")]
+    assert factors == [closed_form, trained]
+
+
+def test_progress_names_the_recipe() -> None:
+    phases: list[str] = []
+    select_recipe(
+        chain(),
+        recipes=[NEXT_ITEM, NBPR],
+        device="cpu",
+        on_progress=lambda progress: phases.append(progress.phase),
     )
-    assert (small.model.factors, large.model.factors) == (256, 128)
+    assert set(phases) == {"trained: train nbpr"}
 
 
 @pytest.mark.parametrize("much", [True, False])
