@@ -129,12 +129,17 @@ async def _report(services: Services) -> None:
     sampled, popular_sampled = row.metrics["sampled"], row.metrics["popularity_sampled"]
     for tried in row.metrics.get("tried", ()):
         console.print(TriedRecipe(**tried).line(), markup=False)
+    baselines = "".join(
+        f"; {name}: HR@10 {figures['hr@10']:.4f}, NDCG@10 {figures['ndcg@10']:.4f}"
+        for name, figures in row.metrics.get("baselines", {}).items()
+    )
     console.print(
         f"model {row.version}: {row.metrics['recipe']} ({row.kind} with {row.factors} factors) on "
         f"{row.users:,} users, {row.items:,} items, {row.interactions:,} interactions\n"
         f"on its hold-out, the latest item of {full['users']:,} users among all items: "
         f"HR@10 {full['hr@10']:.4f}, NDCG@10 {full['ndcg@10']:.4f}; "
-        f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}\n"
+        f"the popularity list: HR@10 {popular['hr@10']:.4f}, NDCG@10 {popular['ndcg@10']:.4f}"
+        f"{baselines}\n"
         f"among {sampled['items']} items ({sampled['users']:,} users): "
         f"HR@10 {sampled['hr@10']:.4f}, NDCG@10 {sampled['ndcg@10']:.4f}; the popularity list: "
         f"HR@10 {popular_sampled['hr@10']:.4f}, NDCG@10 {popular_sampled['ndcg@10']:.4f}"

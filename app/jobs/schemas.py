@@ -173,6 +173,8 @@ def _base_recipe(name: str | None, users: str | None) -> Recipe:
 class TrainOrder(TrainParams):
     """The stored params of a training job: the request with all defaults, and what triggered it."""
 
+    epochs: Integer = Field(default=TrainConfig.epochs, ge=0, le=1000)
+    """0 in recipes that keep their start; a request cannot give it."""
     trigger: Trigger = "request"
 
 

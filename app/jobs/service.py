@@ -11,8 +11,9 @@ from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
 from app.jobs.repository import JobRepository
-from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
+from app.jobs.schemas import ENDED, JobRow, TrainOrder, TrainParams, Trigger
 from app.registry.schemas import ModelRow
+from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
 
 
@@ -35,7 +36,7 @@ class JobService:
 
         Raises:
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
-                recipe that chooses them.
+                recipe that chooses them, or such as do not fit each other.
         """
         return await self._repository.insert("train", await self._complete(params, "request"))
 
@@ -70,7 +71,13 @@ class JobService:
             factors=self._settings.default_factors,
             users=self._settings.default_users,
         )
-        return values | {"start": start, "trigger": trigger}
+        order = values | {"start": start, "trigger": trigger}
+        if values.get("recipe") != AUTO_RECIPE:
+            try:
+                TrainOrder.model_validate(order).configured_recipe()
+            except ConfigError as error:
+                raise Unprocessable(str(error), code="parameters_do_not_fit") from None
+        return order
 
     async def get(self, job_id: str) -> JobRow:
         """A job; raises NotFound if there is none."""
@@ -118,10 +125,12 @@ def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | 
     """Why a training cannot start from the served model; None if it can."""
     if serving is None:
         return "no model is served yet that training could begin from"
-    requested = {name: getattr(params, name) for name in params.model_fields_set}
+    requested = {name: getattr(params, name) for name in params.hyperparameters()}
+    if params.recipe and params.recipe != AUTO_RECIPE:
+        requested = params.configured_recipe().public_values()
     differences = [
         f"{name} {value}, not {requested[name]}"
         for name, value in _architecture(serving).items()
-        if requested.get(name) is not None and requested[name] != value
+        if name in requested and requested[name] != value
     ]
     return f"the model that is served has {'; '.join(differences)}" if differences else None

@@ -13,12 +13,13 @@ from app.training.progress import ProgressReporter
 from ncr_core.checkpoint import Checkpoint
 from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out
-from ncr_core.comparison.gate import DRAWS, MIN_USERS, decide, evaluate_both
+from ncr_core.comparison.gate import DRAWS, FULL_USERS, MIN_USERS, decide, evaluate_both
 from ncr_core.data.interactions import BoolArray, Interactions, row_indices
 from ncr_core.data.splits import Split
 from ncr_core.errors import CheckpointError
-from ncr_core.evaluation.metrics import FloatArray, ndcg_of_each
-from ncr_core.evaluation.protocols import K, ModelRanks, ranks_of, sampled_candidates
+from ncr_core.evaluation.metrics import ndcg_of_each
+from ncr_core.evaluation.protocols import K, ModelRanks, full_ranks, of_random_users
+from ncr_core.evaluation.significance import Evaluation
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.reproduction.baselines.scoring import Popularity
 
@@ -124,11 +125,11 @@ def _compare_with_popularity(
 
     It is rejected if it is shown to be worse than that list.
     """
-    candidates = sampled_candidates(split, split.test, 0)
-    if len(candidates.users) < MIN_USERS:
+    some = of_random_users(split.test, FULL_USERS)
+    if (some >= 0).sum() < MIN_USERS:
         return _unconditional("first", force)
     model_ndcg, popularity_ndcg = (
-        ndcg_of_each(ranks_of(ranks, candidates, K), K)
+        ndcg_of_each(full_ranks(ranks, split, some, 0)[0], K)
         for ranks in (ModelRanks(challenger), Popularity(split.train))
     )
     verdict = decide(model_ndcg, popularity_ndcg, 0.0)
@@ -153,22 +154,20 @@ def _compare(
     incumbent = serving.incumbent(interactions, split.test >= 0, comparison.events)
     hold_out = fair_hold_out(split, incumbent)
     metrics: dict[str, Any] = {}
-    challenger_ndcg = incumbent_ndcg = np.zeros(0)
+    verdict = decide(np.zeros(0), np.zeros(0), comparison.margin)
     if len(hold_out.users) >= MIN_USERS:
         measured = evaluate_both(hold_out, challenger, incumbent, on_done=progress.step)
-        challenger_ndcg, incumbent_ndcg = measured.challenger.ndcg, measured.incumbent.ndcg
-        full, incumbent_full = measured.full_challenger, measured.full_incumbent
+        verdict = measured.decide(comparison.margin)
+        full = measured.full_challenger, measured.full_incumbent
+        sampled = measured.challenger, measured.incumbent
         metrics = {
-            "hr@10": _means(measured.challenger.hr, measured.incumbent.hr),
-            "full": {
-                "ndcg@10": _means(full.ndcg, incumbent_full.ndcg),
-                "hr@10": _means(full.hr, incumbent_full.hr),
-                "users": len(full.ndcg),
-            },
+            "decided_by": verdict.protocol,
+            "hr@10": _means(full if verdict.protocol == "full" else sampled)["hr@10"],
+            "full": _means(full),
+            "sampled": _means(sampled),
             "draws": DRAWS,
             "folded_in": int(hold_out.has_new_items.sum()) if measured.folded_in else 0,
         }
-    verdict = decide(challenger_ndcg, incumbent_ndcg, comparison.margin)
     return {
         "decision": "published" if verdict.passed or force else "rejected",
         "finding": verdict.finding,
@@ -200,8 +199,11 @@ def _missing_share(ids: Sequence[str], others: Sequence[str]) -> float:
     return round(float((row_indices(ids, others) < 0).mean()), DIGITS) if len(ids) else 0.0
 
 
-def _means(challenger: FloatArray, incumbent: FloatArray) -> dict[str, float]:
+def _means(pair: tuple[Evaluation, Evaluation]) -> dict[str, Any]:
+    """The figures of a challenger and an incumbent on the same users."""
+    names = ("challenger", "incumbent")
     return {
-        "challenger": round(float(challenger.mean()), DIGITS),
-        "incumbent": round(float(incumbent.mean()), DIGITS),
+        "ndcg@10": {n: round(one.mean_ndcg, DIGITS) for n, one in zip(names, pair, strict=True)},
+        "hr@10": {n: round(one.mean_hr, DIGITS) for n, one in zip(names, pair, strict=True)},
+        "users": len(pair[0].ndcg),
     }

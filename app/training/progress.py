@@ -32,6 +32,7 @@ class ProgressReporter:
         self,
         report: Report,
         expected_seconds: Mapping[str, float] | None = None,
+        choice_seconds: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Starts the clock of the epochs.
@@ -39,20 +40,24 @@ class ProgressReporter:
         Args:
             report: Receives each progress report.
             expected_seconds: Seconds that each phase of an earlier training took.
+            choice_seconds: Seconds that a choice among recipes is going to take: the epochs of each
+                are but a part of it.
             clock: Gives the time in seconds.
         """
         self.seconds: dict[str, float] = {}
         """Seconds of each phase that has ended; all epochs are one phase."""
         self._report = report
         self._expected_seconds = expected_seconds or {}
+        self._choice_seconds = choice_seconds
         self._clock = clock
         self._phase = TRAIN
         self._phase_start = clock()
 
     def epoch(self, progress: Progress) -> None:
         """Reports the end of an epoch."""
-        train_seconds = self._clock() - self._phase_start + progress.eta_s
-        later = sum(self._estimate(phase, train_seconds) for phase in PHASE_SHARES)
+        elapsed = self._clock() - self._phase_start
+        left = max(progress.eta_s, self._choice_seconds - elapsed)
+        later = sum(self._estimate(phase, elapsed + left) for phase in PHASE_SHARES)
         self._report(
             {
                 "phase": progress.phase,
@@ -60,7 +65,7 @@ class ProgressReporter:
                 "epochs": progress.epochs,
                 "loss": round(progress.loss, 5),
                 "ndcg": None if progress.ndcg is None else round(progress.ndcg, 5),
-                "eta_s": round(progress.eta_s + later, 1),
+                "eta_s": round(left + later, 1),
             }
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.jobs.schemas import TrainParams
@@ -12,6 +12,7 @@ from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.interactions import BoolArray
 from ncr_core.data.splits import Split
 from ncr_core.models import ModelConfig
+from ncr_core.parameters import parameters_of
 from ncr_core.recipes import Recipe, recipe
 from ncr_core.training.warm_start import StartingPoint, evaluated_starting_point
 
@@ -78,15 +79,19 @@ def choose_start(
 def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
     """How a model goes on that a choice among recipes once began; ``overrides`` are of training."""
     config = base.model.config
-    named = recipe("history" if config.users == "history" else "default")
+    name = "next-item-nbpr" if config.by_length and config.kind == "nbpr" else config.users
+    named = recipe("default" if name == "free" else name)
     return Recipe("warm", config, replace(named.training, **overrides))
 
 
 def _differences(serving: ModelConfig, wanted: ModelConfig) -> str:
-    old, new = asdict(serving), asdict(wanted)
-    return "; ".join(
-        f"{name} {old[name]}, not {new[name]}" for name in old if old[name] != new[name]
-    )
+    """In what a request may say; in all else a warm start goes on as the served model is."""
+    pairs = {
+        spec.name: (getattr(serving, spec.name), getattr(wanted, spec.name))
+        for spec in parameters_of(ModelConfig)
+        if spec.parameter.request is not None
+    }
+    return "; ".join(f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new)
 
 
 def _unknown(serving: ServingModel, interactions: Interactions) -> str:

@@ -20,6 +20,7 @@ from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainOrder
 from app.jobs.triggers import Triggers
+from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.wiring import Services
 from app.worker.child_process import (
@@ -34,6 +35,7 @@ from app.worker.child_process import (
 )
 from app.worker.publish import Publisher
 from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
+from ncr_core.recipes import AUTO_RECIPE
 
 log = get_logger(__name__)
 
@@ -242,15 +244,12 @@ class Worker:
             where = ".".join(map(str, problem["loc"]))
             reason = f"the job's params are not valid: {where}: {problem['msg']}"
             raise TrainingFailed(reason) from None
-        last = (
-            serving if serving is not None and serving.kind == claim.params.get("model") else None
-        )
         return TrainingTask.model_validate(
             common
             | {
                 "params": params,
                 "gate_margin": self._settings.gate_margin,
-                "expected_seconds": None if last is None else last.metrics.get("seconds"),
+                "expected_seconds": _seconds_of_last(serving, params),
             }
         )
 
@@ -290,6 +289,18 @@ class Worker:
                     raise
                 log.warning("the database is away", error=str(error).partition("\n")[0])
                 await asyncio.sleep(self._settings.job_poll_seconds)
+
+
+def _seconds_of_last(serving: ModelRow | None, params: TrainOrder) -> dict[str, float] | None:
+    """The seconds of each phase of the training of the served model, if it was one like this."""
+    if serving is None:
+        return None
+    if params.recipe == AUTO_RECIPE:
+        alike = "tried" in serving.metrics
+    else:
+        alike = serving.kind == params.model_dump()["model"]
+    seconds: dict[str, float] | None = serving.metrics.get("seconds")
+    return seconds if alike else None
 
 
 def build_worker(services: Services) -> Worker:

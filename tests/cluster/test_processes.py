@@ -28,6 +28,7 @@ from tests.cluster.process import (
     wait_until,
 )
 from tests.cluster.servers import PostgresCluster, ProxyServer, RedisServer, get_status
+from tests.conftest import skip_or_fail
 
 pytestmark = pytest.mark.e2e
 
@@ -86,7 +87,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
 @pytest.mark.postgres
 def test_postgresql_keeps_committed_rows_when_killed() -> None:
     if not PostgresCluster.available():
-        pytest.skip("no initdb and postgres on this machine")
+        skip_or_fail("no initdb and postgres on this machine")
     folder = temporary_folder("ncr-test-")
     cluster = PostgresCluster(folder / "postgres", options={"max_connections": "20"})
     try:
@@ -118,7 +119,7 @@ def test_postgresql_keeps_committed_rows_when_killed() -> None:
 
 def test_redis_comes_back_empty_when_killed(tmp_path: Path) -> None:
     if not RedisServer.available():
-        pytest.skip("no redis-server on this machine")
+        skip_or_fail("no redis-server on this machine")
     redis = pytest.importorskip("redis")
     with RedisServer(tmp_path / "redis") as server:
         client = redis.Redis.from_url(server.url, socket_timeout=5)

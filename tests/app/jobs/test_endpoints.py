@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -87,16 +86,16 @@ async def test_cancelling_a_queued_job_is_immediate_and_a_running_one_is_told(
     assert (again.status_code, again.json()["code"]) == (409, "job_ended")
 
 
+TIMES = {
+    "created_at": (1_732_269_990_000_000, "2024-11-22T10:06:30.000Z"),
+    "started_at": (1_732_269_990_999_999, "2024-11-22T10:06:30.999Z"),
+    "finished_at": (1_732_270_000_123_456, "2024-11-22T10:06:40.123Z"),
+}
+
+
 def as_bytes(job: JobRow, *, ordered: bool) -> bytes:
     """A job as clients have always received it: compact JSON, floats as short as they can be."""
-
-    def iso(microseconds: int | None) -> str | None:
-        if microseconds is None:
-            return None
-        moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-    times = {name: iso(getattr(job, name)) for name in ("created_at", "started_at", "finished_at")}
+    times = {name: text for name, (_, text) in TIMES.items()}
     hidden = ("owner", "lease_until", "cancel_requested")
     body = {k: v for k, v in (job._asdict() | times).items() if k not in hidden}
     if ordered and job.progress is not None:  # PostgreSQL keeps no order of keys
@@ -116,7 +115,7 @@ async def test_the_bytes_of_a_job_are_those_of_the_stored_values(
     values: dict[str, Any] = {
         "progress": phase_progress("evaluate", 12.0) | {"epoch": 3, "loss": 1e-5},
         "metrics": {"sampled": {"p": 1.5e-07, "é": [1, 2.0, None, True]}, "big": 1e22},
-        "finished_at": 1_732_270_000_123_456,
+        **{name: microseconds for name, (microseconds, _) in TIMES.items()},
         "error": "ein Fehler: „ü“",
     }
     async with services.database.write() as conn:
@@ -176,7 +175,10 @@ def test_the_schema_of_a_request_is_the_contract(model: type[TrainParams]) -> No
         if name != "trigger"
     }
     optional = ("model", "factors", "users", "recipe", "start")
-    assert stated == PROPERTIES | {name: PROPERTIES[name] | {"default": None} for name in optional}
+    expected = PROPERTIES | {name: PROPERTIES[name] | {"default": None} for name in optional}
+    if model is TrainOrder:  # it is stored, and no client's: a recipe may keep its start
+        expected["epochs"] = expected["epochs"] | {"minimum": 0}
+    assert stated == expected
 
 
 def test_a_request_without_hyperparameters_leaves_them_to_auto() -> None:
@@ -198,6 +200,16 @@ def test_a_named_recipe_is_trained_with_the_requests_own_values() -> None:
     )  # fmt: skip
     order = TrainOrder.model_validate(values).configured_recipe(device="cpu")
     assert order == recipe("next-item-nbpr").with_(factors=32, device="cpu")
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "auto"])
+@pytest.mark.parametrize("asked", [True, False], ids=["by request", "by setting"])
+def test_every_recipe_can_be_stored_and_trained(name: str, *, asked: bool) -> None:
+    request = TrainParams(recipe=name) if asked else TrainParams()
+    values = request.completed(name, model="neupr", factors=8, users="free")
+    stored = TrainOrder.model_validate(values).model_dump_json()
+    order = TrainOrder.model_validate_json(stored).configured_recipe(device="cpu")
+    assert order == recipe(name).with_(device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,23 @@ async def test_hyperparameters_beside_auto_are_refused(database: Database) -> No
         await JobService(database, Settings()).submit_training(params)
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"recipe": "als-nbpr", "model": "neupr"}, "is for nbpr with free users"),
+        ({"recipe": "als-nbpr", "users": "history"}, "is for nbpr with free users"),
+        ({"recipe": "next-item-nbpr", "users": "free"}, 'is for users="history"'),
+        ({"model": "dncr", "factors": 512, "layers": 6}, "need embeddings of 8,192"),
+    ],
+)
+async def test_what_cannot_be_trained_is_refused_before_it_is_queued(
+    database: Database, body: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Unprocessable, match=message) as refused:
+        await JobService(database, Settings()).submit_training(TrainParams.model_validate(body))
+    assert refused.value.code == "parameters_do_not_fit"
+
+
 async def test_a_requested_training_says_so(database: Database) -> None:
     service = JobService(database, Settings())
     job_id = await service.submit_training(TrainParams())

@@ -19,6 +19,8 @@ from app.wiring import Services
 from app.worker.worker import Worker
 from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
 from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.recipes import recipe
+from ncr_core.training import selection
 from tests.app.conftest import (
     QUICK,
     LatePublisher,
@@ -201,6 +203,45 @@ async def test_a_warm_start_continues_from_the_served_model(
     assert set((job.metrics or {})["seconds"]) == {"train", *list(phases)[2:]}
 
 
+async def test_auto_is_recorded_and_continued_by_a_warm_start(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [
+        recipe("next-item").with_(factors=4),
+        recipe("next-item-nbpr").with_(factors=4, epochs=2, shared_negatives=8),
+    ]
+    monkeypatch.setattr(selection, "auto_recipes", lambda *_: few)
+    await add_small_data(services)
+    worker = thread_worker(services, settings)
+    job_id = await services.jobs.submit_training(TrainParams(force=True))
+    assert await worker.run_once()
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.params["recipe"]) == ("succeeded", "auto")
+    metrics = job.metrics or {}
+    assert [tried["recipe"] for tried in metrics["tried"]] == ["next-item", "next-item-nbpr"]
+    assert [tried["recipe"] for tried in metrics["tried"] if tried["chosen"]] == [metrics["recipe"]]
+    row = await services.models.get(str(job.model_version))
+    assert (row.kind, row.factors, row.params["users"]) == ("nbpr", 4, "history")
+    assert row.metrics["tried"] == metrics["tried"]
+    assert metrics["baselines"].keys() == {"als", "next-item"}
+    for figures in metrics["baselines"].values():  # on the same users, among the same items
+        assert {k: figures[k] for k in ("users", "items")} == {
+            k: metrics["full"][k] for k in ("users", "items")
+        }
+        assert 0 < figures["ndcg@10"] < figures["hr@10"]
+    assert metrics["gate"]["decision"] == "published"
+    for body in ({}, {"recipe": "auto"}):
+        wanted = TrainParams.model_validate(body | {"start": "warm", "force": True})
+        job_id = await services.jobs.submit_training(wanted)
+        assert await worker.run_once()
+        warm = await services.jobs.get(job_id)
+        assert warm.status == "succeeded"
+        start = (warm.metrics or {})["start"]
+        assert (start["from"], start["version"]) == ("warm", row.version)
+        row = await services.models.get(str(warm.model_version))
+        assert (row.kind, row.factors, row.params["users"]) == ("nbpr", 4, "history")
+
+
 async def test_an_impossible_warm_start_is_422(app: FastAPI, client: httpx2.AsyncClient) -> None:
     services: Services = app.state.services
     await add_small_data(services)
@@ -212,6 +253,7 @@ async def test_an_impossible_warm_start_is_422(app: FastAPI, client: httpx2.Asyn
         ({"model": "neupr"}, "has model nbpr, not neupr"),
         ({"factors": 8}, "has factors 4, not 8"),
         ({"layers": 2, "factors": 5}, "has factors 4, not 5; layers 4, not 2"),
+        ({"recipe": "next-item-nbpr"}, "has factors 4, not 128; users free, not history"),
     ):
         response = await client.post("/admin/train", json={"start": "warm", **body})
         assert (response.status_code, response.json()["code"]) == (422, "cannot_start_warm")

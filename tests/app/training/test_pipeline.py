@@ -193,11 +193,13 @@ def test_warm_start_falls_back_to_scratch_when_the_served_model_is_unreadable_or
 class TimedTraining:
     """A reporter on a clock that the test moves on, and what it has reported."""
 
-    def __init__(self, expected_seconds: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, expected_seconds: Mapping[str, float] | None = None, choice_seconds: float = 0.0
+    ) -> None:
         self.now = 100.0
         self.reports: list[dict[str, Any]] = []
         self.progress = ProgressReporter(
-            self.reports.append, expected_seconds, clock=lambda: self.now
+            self.reports.append, expected_seconds, choice_seconds, clock=lambda: self.now
         )
 
 
@@ -234,3 +236,13 @@ def test_the_time_left_uses_the_seconds_of_an_earlier_training() -> None:
     training.progress.epoch(Progress("train nbpr", 1, 2, 0.5, None, 10.0))
     usual = PHASE_SHARES["compare with what is served"] + PHASE_SHARES["write checkpoint"]
     assert training.reports[-1]["eta_s"] == pytest.approx(10 + 7 + 2 + 20 * usual, abs=0.1)
+
+
+def test_the_time_left_of_a_choice_is_that_of_all_recipes() -> None:
+    training = TimedTraining(dict.fromkeys(PHASE_SHARES, 0.0), choice_seconds=100.0)
+    training.now += 30
+    training.progress.epoch(Progress("next-item-nbpr: train nbpr", 1, 3, 0.5, None, 20.0))
+    assert training.reports[-1]["eta_s"] == 70.0
+    training.now += 65
+    training.progress.epoch(Progress("als-nbpr: train nbpr", 1, 3, 0.5, None, 20.0))
+    assert training.reports[-1]["eta_s"] == 20.0
