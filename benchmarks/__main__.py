@@ -1,17 +1,23 @@
 """`make bench`: every benchmark, on the demo's synthetic data unless something else is given.
 
 python -m benchmarks [CHECKPOINT DATA_DIR]
+
+The figures go to var/bench, and not to those that are published: each benchmark writes them by
+itself, when it is run by itself.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks import ingest, ranker, recommend
+from benchmarks.harness import RESULTS_VARIABLE
 
 DEMO = Path("var/demo/synthetic")
+RESULTS = Path("var/bench")
 
 
 def main() -> None:
@@ -23,9 +29,10 @@ def main() -> None:
         if not checkpoints:
             sys.exit("the benchmarks use the demo's data: run `make demo` once, then stop it")
         checkpoint = checkpoints[-1]
+    env = {**os.environ, RESULTS_VARIABLE: str(RESULTS.resolve())}
     for module, argument in ((ranker, checkpoint), (recommend, data_dir), (ingest, data_dir)):
         name = module.__spec__.name if module.__spec__ else module.__name__
-        subprocess.run([sys.executable, "-m", name, str(argument)], check=True)
+        subprocess.run([sys.executable, "-m", name, str(argument)], env=env, check=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What folding in gives and takes.
 
     python -m benchmarks.fold_in ROOT [latency|users|items ...]
+    python -m benchmarks.fold_in newcomers DATA
 
 ROOT holds ml-1m. Users: a fifth of them are left out of training and folded in from their events,
 by P1 on their latest item, beside a model that was trained with them. Items: a hundred are left
 out, and folded in from 5 and 20 of their users. Latency: random weights, one core. The models are
-kept in var/fold-in; their training takes an hour of one core.
+kept in var/fold-in; their training takes an hour of one core. Newcomers: what is next after their
+first events, by the recipe that `auto` chooses for sequences, on DATA as `ncr import` takes it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from benchmarks.fold_in_quality import (
     CURVE_COLUMNS,
     ITEM_COLUMNS,
     KINDS,
+    NEWCOMER_COLUMNS,
     USER_COLUMNS,
     compare_items,
+    compare_newcomers,
     compare_users,
 )
 from benchmarks.harness import publish, run_command
+from ncr_core.data.dataset import load_interactions
 from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig, ItemFoldIn
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.recipes import WINDOWS
@@ -134,5 +139,12 @@ def main(root: Path, parts: tuple[str, ...] = ("latency", "users", "items")) -> 
         publish("fold-in-items", ITEM_COLUMNS, rows, data="ml-1m", settings=settings)
 
 
+def newcomers(data: Path) -> None:
+    torch.set_num_threads(1)
+    every = load_interactions(data).interactions
+    rows = compare_newcomers(every)
+    publish(f"newcomers-{data.name}", NEWCOMER_COLUMNS, rows, interactions=every.nnz)
+
+
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, newcomers=newcomers)

@@ -30,7 +30,7 @@ from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig, ItemFoldIn, extende
 from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import ExactRanker
-from ncr_core.recipes import WINDOWS
+from ncr_core.recipes import WINDOWS, auto_recipes
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.training import TrainConfig, train_model
@@ -246,6 +246,49 @@ def _by_events(kind: str, setting: UserSetting, fold_in: FoldIn) -> list[list[An
             evidence = [Evidence(histories[int(user)][part]) for user in users]
             ranks = Vectors(fold_in.model, users, fold_in(evidence))
             rows.append([kind, which, count, *measure(ranks, sets), *measure(popular, sets)])
+            print(rows[-1], flush=True)
+    return rows
+
+
+NEWCOMER_COLUMNS = [
+    "model", "first events", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10", "users",
+]  # fmt: skip
+
+
+def compare_newcomers(every: Interactions) -> list[list[Any]]:
+    """Rows of the popularity list, the free model and what `auto` chooses for sequences.
+
+    A fifth of the users is left out of training. After their first events the next one is asked
+    for, among sampled items and among the whole catalogue.
+    """
+    setting = UserSetting.of(every)
+    base = setting.base
+    closed = auto_recipes(base.train.n_users, base.train.n_items, base.train.nnz)[1]
+    chosen = closed.with_(device="cpu")
+    models = {"free": FREE, chosen.name: (chosen.model, chosen.training)}
+    fold_ins: dict[str, FoldIn] = {}
+    for name, (shape, config) in models.items():
+        started = time.perf_counter()
+        fold_ins[name] = FoldIn(train_model(shape, config, base).model.requires_grad_(False))
+        print(f"{name}: {time.perf_counter() - started:,.0f} s", flush=True)
+    rows: list[list[Any]] = []
+    for count in EVENT_COUNTS:
+        held_out = np.full(every.n_users, -1, dtype=np.int64)
+        for user in setting.left_out:
+            if len(items := every.items_of(user)) > count:
+                held_out[user] = items[count]
+        users = np.flatnonzero(held_out >= 0)
+        sets = [sampled_candidates(setting.full, held_out, seed) for seed in SEEDS]
+        evidence = [Evidence(every.items_of(user)[:count]) for user in users]
+        rankings: dict[str, Ranks] = {"popularity": Popularity(base.train)}
+        for name, fold_in in fold_ins.items():
+            rankings[name] = Vectors(fold_in.model, users, fold_in(evidence))
+        # What the user does later is no rival of the next item.
+        whole = list(full_candidates(setting.full, held_out, 0))
+        for name, ranks in rankings.items():
+            full = np.concatenate([ranks_of(ranks, block, K) for block in whole])
+            figures = *measure(ranks, sets), hit_ratio(full, K), ndcg(full, K)
+            rows.append([name, count, *figures, len(users)])
             print(rows[-1], flush=True)
     return rows
 

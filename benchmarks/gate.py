@@ -39,7 +39,7 @@ from app.core.settings import Settings
 from benchmarks.harness import publish, run_command
 from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out
-from ncr_core.comparison.gate import decide, evaluate_both
+from ncr_core.comparison.gate import evaluate_both
 from ncr_core.data import Interactions, build_interactions, leave_latest_out
 from ncr_core.data.readers import open_source
 from ncr_core.data.splits import Split, hold_out_users
@@ -166,7 +166,7 @@ def _judge(
     started = time.perf_counter()
     hold_out = fair_hold_out(split, incumbent)
     measured = evaluate_both(hold_out, challenger, incumbent)
-    decision = decide(measured.challenger.ndcg, measured.incumbent.ndcg, margin)
+    decision = measured.decide(margin)
     return decision.as_dict() | {
         "full_challenger": measured.full_challenger.mean_ndcg,
         "full_incumbent": measured.full_incumbent.mean_ndcg,
@@ -252,7 +252,7 @@ def _compare_starts(
         seconds = time.perf_counter() - began
         scratch_seconds = rows[0][2] if rows else seconds
         measured = evaluate_both(hold_out, trained.model.requires_grad_(False).eval(), incumbent)
-        decision = decide(measured.challenger.ndcg, measured.incumbent.ndcg, WARM_MARGIN)
+        decision = measured.decide(WARM_MARGIN)
         low, high = decision.interval or (None, None)
         rows.append(
             [

@@ -2,7 +2,10 @@
 
 python -m benchmarks.served DATA [PARAMS ...]
 
-The latest item of each user is held out and everything else is sent as events. Each of PARAMS is a
+DATA is what `ncr import` takes; a text file with `user item item …` in each line, oldest first; or
+a folder with a published split, train and test. Of the first two the latest item of each user is
+held out, of the last one test item, drawn at random. Everything else is sent as events. Each of
+PARAMS is a
 body of `POST /admin/train`, by default an empty one; after each training `GET
 /recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all items
 gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes served-DATA.json.
@@ -10,6 +13,8 @@ gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes s
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -24,6 +29,7 @@ import numpy as np
 
 from benchmarks.faults.setup import has_ended, storage, wait_for
 from benchmarks.harness import publish, run_command
+from ncr_core.data import build_interactions
 from ncr_core.data.dataset import load_interactions
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
@@ -32,7 +38,7 @@ from ncr_core.evaluation.protocols import K, Ranks, evaluate_full
 from ncr_core.reproduction.baselines.als import IALSConfig, fit_ials
 from ncr_core.reproduction.baselines.ease import fit_ease
 from ncr_core.reproduction.baselines.scoring import FactorModel, Popularity, ScoreModel, Scores
-from ncr_core.training.next_item import DECAY, LAGS, next_item_factors
+from ncr_core.training.next_item import DECAY, LAGS, next_item_weights
 from tests.cluster.process import wait_until
 from tests.cluster.servers import NcrServer, NcrWorker
 
@@ -41,14 +47,14 @@ EVENTS_AT_ONCE = 1_000
 CLIENTS = 8
 TRAINING_SECONDS = 3_600.0
 EASE_L2 = 500.0
+MAX_MATRIX_ITEMS = 20_000  # of EASE and the linear next-item model, whose matrices are dense
 
 
 class LinearNextItem(ScoreModel):
-    """The closed-form next-item model, all of it: as many factors as there are items."""
+    """The closed-form next-item model, all of it."""
 
     def __init__(self, train: Interactions) -> None:
-        history, ranked = next_item_factors(train, train.n_items, seed=0)
-        self._train, self._weights = train, history @ ranked.T
+        self._train, self._weights = train, next_item_weights(train)
 
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items)."""
@@ -61,19 +67,48 @@ class LinearNextItem(ScoreModel):
 
 
 def main(data: str, params: tuple[str, ...] = ("{}",)) -> None:
-    interactions = load_interactions(Path(data)).interactions
-    split = latest_out(interactions)
+    split = held_out_split(Path(data))
     rows = [*service_rows(split, [json.loads(text) for text in params])]
     rows += [*baseline_rows(split)]
     train = split.train
     publish(
-        f"served-{Path(data).name}",
+        f"served-{Path(data).name.partition('.')[0].lower()}",
         COLUMNS,
         rows,
         users=train.n_users,
         items=train.n_items,
         interactions=train.nnz,
     )
+
+
+def held_out_split(path: Path) -> Split:
+    """A split with a test item for each user who has one."""
+    if path.is_file() and ".txt" in path.suffixes:
+        return latest_out(build_interactions(in_order(path)))
+    if not path.is_dir() or not list(path.glob("train.*")):
+        return latest_out(load_interactions(path).interactions)
+    train, tests = (
+        build_interactions(in_order(next(path.glob(f"{part}.*")))) for part in ("train", "test")
+    )
+    tests = tests.reindex(train.user_ids, train.item_ids)
+    lengths = np.diff(tests.indptr)
+    drawn = np.random.default_rng(0).random(train.n_users)
+    test = np.full(train.n_users, -1, dtype=np.int64)
+    rows = tests.indptr[:-1] + (drawn * lengths).astype(np.int64)
+    test[lengths > 0] = tests.items[rows[lengths > 0]]
+    return Split(train, np.full_like(test, -1), test)
+
+
+def in_order(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Users, items and places of a file: a user's items in each line, or a CSV row for each."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        if ".csv" in path.suffixes:
+            rows = enumerate(csv.DictReader(lines))
+            yield from ((row["user"], row["item"], place) for place, row in rows)
+            return
+        for line in lines:
+            user, *items = line.split()
+            yield from ((user, item, place) for place, item in enumerate(items))
 
 
 def latest_out(interactions: Interactions) -> Split:
@@ -165,12 +200,10 @@ def baseline_rows(split: Split) -> Iterator[list[Any]]:
         model: FactorModel = fit_ials(split.train, IALSConfig(factors=64))
         return model
 
-    methods: dict[str, Any] = {
-        "popularity": lambda: Popularity(split.train),
-        "EASE": lambda: fit_ease(split.train, EASE_L2),
-        "iALS": ials,
-        "linear next-item": lambda: LinearNextItem(split.train),
-    }
+    methods: dict[str, Any] = {"popularity": lambda: Popularity(split.train), "iALS": ials}
+    if split.train.n_items <= MAX_MATRIX_ITEMS:
+        methods["EASE"] = lambda: fit_ease(split.train, EASE_L2)
+        methods["linear next-item"] = lambda: LinearNextItem(split.train)
     for name, fit in methods.items():
         started = time.perf_counter()
         model: Ranks = fit()
