@@ -16,7 +16,7 @@ from app.core.requests import (
     PageSize,
     PathId,
     decode_cursor,
-    encode_cursor,
+    next_cursor,
     read_json,
 )
 
@@ -57,7 +57,7 @@ async def list_items(
     items, next_below = await service.page(decode_cursor(cursor), n, category or [])
     return ItemPage(
         items=[_item_out(item) for item in items],
-        next_cursor=None if next_below is None else encode_cursor(next_below),
+        next_cursor=next_cursor(next_below),
     )
 
 

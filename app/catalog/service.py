@@ -17,7 +17,10 @@ from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.tables import CATALOG_SEQ, current_value, next_values
 
-MAX_INLINE_ROWS = 1_000  # a larger change of the catalogue is taken in by a thread
+# Beyond either a thread takes a change in, so that no request waits for it. A change of one item
+# costs a copy of the catalogue, too: 0.7 ms with 20,000 items, 11 ms with 200,000.
+MAX_INLINE_ROWS = 1_000
+MAX_INLINE_ITEMS = 20_000
 
 
 class CatalogService:
@@ -49,7 +52,7 @@ class CatalogService:
 
     async def _refresh(self, min_seq: int) -> None:
         rows = await self._repository.changed_since(self._catalogue.seq)
-        if len(rows) > MAX_INLINE_ROWS:
+        if len(rows) > MAX_INLINE_ROWS or self._catalogue.size > MAX_INLINE_ITEMS:
             changed = await asyncio.to_thread(self._catalogue.updated, rows)
         else:
             changed = self._catalogue.updated(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from cachetools import LRUCache
@@ -17,7 +18,8 @@ ENTRY_BYTES = 400  # overhead of an entry: key, links and object headers
 class ByteCache(Generic[K, V]):
     """An LRU cache bounded in bytes; 0 bytes disables it. Not safe for several threads.
 
-    No entry becomes stale: keys contain everything that their values depend on.
+    Nothing expires: a key contains everything that its value depends on, or the owner of the cache
+    removes what has become stale, as `ProfileCache` does.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -67,6 +69,17 @@ def _size(entry: tuple[Any, int]) -> int:
     return entry[1]
 
 
+@dataclass(slots=True, eq=False)
+class _Flight(Generic[V]):
+    """A computation in progress."""
+
+    task: asyncio.Task[V]
+    waiting: int = 0
+    """The number of its callers."""
+    is_slow: bool = False
+    on_slow: list[Callable[[], None]] = field(default_factory=list)
+
+
 class SingleFlight(Generic[K, V]):
     """Shares one computation of a key among all concurrent callers.
 
@@ -74,23 +87,45 @@ class SingleFlight(Generic[K, V]):
     """
 
     def __init__(self) -> None:
-        self._flights: dict[K, tuple[asyncio.Task[V], list[None]]] = {}
+        self._flights: dict[K, _Flight[V]] = {}
 
-    async def run(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """The result or exception of ``make``, or of the computation in progress for this key."""
+    async def run(
+        self,
+        key: K,
+        make: Callable[[], Coroutine[Any, Any, V]],
+        on_slow: Callable[[], None] | None = None,
+    ) -> V:
+        """The result or exception of ``make``, or of the computation in progress for this key.
+
+        Args:
+            key: names the computation.
+            make: begins it.
+            on_slow: called once the computation, whoever began it, has called `turn_slow`.
+        """
         flight = self._flights.get(key)
         # A computation that is done only waits to be removed; its result may be outdated.
-        if flight is None or flight[0].done():
+        if flight is None or flight.task.done():
             flight = self._start(key, make)
-        task, waiting = flight
-        waiting.append(None)
+        if on_slow is not None:
+            flight.on_slow.append(on_slow)
+            if flight.is_slow:
+                on_slow()
+        flight.waiting += 1
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(flight.task)
         finally:
-            waiting.pop()
-            if not waiting and not task.done():
-                self._forget(key, task)
-                task.cancel()
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                self._forget(key, flight.task)
+                flight.task.cancel()
+
+    def turn_slow(self, key: K) -> None:
+        """Tell all callers, also those to come, that the running computation is going to wait."""
+        if self.is_current(key):
+            flight = self._flights[key]
+            flight.is_slow = True
+            for on_slow in flight.on_slow:
+                on_slow()
 
     def forget(self, key: K) -> None:
         """Let later callers start a new computation."""
@@ -103,18 +138,14 @@ class SingleFlight(Generic[K, V]):
     def is_current(self, key: K) -> bool:
         """Whether the running computation is still the one that new callers of the key join."""
         flight = self._flights.get(key)
-        return flight is not None and flight[0] is asyncio.current_task()
+        return flight is not None and flight.task is asyncio.current_task()
 
-    def _start(
-        self, key: K, make: Callable[[], Coroutine[Any, Any, V]]
-    ) -> tuple[asyncio.Task[V], list[None]]:
-        task = asyncio.create_task(make())
-        flight: tuple[asyncio.Task[V], list[None]] = (task, [])
-        self._flights[key] = flight
-        task.add_done_callback(lambda done: self._forget(key, done))
+    def _start(self, key: K, make: Callable[[], Coroutine[Any, Any, V]]) -> _Flight[V]:
+        flight = self._flights[key] = _Flight(asyncio.create_task(make()))
+        flight.task.add_done_callback(lambda done: self._forget(key, done))
         return flight
 
     def _forget(self, key: K, task: asyncio.Task[V]) -> None:
         flight = self._flights.get(key)
-        if flight is not None and flight[0] is task:
+        if flight is not None and flight.task is task:
             del self._flights[key]

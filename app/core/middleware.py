@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from structlog.contextvars import bind_contextvars
 from app.core.access import ACCESS_KEY
 from app.core.errors import REQUEST_ID_KEY, AppError, Unavailable, problem, problem_of
 from app.core.logging import get_logger
+from app.core.randomness import random_hex
 
 log = get_logger(__name__)
 
@@ -62,7 +62,7 @@ class RequestContext:
         if sent_id is not None and _REQUEST_ID.fullmatch(sent_id):
             request_id = sent_id.decode("ascii")
         else:
-            request_id = os.urandom(8).hex()
+            request_id = random_hex(8)
         scope[REQUEST_ID_KEY] = request_id
         added = ((b"x-request-id", request_id.encode("ascii")), *SECURITY_HEADERS)
         # Every log line of this request contains its id.

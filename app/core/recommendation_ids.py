@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import sqlalchemy as sa
+
+from app.core.randomness import random_hex
 
 _RANDOM_BYTES = 6
 _TIME_DIGITS = 11  # of milliseconds since 1970, in hexadecimal: from 2004 up to 2527
@@ -15,7 +16,7 @@ HOUR_MS = 3_600_000
 
 def new_recommendation_id(source: str) -> str:
     """A new id for a list from a source, which is a model version or a trial."""
-    return f"{source}.{time.time_ns() // 1_000_000:x}.{os.urandom(_RANDOM_BYTES).hex()}"
+    return f"{source}.{time.time_ns() // 1_000_000:x}.{random_hex(_RANDOM_BYTES)}"
 
 
 def hour_now() -> int:

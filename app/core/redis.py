@@ -124,7 +124,7 @@ class RedisClient:
     # Rate limits
 
     async def take(self, caller: str, rate: float, burst: int) -> TokenGrant | None:
-        """Take a token from the bucket that all servers share: see `rate_limit.TokenBuckets`."""
+        """Take a token from the bucket that all servers share: see `TokenBuckets`."""
         if not self.available:
             return None
         key = f"{self._prefix}:bucket:{caller}"

@@ -318,10 +318,5 @@ def next_cursor(following: int | None) -> str | None:
     return None if following is None else encode_cursor(following)
 
 
-def page_response(items: list[dict[str, Any]], following: int | None) -> Response:
-    """A page of a list; ``following`` is where the next one begins, None after the last."""
-    return json_response({"items": items, "next_cursor": next_cursor(following)})
-
-
 def _bad_cursor() -> NoReturn:
     raise Unprocessable("the cursor is not one that this service gave", code="invalid_cursor")

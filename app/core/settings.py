@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from app.core.cron import CronSchedule
 from app.core.errors import SettingsError
 from ncr_core.model_config import MAX_FACTORS, ServiceKind, Users
-from ncr_core.recipes import AUTO_RECIPE, recipe
+from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, recipe
 
 _DEFAULT = recipe("default")
 
@@ -277,8 +277,8 @@ class Settings(BaseSettings):
     @field_validator("default_recipe")
     @classmethod
     def _default_recipe(cls, name: str | None) -> str | None:
-        if name and name != AUTO_RECIPE:
-            recipe(name)
+        if name and name not in SERVICE_RECIPES:
+            raise ValueError(f"there is no such recipe; there are {', '.join(SERVICE_RECIPES)}")
         return name or None
 
     @field_validator("train_schedule")

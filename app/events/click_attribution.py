@@ -23,7 +23,7 @@ from app.core.recommendation_ids import (
 from app.events.event_weights import EventWeights
 from app.events.tables import events
 
-PAGE_ROWS = 2_000  # more than the clicks of one list, and few enough not to hold up requests
+PAGE_ROWS = 2_000  # more than the items of one list, and few enough not to hold up requests
 MAX_MICROSECONDS = 2**63 - 1
 
 
@@ -82,8 +82,10 @@ class ClickAttribution:
         """
         list_id = events.c.recommendation_id
         query = (
+            # Distinct: an item of a list may have been clicked any number of times.
             sa.select(list_id, events.c.item_id)
-            # Keyset pagination on the index: nothing is sorted or read twice.
+            .distinct()
+            # Keyset pagination on the index: no page sorts or reads what is not its own.
             .where(list_id > sa.bindparam("after"), list_id < last_of(source), self._is_positive)
             .order_by(list_id)
             .limit(PAGE_ROWS)

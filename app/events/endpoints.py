@@ -25,10 +25,10 @@ from app.core.requests import (
     PathId,
     datetime_of,
     decode_cursor,
-    encode_cursor,
     json_response,
     loads_lenient,
     media_type,
+    next_cursor,
 )
 from app.core.tables import now_us
 from app.events.schemas import (
@@ -287,7 +287,7 @@ async def get_history(
             )
             for event, item in events
         ],
-        next_cursor=None if next_below is None else encode_cursor(next_below),
+        next_cursor=next_cursor(next_below),
     )
 
 

@@ -185,18 +185,19 @@ class GroupCommit:
         try:
             results = await self._commit([request.rows for request in group])
         except Exception as error:
-            failure = _client_error(error)
-            if isinstance(failure, Unavailable):
-                # The database is away: retried alone, each request would wait for it in turn.
+            if _is_away(error):
+                log.error("events not written", error=str(error).partition("\n")[0])
+                # Retried alone, each request would wait for the database in turn. Each has an
+                # error of its own, because a stream adds its numbers to it.
                 for request in group:
-                    _fail(request, failure)
+                    _fail(request, _cannot_write())
             elif len(group) > 1:
                 log.warning("group commit failed, retrying one by one", requests=len(group))
                 # One request that cannot be written must not take the others with it.
                 for request in group:
                     await self._write([request])
             else:
-                _fail(group[0], failure)
+                _fail(group[0], error)
             return
         self._observe(sum(len(r.rows) for r in group), time.perf_counter() - started)
         for request, result in zip(group, results, strict=True):
@@ -215,10 +216,12 @@ def _shutting_down() -> Unavailable:
     return Unavailable("the service is stopping", code="shutting_down")
 
 
-def _client_error(error: Exception) -> Exception:
-    """Return what to raise for a failed commit: 503 for an unreachable or busy database."""
-    is_away = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | OSError)
-    if is_away or (isinstance(error, DBAPIError) and error.connection_invalidated):
-        log.error("events not written", error=str(error).splitlines()[0])
-        return Unavailable("the database cannot be written to", code="storage_unavailable")
-    return error
+def _cannot_write() -> Unavailable:
+    return Unavailable("the database cannot be written to", code="storage_unavailable")
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a commit failed because the database is unreachable or busy."""
+    if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | OSError):
+        return True
+    return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -34,8 +34,13 @@ GONE_CHECK_SECONDS = 0.02  # a client that has waited so long is asked whether i
 CLOSE_SECONDS = 2.0
 
 
-class ClientGone(Exception):  # noqa: N818 - it is what happened, not an error to report
-    """Nobody waits for the list any more."""
+class ClientGone(Unavailable):
+    """Nobody waits for the result any more."""
+
+    code = "client_gone"
+
+    def __init__(self) -> None:
+        super().__init__("the client has gone")
 
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -109,6 +114,7 @@ class Batcher:
         self._slow = _Queue(MAX_SLOW_BATCH, MAX_SLOW_WAIT_SECONDS)
         self._slow_is_next = False
         self._runner: asyncio.Task[None] | None = None
+        self._closed = False
         self._metrics = metrics or InferenceMetrics()
 
     async def rank(
@@ -185,19 +191,22 @@ class Batcher:
         return self._runner is not None and not self._runner.done()
 
     def check(self) -> None:
-        """Raises Unavailable when too many are waiting already, whatever would be asked for."""
+        """Raises Unavailable when too many are waiting already, or after the end."""
         self._check(self._quick)
 
     def _check(self, queue: _Queue) -> None:
+        if self._closed:
+            raise _stopping()
         if queue.is_full(asyncio.get_running_loop().time()):
             self._metrics.refused.inc()
             raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
 
     async def close(self) -> None:
-        """Ends the thread after the pass that it is in; what waits is answered with 503."""
+        """Ends the thread after the pass that it is in; what waits or comes later is 503."""
+        self._closed = True
         for queue in (self._quick, self._slow):
             for one in queue.waiting:
-                _set_exception(one, Unavailable("the service is stopping", code="stopping"))
+                _set_exception(one, _stopping())
             queue.waiting.clear()
         if self._runner is not None:
             await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
@@ -265,6 +274,10 @@ class Batcher:
         finally:
             took = loop.time() - started
             self._metrics.passed(took, [started - one.since for one in batch])
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the service is stopping", code="stopping")
 
 
 async def _has_gone(one: _Waiting) -> bool:

@@ -71,9 +71,12 @@ def index_items(
     Args:
         catalogue: the state.
         item_ids: the client's id of each of the model's rows.
-        previous: the index of the same items in an earlier state.
+        previous: an index of the same items. One of a later state is ignored: it has ids that
+            this state may not have yet.
     """
     ids = catalogue.internal_ids
+    if previous is not None and previous.seq > catalogue.seq:
+        previous = None
     if previous is None:
         internal = np.array([ids.get(item, -1) for item in item_ids], dtype=np.int64)
     else:  # an id is for good: only what was not there can have changed

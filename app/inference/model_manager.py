@@ -60,7 +60,9 @@ class ModelManager:
         self._woken = asyncio.Event()
         self._new_items = new_items
         self._tasks: list[asyncio.Task[None]] = []
-        self.versions = ModelVersionCache(registry, self._load, settings.trial_models)
+        self.versions = ModelVersionCache(
+            registry, self._load, settings.trial_models, lambda: self.current
+        )
 
     async def start(self) -> None:
         """Loads the active model, if there is one, and begins to follow the registry."""
@@ -117,7 +119,7 @@ class ModelManager:
             self.current, self.refused = None, None
         elif self.current is None or self.current.version != activation.version:
             try:
-                model = self.versions.take(activation.version)
+                model = await self.versions.take(activation.version)
                 if model is None:
                     model = await self._load(await self._registry.get(activation.version))
                 self._candidates_checked = None
@@ -132,6 +134,7 @@ class ModelManager:
                 log.error("model refused", version=activation.version, reason=reason)
             else:
                 self.current, self.refused = model, None
+                self.versions.drop(model.version)  # a request may have had it loaded meanwhile
                 self._on_model(model)
                 log.info("model loaded", version=model.version, items=model.engine.n_items)
         else:
@@ -221,10 +224,12 @@ class ModelVersionCache:
         registry: ModelRegistry,
         load: Callable[[ModelRow], Awaitable[LoadedModel]],
         max_models: int,
+        current: Callable[[], LoadedModel | None],
     ) -> None:
         self._registry = registry
         self._load = load
         self._max_models = max_models
+        self._current = current
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
         self._loading: dict[str, asyncio.Task[LoadedModel]] = {}
         self._failed_at: dict[str, float] = {}
@@ -270,9 +275,19 @@ class ModelVersionCache:
             self._start_loading(version)
         return model
 
-    def take(self, version: str) -> LoadedModel | None:
-        """The version, if it is loaded, no longer kept here."""
-        return self._loaded.pop(version, None)
+    async def take(self, version: str) -> LoadedModel | None:
+        """The version, if it is loaded or being loaded, no longer kept here.
+
+        Raises what went wrong with a loading in progress.
+        """
+        loading = self._loading.get(version)
+        model = self._loaded.get(version) if loading is None else await asyncio.shield(loading)
+        self.drop(version)
+        return model
+
+    def drop(self, version: str) -> None:
+        """Keeps the version no longer."""
+        self._loaded.pop(version, None)
 
     async def stop(self) -> None:
         """Cancels what is being loaded."""
@@ -301,6 +316,9 @@ class ModelVersionCache:
             if row.status == "deleted":
                 raise version_deleted(version)
             model = await self._load(row)
+        current = self._current()
+        if current is not None and current.version == version:
+            return current  # activated meanwhile: a second copy would hold a place and its memory
         self._loaded[version] = model
         while len(self._loaded) > self._max_models:
             self._loaded.popitem(last=False)

@@ -30,6 +30,7 @@ from app.recommend.schemas import (
     MAX_USERS,
     MIN_SEQ,
     MODEL,
+    SEQ_BOUND,
     BatchAnswer,
     BatchBody,
     CompareBody,
@@ -71,7 +72,7 @@ async def recommend(
         list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
     ] = None,
     explain: Annotated[Explain, Query(description=EXPLAIN)] = "none",
-    min_seq: Annotated[int | None, Query(ge=0, lt=2**63, description=MIN_SEQ)] = None,
+    min_seq: Annotated[int | None, Query(ge=0, lt=SEQ_BOUND, description=MIN_SEQ)] = None,
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
     diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
 ) -> Response:
@@ -79,15 +80,15 @@ async def recommend(
     for item in exclude or ():
         if problem := text_problem(item):
             raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
-    query = RecommendationQuery(
-        n,
-        exclude_seen,
-        tuple(sorted({*(category or ())})),
-        tuple(sorted({*(exclude or ())})),
-        min_seq,
-        model,
-        float(diversity),
-        explain == "pairwise",
+    query = RecommendationQuery.canonical(
+        n=n,
+        exclude_seen=exclude_seen,
+        category=category or (),
+        exclude=exclude or (),
+        min_seq=min_seq,
+        model=model,
+        diversity=diversity,
+        explain=explain,
     )
     request.state.answer = partial(answer, query=query)
     return await answer(request, user, query)

@@ -7,7 +7,6 @@ from functools import partial
 
 from app import __version__
 from app.core.cache import ByteCache, SingleFlight
-from app.core.errors import Unavailable
 from app.core.redis import RedisClient
 from app.inference.batcher import Batcher, ClientGone
 from app.inference.loaded_model import LoadedModel
@@ -64,11 +63,13 @@ class ListBuilder:
                 self._batcher.check()  # before anything is done for a request that will be refused
                 try:
                     # Requests for the same list wait for one computation.
-                    cached = await self._flights.run(key, partial(self._rank, key, context, model))
+                    cached = await self._flights.run(
+                        key, partial(self._rank, key, context, model), context.on_slow
+                    )
                 except ClientGone:
                     # It may have been another's client who asked for the same list.
                     if context.is_gone is not None and await context.is_gone():
-                        raise Unavailable("the client has gone", code="client_gone") from None
+                        raise
             ranked = cached
         if len(ranked.ids) >= query.n:
             return ranked
@@ -78,6 +79,9 @@ class ListBuilder:
         self, key: Hashable, context: RecommendationContext, model: LoadedModel
     ) -> RankedList:
         """The model's list, empty where it knows nothing of the user; kept in the caches."""
+        # Before anything is waited for: the model holds one index, and a request with a later state
+        # of the catalogue would have it made anew.
+        items = model.items(context.catalogue)
         request = rank_request(context, model)
         if request is None:
             return EMPTY_LIST
@@ -89,18 +93,18 @@ class ListBuilder:
             if shared is not None:
                 self.cache.put(key, shared, shared.nbytes + context.query.key_bytes)
                 return shared
-        items = await self._batcher.rank(
+        best = await self._batcher.rank(
             model.engine,
             request,
             context.is_gone,
-            context.on_slow,
+            partial(self._flights.turn_slow, key),
             ready=model.engine.retriever.is_ready(request),
         )
         ranked = RankedList.ranked(
             context.catalogue,
-            model.items(context.catalogue).internal,
+            items.internal,
             source_of(request.user),
-            items,
+            best,
             explain=context.query.explain,
         )
         self.cache.put(key, ranked, ranked.nbytes + context.query.key_bytes)

@@ -8,12 +8,16 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from app.core.logging import get_logger
 from app.events.service import EventService
 from app.recommend.context import RecommendationContext, allowed_items, internal_ids
 from app.recommend.response import RankedList, popular_entry
 
+log = get_logger(__name__)
+
 INCREMENT_SECONDS = 1.0
 RECOUNT_SECONDS = 300.0
+RETRY_SECONDS = 10.0  # after a recount that failed
 MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is counted anew
 
 
@@ -21,7 +25,8 @@ class PopularityRanking:
     """Items by the number of their users, most first.
 
     New events are counted in as they come (a user's second event on an item too, until the next
-    recount): that is one short query at most once a second, and a recount a few times an hour.
+    recount): that is one short query at most once a second. A recount, a few times an hour, reads
+    all events: a task of its own does it, and until it has ended the ranking stays as it was.
     """
 
     def __init__(self, events: EventService) -> None:
@@ -34,15 +39,25 @@ class PopularityRanking:
         """Grows when the ranking changes."""
         self._counted_at = self._recounted_at = -float("inf")
         self._updating = asyncio.Lock()
+        self._recount: asyncio.Task[None] | None = None
 
     async def ranked(self, at_least: int) -> NDArray[np.int64]:
         """Internal ids of all items with events, most popular first, ties by id."""
         now = time.monotonic()
-        if self._seq < at_least and now - self._counted_at >= INCREMENT_SECONDS:
+        if self._seq < at_least and self._is_due(now):
             async with self._updating:
-                if now - self._counted_at >= INCREMENT_SECONDS:
+                if self._is_due(now):
                     await self._update(at_least, now)
         return self._ranked
+
+    async def stop(self) -> None:
+        """End a recount in progress."""
+        if self._recount is not None:
+            self._recount.cancel()
+            await asyncio.wait({self._recount})
+
+    def _is_due(self, now: float) -> bool:
+        return self._recount is None and now - self._counted_at >= INCREMENT_SECONDS
 
     async def _update(self, at_least: int, now: float) -> None:
         if now - self._recounted_at < RECOUNT_SECONDS:
@@ -52,6 +67,21 @@ class PopularityRanking:
                 seq = max(at_least, new[-1][0] if new else 0)
                 self._set(_sum(self.counts, items, np.ones_like(items)), seq, now)
                 return
+        if len(self._ranked) == 0:  # there is nothing to answer with meanwhile
+            await self._count_all(now)
+            return
+        self._recount = asyncio.create_task(self._recount_aside(now))
+
+    async def _recount_aside(self, now: float) -> None:
+        try:
+            await self._count_all(now)
+        except Exception as error:
+            log.warning("popularity is not recounted", error=str(error).partition("\n")[0])
+            self._counted_at = time.monotonic() + RETRY_SECONDS
+        finally:
+            self._recount = None
+
+    async def _count_all(self, now: float) -> None:
         # The number first: what comes in meanwhile may be counted twice, but is never missed.
         seq = await self._events.last_seq()
         pairs = np.array(await self._events.popularity(), dtype=np.int64).reshape(-1, 2)

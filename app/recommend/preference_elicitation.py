@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
 from app.core.cache import SingleFlight
-from app.core.errors import Unavailable
 from app.core.middleware import ConcurrencyLimiter
-from app.inference.batcher import Batcher, ClientGone, IsGone
+from app.inference.batcher import Batcher, IsGone
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
 from app.recommend.context import (
@@ -122,6 +121,8 @@ class QuestionService:
     ) -> list[ItemPair]:
         """The pairs whose answers tell most, by the model."""
         items = model.items(context.catalogue)
+        profile, n = context.profile, context.query.n
+        state = user_state(context, model) if len(profile.seen) else None
         visible = items.rows(popular[context.catalogue.visible[popular]])
         visible = visible[visible >= 0]
         if len(visible) < 2:
@@ -130,8 +131,9 @@ class QuestionService:
         unseen = items.rows(popular[allowed[popular]])
         unseen = unseen[unseen >= 0]
         extra = unseen[~np.isin(unseen, pool.items)][:EXTRA_ITEMS]
-        profile, n = context.profile, context.query.n
-        vector = await self._user_vector(context, model) if len(profile.seen) else None
+        vector: NDArray[np.float32] | None = None
+        if state is not None:
+            vector = await self._batcher.user_vector(model.engine, state, context.is_gone)
         events = len(profile.positives) + len(profile.disliked)
         stated = items.rows(profile.pairs[-MAX_EVIDENCE:].flatten()).reshape(-1, 2)
         seed = int.from_bytes(hashlib.blake2b(context.user.encode(), digest_size=8).digest(), "big")
@@ -164,17 +166,6 @@ class QuestionService:
 
         # Not by the version alone: new items' rows are others after the next were fitted.
         return await self._flights.run(model.key, make)
-
-    async def _user_vector(
-        self, context: RecommendationContext, model: LoadedModel
-    ) -> NDArray[np.float32] | None:
-        state = user_state(context, model)
-        if state is None:
-            return None
-        try:
-            return await self._batcher.user_vector(model.engine, state, context.is_gone)
-        except ClientGone:
-            raise Unavailable("the client has gone", code="client_gone") from None
 
     async def _by_popularity(self, context: RecommendationContext) -> NDArray[np.int64]:
         """Internal ids of all items: most popular first, then those without users, newest first."""

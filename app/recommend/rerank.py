@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
-from app.core.errors import Conflict, Unavailable, Unprocessable
+from app.core.errors import Conflict, Unprocessable
 from app.core.recommendation_ids import new_recommendation_id
-from app.inference.batcher import Batcher, ClientGone, IsGone
+from app.inference.batcher import Batcher, IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext, source_of, user_state
@@ -74,10 +74,7 @@ class RerankService:
             best: list[RankedItem] = []
             if len(known):
                 request = RerankRequest(state, rows[known])
-                try:
-                    best = await self._batcher.rerank(model.engine, request, is_gone)
-                except ClientGone:
-                    raise Unavailable("the client has gone", code="client_gone") from None
+                best = await self._batcher.rerank(model.engine, request, is_gone)
             ranked = [(position_of[item.row], item) for item in best]
             ranked += [(position, None) for position in np.flatnonzero(rows < 0).tolist()]
         entries = []
@@ -128,10 +125,7 @@ class RerankService:
             raise Unprocessable(f"the model does not know {first!r:.80}", code="item_not_ranked")
         state = user_state(context, model)
         request = RerankRequest(state or UserState(), rows)
-        try:
-            comparison = await self._batcher.compare(model.engine, request, is_gone)
-        except ClientGone:
-            raise Unavailable("the client has gone", code="client_gone") from None
+        comparison = await self._batcher.compare(model.engine, request, is_gone)
         return Comparison(
             user=user,
             model_version=model.version,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +17,7 @@ MAX_LIST = 1_000
 MAX_COMPARED = 100
 MAX_USERS = 1_000
 MAX_CATEGORIES = 64
+SEQ_BOUND = 2**53  # no seq is as large, and readers of JSON hold whole numbers exactly up to it
 
 CATEGORY = "Items in any of them."
 EXCLUDE = "Items to leave out."
@@ -54,6 +55,31 @@ class RecommendationQuery:
     diversity: float = 0.0
     explain: bool = False
 
+    @classmethod
+    def canonical(
+        cls,
+        *,
+        n: int,
+        exclude_seen: bool,
+        category: Iterable[str],
+        exclude: Iterable[str],
+        min_seq: int | None,
+        model: str | None,
+        diversity: float,
+        explain: Explain,
+    ) -> RecommendationQuery:
+        """The query of parameters as a request gives them, in any order and repeated."""
+        return cls(
+            n,
+            exclude_seen,
+            tuple(sorted({*category})),
+            tuple(sorted({*exclude})),
+            min_seq,
+            model,
+            float(diversity),
+            explain == "pairwise",
+        )
+
     @cached_property
     def key(self) -> Hashable:
         """What a list depends on of the query."""
@@ -87,7 +113,7 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    min_seq: int | None = Field(default=None, ge=0, lt=2**53, description=MIN_SEQ)
+    min_seq: int | None = Field(default=None, ge=0, lt=SEQ_BOUND, description=MIN_SEQ)
     model: str | None = Field(default=None, max_length=256, description=MODEL)
 
     @field_validator("min_seq", "n", mode="before", check_fields=False)
@@ -116,16 +142,7 @@ class BatchBody(_Body):
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query."""
-        return RecommendationQuery(
-            self.n,
-            self.exclude_seen,
-            tuple(sorted({*self.category})),
-            tuple(sorted({*self.exclude})),
-            self.min_seq,
-            self.model,
-            float(self.diversity),
-            self.explain == "pairwise",
-        )
+        return RecommendationQuery.canonical(**self.model_dump(exclude={"users"}))
 
 
 class RerankBody(_Body):

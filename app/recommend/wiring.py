@@ -49,7 +49,7 @@ class RecommendFeature:
         cache_bytes = settings.list_cache_bytes
         new_items = NewItems(events, catalog, settings.new_item_users)
         contexts = ContextLoader(events, catalog)
-        popularity = PopularityRanking(events)
+        self._popularity = popularity = PopularityRanking(events)
         # Newcomers' lists differ, and there may be any number of them: only parts are kept.
         exploration = Exploration(settings.exploration, cache_bytes // 16)
         self.models = models = ModelManager(registry, settings, on_model, metrics, new_items)
@@ -76,4 +76,5 @@ class RecommendFeature:
         if self.ab_tests is not None:
             await self.ab_tests.stop()
         await self.models.stop()
+        await self._popularity.stop()
         await self.batcher.close()

@@ -17,7 +17,7 @@ SHORTEST_LIMIT = 64
 BY_ROW = {"POST /items", "POST /preferences"}  # an event by itself is answered as a list of one
 BEYOND_THE_SCHEMA = {
     "POST /compare": {"item_not_ranked"},
-    "POST /admin/train": {"cannot_start_warm", "recipe_chooses"},
+    "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
     "POST /admin/trials": {"same_version"},
     "POST /preferences": {"same_item", "unknown_item", "invalid_timestamp"},  # of a date: its year
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from app.catalog import service
 from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.wiring import Services
 
@@ -52,3 +55,22 @@ async def test_the_catalogue_follows_every_change(services: Services) -> None:
     assert changed.seq > catalogue.seq
     assert bool(catalogue.visible[a])
     assert not changed.visible[a]
+
+
+async def test_a_thread_takes_in_large_changes_and_those_of_large_catalogues(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline: list[bool] = []
+    honest = Catalogue.updated
+
+    def updated(catalogue: Catalogue, rows: Sequence[CatalogueRow]) -> Catalogue:
+        inline.append(threading.current_thread() is threading.main_thread())
+        return honest(catalogue, rows)
+
+    monkeypatch.setattr(Catalogue, "updated", updated)
+    monkeypatch.setattr(service, "MAX_INLINE_ROWS", 2)
+    monkeypatch.setattr(service, "MAX_INLINE_ITEMS", 5)
+    for items in ("ab", "cde", "a"):  # internal ids begin with 1: after "cde" the size is 6
+        await services.catalog.upsert_rows([{"id": item} for item in items])
+        await services.catalog.catalogue()
+    assert inline == [True, False, False]

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from app.core.cache import ENTRY_BYTES, ByteCache, SingleFlight
+from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
 
@@ -67,6 +68,31 @@ async def test_single_flight_shares_an_exception() -> None:
         *(flights.run("a", fail) for _ in range(3)), return_exceptions=True
     )
     assert [type(error) for error in found] == [ZeroDivisionError] * 3
+
+
+async def test_single_flight_tells_every_caller_that_it_has_turned_slow() -> None:
+    flights: SingleFlight[str, int] = SingleFlight()
+    told: list[int] = []
+    turn, go = asyncio.Event(), asyncio.Event()
+
+    async def make() -> int:
+        await turn.wait()
+        flights.turn_slow("a")
+        await go.wait()
+        return 1
+
+    def ask(n: int) -> asyncio.Task[int]:
+        return asyncio.create_task(flights.run("a", make, lambda: told.append(n)))
+
+    asking = [ask(1), ask(2), asyncio.create_task(flights.run("a", make))]
+    await asyncio.sleep(0)
+    assert told == []
+    turn.set()
+    await until(lambda: told == [1, 2])
+    asking.append(ask(3))
+    await until(lambda: told == [1, 2, 3])
+    go.set()
+    assert await asyncio.gather(*asking) == [1] * 4
 
 
 async def test_single_flight_cancels_a_computation_without_callers() -> None:

@@ -20,6 +20,7 @@ from app.recommend.response import RankedList
 from app.wiring import Services, build_services
 from tests.app.conftest import add_small_data, client_of, publish_model, until
 from tests.cluster.servers import RedisServer
+from tests.conftest import skip_or_fail
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +72,7 @@ async def test_hints_reach_all_servers_and_are_combined(
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A server of the test's own, to be killed."""
     if not RedisServer.available():
-        pytest.skip("there is no redis-server")
+        skip_or_fail("there is no redis-server")
     with RedisServer(tmp_path / "redis") as server:
         yield server
 

@@ -155,13 +155,31 @@ async def test_cancelled_draining_fails_pending_requests() -> None:
     assert all(isinstance(answer, Unavailable) for answer in answers)
 
 
-async def test_an_unreachable_database_is_503() -> None:
+@pytest.mark.parametrize(
+    "error", [OperationalError("INSERT", {}, Exception("disk full")), TimeoutError()]
+)
+async def test_an_unreachable_database_is_503(error: Exception) -> None:
     async def commit(_: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
-        raise OperationalError("INSERT", {}, Exception("disk full"))
+        raise error
 
     writer = GroupCommit(commit, group_rows=1, group_ms=0, buffer_rows=10)
     writer.start()
     with pytest.raises(Unavailable) as caught:
         await writer.submit(_rows(1))
     assert caught.value.code == "storage_unavailable"
+    await writer.drain()
+
+
+async def test_an_unreachable_database_gives_each_request_an_error_of_its_own() -> None:
+    async def commit(_: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
+        raise OperationalError("INSERT", {}, Exception("disk full"))
+
+    writer = GroupCommit(commit, group_rows=10, group_ms=50, buffer_rows=10)
+    writer.start()
+    errors = await asyncio.gather(
+        *(writer.submit(_rows(1)) for _ in range(2)), return_exceptions=True
+    )
+    assert [type(error) for error in errors] == [Unavailable] * 2
+    # A stream adds what it has stored to its error: the other client must not see it.
+    assert errors[0] is not errors[1]
     await writer.drain()

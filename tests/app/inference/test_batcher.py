@@ -15,6 +15,7 @@ from app.inference import batcher as module
 from app.inference.batcher import Batcher, ClientGone, IsGone
 from ncr_core.inference.engine import RankedItem
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
+from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
 
@@ -27,9 +28,11 @@ class FakeEngine:
         self.batches: list[list[int]] = []
         self.go = threading.Event()
         self.go.set()
+        self.entered = threading.Event()
         self.retriever = self
 
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
+        self.entered.set()
         self.go.wait(10)
         self.batches.append([r.n for r in requests])
         if any(r.n == 13 for r in requests):
@@ -56,13 +59,21 @@ def ask(
     return asyncio.create_task(batcher.rank(cast(Any, model), request, gone, ready=ready))
 
 
+async def begin(
+    batcher: Batcher, model: FakeEngine, gone: IsGone | None = None
+) -> asyncio.Task[list[RankedItem]]:
+    """A request with an n of 1 whose pass lasts until ``go`` is set: what comes now collects."""
+    model.go.clear()
+    first = ask(batcher, model, 1, gone=gone)
+    await until(model.entered.is_set)
+    return first
+
+
 async def test_what_collects_while_the_thread_is_busy_is_one_batch(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1)
-    await asyncio.sleep(0.05)
+    first = await begin(batcher, model)
     rest = [ask(batcher, model, n) for n in range(2, 7)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     model.go.set()
     answers = await asyncio.gather(first, *rest)
     assert [a[0].row for a in answers] == [1, 2, 3, 4, 5, 6]
@@ -80,11 +91,9 @@ async def test_an_exception_fails_its_own_request_only(batcher: Batcher) -> None
 
 async def test_requests_that_have_gone_away_are_not_ranked(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1)
-    await asyncio.sleep(0.05)
+    first = await begin(batcher, model)
     gone, stays = ask(batcher, model, 2), ask(batcher, model, 3)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     gone.cancel()
     await asyncio.sleep(0)
     model.go.set()
@@ -92,7 +101,9 @@ async def test_requests_that_have_gone_away_are_not_ranked(batcher: Batcher) -> 
     assert model.batches == [[1], [3]]
 
 
-async def test_clients_that_hung_up_are_not_ranked_for(batcher: Batcher) -> None:
+async def test_clients_that_hung_up_are_not_ranked_for(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def gone() -> bool:
         return True
 
@@ -100,25 +111,24 @@ async def test_clients_that_hung_up_are_not_ranked_for(batcher: Batcher) -> None
         return False
 
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1, gone=gone)  # at once, without being asked
-    await asyncio.sleep(0.05)
+    monkeypatch.setattr(module, "GONE_CHECK_SECONDS", 5.0)
+    first = await begin(batcher, model, gone)  # at once, without being asked
+    monkeypatch.setattr(module, "GONE_CHECK_SECONDS", 0.0)
     hung_up, waits = ask(batcher, model, 2, gone=gone), ask(batcher, model, 3, gone=still_there)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(first, waits)
     assert model.batches == [[1], [3]]
-    with pytest.raises(ClientGone):
+    with pytest.raises(ClientGone) as refused:
         await hung_up
+    assert (refused.value.status, refused.value.code) == (503, "client_gone")
 
 
 async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
     a, b = FakeEngine("a"), FakeEngine("b")
-    a.go.clear()
-    tasks = [ask(batcher, a, 1)]
-    await asyncio.sleep(0.05)
+    tasks = [await begin(batcher, a)]
     tasks += [ask(batcher, a, 2), ask(batcher, b, 3), ask(batcher, b, 4), ask(batcher, a, 5)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     a.go.set()
     await asyncio.gather(*tasks)
     assert a.batches == [[1], [2], [5]]
@@ -130,11 +140,9 @@ async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.Mon
     batcher._quick.max_batch = 2
     batcher._quick.max_wait = 60.0  # they are refused for their number, not for their time
     model = FakeEngine()
-    model.go.clear()
-    tasks = [ask(batcher, model, 1)]
-    await asyncio.sleep(0.05)
+    tasks = [await begin(batcher, model)]
     tasks += [ask(batcher, model, n) for n in (2, 3)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     with pytest.raises(Unavailable) as refused:
         await ask(batcher, model, 4)
     assert refused.value.headers["Retry-After"] == "1"
@@ -144,11 +152,9 @@ async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.Mon
 
 async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    tasks = [ask(batcher, model, 1)]
-    await asyncio.sleep(0.05)
+    tasks = [await begin(batcher, model)]
     tasks += [ask(batcher, model, 1000) for _ in range(20)] + [ask(batcher, model, 2)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
     assert [len(batch) for batch in model.batches] == [1, 8, 1, 8, 4]
@@ -157,11 +163,9 @@ async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
 
 async def test_users_without_candidates_take_turns_with_the_others(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    tasks = [ask(batcher, model, 1)]
-    await asyncio.sleep(0.05)
+    tasks = [await begin(batcher, model)]
     tasks += [ask(batcher, model, n, seq=1) for n in range(20, 32)] + [ask(batcher, model, 2)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
     assert model.batches == [[1], [*range(20, 28)], [2], [*range(28, 32)]]
@@ -170,13 +174,12 @@ async def test_users_without_candidates_take_turns_with_the_others(batcher: Batc
 async def test_a_queue_that_would_take_too_long_is_refused(batcher: Batcher) -> None:
     model = FakeEngine()
     batcher._quick.max_batch = 3
-    model.go.clear()
-    tasks = [ask(batcher, model, 1)]
-    await asyncio.sleep(0.05)
+    batcher._quick.max_wait = 0.01
+    tasks = [await begin(batcher, model)]
     tasks += [ask(batcher, model, n) for n in (2, 3)]
-    await asyncio.sleep(batcher._quick.max_wait * 2)
+    await asyncio.sleep(0.02)
     tasks.append(ask(batcher, model, 4))  # there is room for it in the next pass
-    await asyncio.sleep(batcher._quick.max_wait * 2)
+    await asyncio.sleep(0)
     with pytest.raises(Unavailable) as refused:  # the first has waited twice as long as may be
         await ask(batcher, model, 5)
     assert refused.value.code == "overloaded"
@@ -190,29 +193,32 @@ async def test_a_queue_that_would_take_too_long_is_refused(batcher: Batcher) -> 
 
 async def test_what_a_pass_took_is_measured(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    tasks = [ask(batcher, model, 1)]
-    await asyncio.sleep(0.05)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    tasks = [await begin(batcher, model)]
     tasks += [ask(batcher, model, n) for n in (2, 3)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
+    collected = clock()
+    await asyncio.sleep(0.02)
+    held = clock() - collected
     model.go.set()
     await asyncio.gather(*tasks)
+    took = clock() - began
     metrics = batcher._metrics
     assert metrics.batch_size._sum.get() == 3
-    assert metrics.compute_seconds._sum.get() >= 0.1
-    assert 0.1 <= metrics.queue_seconds._sum.get() < metrics.compute_seconds._sum.get() * 2
+    # One pass and two requests in the queue lasted at least as long as the pass was held up.
+    assert held <= metrics.compute_seconds._sum.get() <= took
+    assert 2 * held <= metrics.queue_seconds._sum.get() <= 3 * took
 
 
 async def test_a_request_that_waited_too_long_is_503(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.01)
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1)
-    await asyncio.sleep(0)
+    first = await begin(batcher, model)
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.01)
     late = ask(batcher, model, 2)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.02)
     model.go.set()
     with pytest.raises(Unavailable):
         await late
@@ -222,20 +228,26 @@ async def test_a_request_that_waited_too_long_is_503(
 
 async def test_closing_answers_what_waits(batcher: Batcher) -> None:
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1)
-    await asyncio.sleep(0.05)
+    first = await begin(batcher, model)
     waiting = ask(batcher, model, 2)
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     closing = asyncio.create_task(batcher.close())
     with pytest.raises(Unavailable):
         await waiting
+    with pytest.raises(Unavailable) as refused:  # the thread still has its last pass
+        await ask(batcher, model, 3)
+    assert refused.value.code == "stopping"
     model.go.set()
     await closing
     assert (await first)[0].row == 1
+    with pytest.raises(Unavailable) as refused:
+        await ask(batcher, model, 4)
+    assert refused.value.code == "stopping"
 
 
-async def test_what_a_connection_says_does_not_stop_the_others(batcher: Batcher) -> None:
+async def test_what_a_connection_says_does_not_stop_the_others(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken() -> bool:
         raise OSError("reset")
 
@@ -243,11 +255,10 @@ async def test_what_a_connection_says_does_not_stop_the_others(batcher: Batcher)
         return False
 
     model = FakeEngine()
-    model.go.clear()
-    first = ask(batcher, model, 1)
-    await asyncio.sleep(0.05)
+    first = await begin(batcher, model)
+    monkeypatch.setattr(module, "GONE_CHECK_SECONDS", 0.0)
     tasks = [ask(batcher, model, n, gone=g) for n, g in ((2, still_there), (3, broken), (4, None))]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     model.go.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(answers[1], OSError)

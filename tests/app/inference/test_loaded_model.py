@@ -153,6 +153,18 @@ def test_a_change_of_the_catalogue_that_shows_and_hides_nothing_keeps_candidates
     assert first.candidates_key(True, ()) != model.items(whole).candidates_key(True, ())
 
 
+def test_an_earlier_state_of_the_catalogue_after_a_later_one(model: LoadedModel) -> None:
+    """Requests go on with the state that they began with."""
+    earlier = Catalogue().updated([CatalogueRow(1, "i0", None, [], False, False, 1)])
+    later = earlier.updated([CatalogueRow(2, "i1", None, [], False, False, 2)])
+    expected = model.items(earlier)
+    assert model.items(later).internal[:3].tolist() == [1, 2, -1]
+    again = model.items(earlier)
+    assert again.internal[:3].tolist() == [1, -1, -1]
+    assert again.visible.tolist() == expected.visible.tolist()
+    assert again.row_of.tolist() == expected.row_of.tolist()
+
+
 def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from app.inference.model_manager import ModelManager
 from app.main import create_app
 from app.registry.tables import models
 from app.wiring import Services
-from tests.app.conftest import client_of, publish_model
+from tests.app.conftest import client_of, publish_model, until
 from tests.app.recommend.conftest import ITEMS, ask, ids, post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -160,6 +160,78 @@ async def test_what_is_activated_need_not_be_loaded_again(
     assert host.current is loaded
     assert (await ask(client, "user-1"))["items"] == tried["items"]
     assert loads == [versions[0]]
+
+
+@pytest.fixture
+def gate(loads: list[str], app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """What loads of other versions wait for, after they have begun."""
+    others, go = app.state.recommend.models.versions, asyncio.Event()
+    honest = others._load
+
+    async def slow(row: Any) -> Any:
+        loaded = await honest(row)
+        await go.wait()
+        return loaded
+
+    monkeypatch.setattr(others, "_load", slow)
+    return go
+
+
+async def test_what_is_activated_while_it_is_loaded_is_loaded_once(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    versions: list[str],
+    loads: list[str],
+    gate: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host: ModelManager = app.state.recommend.models
+    monkeypatch.setattr(host, "_load", host.versions._load)  # counted, too
+    asked = asyncio.create_task(ask(client, "user-1", model=versions[0]))
+    await until(lambda: loads == [versions[0]])
+    await app.state.services.models.activate(versions[0])
+    refreshed = asyncio.create_task(host.refresh())
+    await asyncio.wait({refreshed}, timeout=0.1)
+    gate.set()
+    await refreshed
+    assert (await asked)["model_version"] == versions[0]
+    assert host.current is not None
+    assert host.current.version == versions[0]
+    assert loads == [versions[0]]
+    assert not host.versions._loaded
+
+
+@pytest.mark.parametrize("first", ["activation", "request"])
+async def test_what_is_asked_for_while_it_is_activated_is_kept_once(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    versions: list[str],
+    loads: list[str],
+    gate: asyncio.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+) -> None:
+    host: ModelManager = app.state.recommend.models
+    begun, go = asyncio.Event(), asyncio.Event()
+    honest = host._load
+
+    async def slow(row: Any) -> Any:
+        begun.set()
+        await go.wait()
+        return await honest(row)
+
+    monkeypatch.setattr(host, "_load", slow)
+    await app.state.services.models.activate(versions[0])
+    refreshed = asyncio.create_task(host.refresh())
+    await begun.wait()
+    asked = asyncio.create_task(ask(client, "user-1", model=versions[0]))
+    await until(lambda: loads == [versions[0]])
+    ends = [(go, refreshed), (gate, asked)]
+    for end, task in ends if first == "activation" else reversed(ends):
+        end.set()
+        await task
+    assert (await asked)["model_version"] == versions[0]
+    assert not host.versions._loaded
 
 
 @pytest.fixture

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.catalog.snapshot import Catalogue
 from app.core.settings import Settings
+from app.inference import loaded_model
 from app.main import create_app
 from app.wiring import Services
-from tests.app.conftest import SMALL, client_of, publish_model, refresh
+from tests.app.conftest import SMALL, client_of, publish_model, refresh, until
 from tests.app.recommend.conftest import GENRES, ask, ids, seen_by, sources
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +216,7 @@ async def test_n_outside_its_bounds(shared_client: httpx2.AsyncClient, n: str) -
         ("/recommend/u?exclude=", "invalid_id"),
         ("/recommend/u?explain=why", "invalid_request"),
         ("/recommend/u?min_seq=-1", "invalid_request"),
+        (f"/recommend/u?min_seq={2**53}", "invalid_request"),
         ("/recommend/u?diversity=1.5", "invalid_request"),
         ("/recommend/u?diversity=-0.1", "invalid_request"),
         ("/recommend/u?diversity=nan", "invalid_request"),
@@ -223,7 +229,7 @@ async def test_other_bad_input(shared_client: httpx2.AsyncClient, path: str, cod
 
 
 async def test_a_seq_that_is_not_reached_is_a_conflict(client: httpx2.AsyncClient) -> None:
-    response = await client.get("/recommend/u", params={"min_seq": 10**6})
+    response = await client.get("/recommend/u", params={"min_seq": 2**53 - 1})
     assert response.status_code == 409
     assert response.json()["code"] == "seq_not_reached"
 
@@ -273,6 +279,29 @@ async def test_lists_are_kept_until_what_they_depend_on_changes(
     assert top not in ids(await ask(client, "user-1"))
 
 
+async def test_a_request_indexes_its_state_of_the_catalogue_once(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed: list[int] = []
+    honest, rank = loaded_model.index_items, app.state.recommend.batcher.rank
+
+    def index_items(catalogue: Catalogue, *args: Any) -> Any:
+        indexed.append(catalogue.seq)
+        return honest(catalogue, *args)
+
+    async def late(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(app.state.recommend.batcher, "rank", rank)
+        await client.put("/items/new", json={})
+        await ask(client, "user-2")
+        return await rank(*args, **kwargs)
+
+    monkeypatch.setattr(loaded_model, "index_items", index_items)
+    monkeypatch.setattr(app.state.recommend.batcher, "rank", late)
+    assert len(ids(await ask(client, "user-1"))) == 10
+    assert indexed == sorted(set(indexed))  # not again after the other request's, which is later
+    assert len(indexed) == 2
+
+
 async def test_many_who_ask_for_the_same_list_are_ranked_for_once(
     app: FastAPI, client: httpx2.AsyncClient, trained: str
 ) -> None:
@@ -281,40 +310,77 @@ async def test_many_who_ask_for_the_same_list_are_ranked_for_once(
     assert app.state.inference_metrics.batch_size._sum.get() == 1
 
 
-async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Services) -> None:
-    app = create_app(settings.model_copy(update={"max_concurrency": 2}))
+@dataclass
+class Held:
+    """A server whose lists wait for ``go``; long ones count as slow."""
+
+    app: FastAPI
+    client: httpx2.AsyncClient
+    go: asyncio.Event
+    entered: list[int]
+    """The n of each list that waits, or has waited."""
+
+    async def asked(self, user: str, n: int, waiting: int) -> asyncio.Task[dict[str, Any]]:
+        """A request, when so many lists have begun to wait."""
+        task = asyncio.create_task(ask(self.client, user, n=n))
+        await until(lambda: len(self.entered) == waiting)
+        return task
+
+
+@asynccontextmanager
+async def holding(
+    settings: Settings, filled: Services, max_concurrency: int
+) -> AsyncIterator[Held]:
+    app = create_app(settings.model_copy(update={"max_concurrency": max_concurrency}))
     async with app.router.lifespan_context(app):
         await publish_model(filled, epochs=1)
         await refresh(app)
-        go = asyncio.Event()
-        rank = app.state.recommend.batcher.rank
+        batcher, go, entered = app.state.recommend.batcher, asyncio.Event(), []
+        rank = batcher.rank
 
         async def slow(model: Any, request: Any, gone: Any, on_slow: Any, *, ready: bool) -> Any:
             if request.n > 50:
                 on_slow()
+            entered.append(request.n)
             await go.wait()
             return await rank(model, request, gone, on_slow, ready=ready)
 
-        app.state.recommend.batcher.rank = slow
+        batcher.rank = slow
         async with client_of(app) as client:
-            first = []
-            for n in (60, 10):  # the long lists hold no place while they wait
-                first += [
-                    asyncio.create_task(ask(client, user, n=n)) for user in ("user-1", "user-2")
-                ]
-                await asyncio.sleep(0.2)
-            async with asyncio.timeout(5):
-                refused = await client.get("/recommend/user-3")
-            assert refused.status_code == 503
-            assert refused.json()["code"] == "overloaded"
-            assert refused.json()["request_id"] == refused.headers["x-request-id"]
-            assert refused.headers["Retry-After"] == "1"
-            assert (await client.get("/items?n=1")).status_code == 200
-            go.set()
-            await asyncio.gather(*first)
-            assert (await ask(client, "user-3"))["items"]
-        metrics = app.state.inference_metrics
-        assert metrics.refused._value.get() == 1
+            yield Held(app, client, go, entered)
+
+
+async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Services) -> None:
+    async with holding(settings, filled, max_concurrency=2) as held:
+        client = held.client
+        first = []
+        for n in (60, 10):  # the long lists hold no place while they wait
+            for user in ("user-1", "user-2"):
+                first.append(await held.asked(user, n, len(first) + 1))
+        async with asyncio.timeout(5):
+            refused = await client.get("/recommend/user-3")
+        assert refused.status_code == 503
+        assert refused.json()["code"] == "overloaded"
+        assert refused.json()["request_id"] == refused.headers["x-request-id"]
+        assert refused.headers["Retry-After"] == "1"
+        assert (await client.get("/items?n=1")).status_code == 200
+        held.go.set()
+        await asyncio.gather(*first)
+        assert (await ask(client, "user-3"))["items"]
+        assert held.app.state.inference_metrics.refused._value.get() == 1
+
+
+async def test_who_joins_a_slow_list_holds_no_place_either(
+    settings: Settings, filled: Services
+) -> None:
+    async with holding(settings, filled, max_concurrency=1) as held:
+        waiting = [await held.asked("user-1", 60, 1), await held.asked("user-1", 60, 1)]
+        (flight,) = held.app.state.recommend.lists._flights._flights.values()
+        await until(lambda: flight.waiting == 2)
+        waiting.append(await held.asked("user-2", 10, 2))
+        held.go.set()
+        await asyncio.gather(*waiting)
+        assert held.entered == [60, 10]
 
 
 async def test_what_is_asked_for_counts_for_the_size_of_what_is_kept(

@@ -177,9 +177,10 @@ async def test_what_happened_after_training_is_taken_in(
     answer = await post(client, "/rerank", user="user-1", items=ITEMS[:6], min_seq=seq)
     assert ids(answer) == after["order"]
     assert set(sources(answer)) == {"fold_in"}
-    late = {"items": ITEMS[:2], "min_seq": seq + 1}
     for path in ("/rerank", "/compare"):
-        assert await refused(client, path, user="user-1", **late) == (409, "seq_not_reached")
+        for late in (seq + 1, 2**53 - 1):  # the largest one that is allowed
+            body = {"user": "user-1", "items": ITEMS[:2], "min_seq": late}
+            assert await refused(client, path, **body) == (409, "seq_not_reached")
 
 
 async def test_bodies_that_are_refused(client: httpx2.AsyncClient, trained: str) -> None:
@@ -202,6 +203,7 @@ async def test_bodies_that_are_refused(client: httpx2.AsyncClient, trained: str)
             {"user": "u", "items": ["a"], "other": 1},
             {"user": "u", "items": ["a"], "min_seq": "1"},
             {"user": "u", "items": ["a"], "min_seq": -1},
+            {"user": "u", "items": ["a"], "min_seq": 2**53},
         ):
             assert (await refused(client, path, **body)) == (422, "invalid_request"), body
         assert await refused(client, path, user="u", items=["a"], model="nope") == (
