@@ -15,7 +15,7 @@ Activation = Literal["tanh", "relu"]
 Init = Literal["xavier", "paper"]
 Users = Literal["free", "history"]
 
-MAX_FACTORS = 512
+MAX_FACTORS = 1024
 MAX_EMBEDDING = 4096
 MAX_WINDOWS = 16
 
@@ -66,7 +66,10 @@ class ModelConfig:
     windows: tuple[int, ...] = parameter(
         (0,), "What `history` pools: the latest so many, 0 for all; repeatable.", name="window"
     )
-    """Each window has a matrix of its own."""
+    """Each window has a matrix of its own, or a number."""
+
+    window_matrices: bool = parameter(True, option=False)
+    """Whether each window has a matrix (d, d), in place of a number; see ``PooledUsers``."""
 
     by_length: bool = parameter(False, option=False)
     """Whether a pooled vector depends on how many items it is made of; see ``PooledUsers``."""
@@ -102,6 +105,8 @@ class ModelConfig:
             raise ConfigError(f"windows must be 1 to {MAX_WINDOWS} different numbers: {windows}")
         if self.windows != (0,) and self.users != "history":
             raise ConfigError('windows are for users="history" only')
+        if not self.window_matrices and self.users != "history":
+            raise ConfigError('window_matrices=False is for users="history" only')
         if self.by_length and not self.ordered:
             raise ConfigError("by_length is for windows of so many items")
 

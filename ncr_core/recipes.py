@@ -87,6 +87,7 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "shared_embeddings": lambda v: v["kind"] == "neupr",
     "shared_towers": lambda v: v["kind"] == "twotower",
     "windows": lambda v: v["users"] == "history",
+    "window_matrices": lambda v: v["users"] == "history",
     "by_length": lambda v: v["users"] == "history" and tuple(v["windows"]) != (0,),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
     "shared_negatives": lambda v: (
@@ -246,38 +247,42 @@ AUTO_RECIPE = "auto"
 
 SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
+MANY_FACTORS = 1024  # with which the closed form is within 1 % of its whole matrix
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
-_ON_SMALL_DATA: dict[str, Any] = {
-    "factors": CLOSED_FORM_FACTORS,
-    "epochs": 8,
-    "learning_rate": 1e-3,
-    "schedule": "constant",
-    "shared_negatives": 2048,
-    # A gate and an offset by length fit the noise of so few interactions.
-    "by_length": False,
-    "early_weight": 1.0,
+_ON_SMALL_DATA: dict[str, dict[str, Any]] = {
+    "next-item": {"factors": MANY_FACTORS},
+    "next-item-nbpr": {
+        "factors": CLOSED_FORM_FACTORS,
+        "epochs": 8,
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "shared_negatives": 2048,
+        # A gate and an offset by length fit the noise of so few interactions.
+        "by_length": False,
+        "early_weight": 1.0,
+    },
 }
 
 
 def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
     """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
-    Few interactions leave time for as many factors as the closed form has, and for more passes. Of
-    many users or items each has fewer factors: no table of embeddings has more than
-    ``MAX_TABLE_CELLS`` numbers while that leaves ``MIN_FACTORS``.
+    Few interactions leave time for many factors of the closed form, and for more passes. Of many
+    users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
+    numbers while that leaves ``MIN_FACTORS``.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
-    recipes = (
-        each.with_(**_ON_SMALL_DATA)
-        if each.name == "next-item-nbpr" and interactions <= SMALL_DATA
-        else each
-        for each in _AUTO
-    )
+    few = interactions <= SMALL_DATA
+    recipes = (each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO)
     return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)
 
 
 _AUTO = (
-    from_sections("next-item", _from_next_item("nbpr", epochs=0), CLOSED_FORM_FACTORS),
+    from_sections(
+        "next-item",
+        merge_sections(_from_next_item("nbpr", epochs=0), {"model": {"window_matrices": False}}),
+        CLOSED_FORM_FACTORS,
+    ),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
     from_sections("als-nbpr", _validated_in_full(_from_als(64)), 64),
     from_sections("spectral-neupr", _neupr(8), 8),

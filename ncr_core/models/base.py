@@ -129,6 +129,7 @@ class PairwiseRanker(nn.Module, ABC):
             config.windows,
             config.embedding_std,
             config.by_length,
+            config.window_matrices,
         )
 
     def _pooled(self) -> list[PooledUsers]:

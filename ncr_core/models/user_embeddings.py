@@ -38,9 +38,10 @@ class PooledUsers(nn.Module):
     """U_u pooled from the user's own items, as in FISM (Kabbur et al. 2013), by recency.
 
     U_u = Σ_w (Σ_k P_k / n_w^½) M_w, where k runs over the n_w latest items that window w holds (0:
-    all), P is an item embedding of its own and M_w a matrix (size, size). With the single window 0
-    order plays no part, and in training the positive is left out of the pool; otherwise the pool
-    ends before the positive, so that a vector is only ever made of what came earlier.
+    all), P is an item embedding of its own and M_w a matrix (size, size), or a number where
+    ``matrices`` is false. With the single window 0 order plays no part, and in training the
+    positive is left out of the pool; otherwise the pool ends before the positive, so that a vector
+    is only ever made of what came earlier.
 
     With ``by_length`` U_u = g_l Σ_w (Σ_k P_k / w^½) M_w + c_l, where l is the class of the number
     of items by ``LENGTHS``: of few items the vector is short, and near to what newcomers like. The
@@ -62,12 +63,13 @@ class PooledUsers(nn.Module):
         windows: tuple[int, ...],
         std: float,
         by_length: bool = False,
+        matrices: bool = True,
     ) -> None:
         super().__init__()
         self.windows = windows
         self.by_length = by_length
         self.items = embedding(n_items, size, std)
-        identity = torch.eye(size).repeat(len(windows), 1, 1) / len(windows)
+        identity = torch.eye(size if matrices else 1).repeat(len(windows), 1, 1) / len(windows)
         self.mix = nn.Parameter(identity)
         self.register_buffer("weight", torch.zeros(n_users, size))
         if by_length:
@@ -82,13 +84,13 @@ class PooledUsers(nn.Module):
         if self.windows == (0,):
             others = (rows.end - rows.start - 1).clamp(min=1)
             pooled = sums[rows.end] - sums[rows.start] - embedded[rows.position]
-            return (pooled / others.sqrt().unsqueeze(1)) @ self.mix[0]
+            return _product(pooled / others.sqrt().unsqueeze(1), self.mix[0])
         vectors = torch.zeros((), device=sums.device)
         for window, matrix in zip(self.windows, self.mix, strict=True):
             first = self._first(window, rows.start, rows.position)
             divisor = self._divisor(window, rows.position - first)
             pooled = (sums[rows.position] - sums[first]) / divisor.sqrt().unsqueeze(1)
-            vectors = vectors + pooled @ matrix
+            vectors = vectors + _product(pooled, matrix)
         return self._of_length(vectors, rows.position - rows.start)
 
     def pool(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -115,7 +117,7 @@ class PooledUsers(nn.Module):
                 items[rows], self.items.weight, offsets, mode="sum", per_sample_weights=shares
             )
             divisor = self._divisor(window, count)
-            vectors = vectors + (pooled / divisor.sqrt().unsqueeze(1)) @ matrix
+            vectors = vectors + _product(pooled / divisor.sqrt().unsqueeze(1), matrix)
         return self._of_length(vectors, lengths)
 
     def pool_one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -133,7 +135,7 @@ class PooledUsers(nn.Module):
             embedded = embedded * latest_weights.unsqueeze(1)
             scale = scale * sizes / latest_weights.cumsum(0)[pooled_counts - 1]
         pooled = embedded.cumsum(0)[pooled_counts - 1] * scale.unsqueeze(1)
-        vector = torch.bmm(pooled.unsqueeze(1), self.mix).sum(0)
+        vector = _product(pooled.unsqueeze(1), self.mix).sum(0)
         return self._of_length(vector, torch.tensor([k], device=items.device)).squeeze(0)
 
     @torch.no_grad()
@@ -162,6 +164,11 @@ class PooledUsers(nn.Module):
     @staticmethod
     def _first(window: int, start: Tensor, end: Tensor) -> Tensor:
         return start if window == 0 else torch.maximum(start, end - window)
+
+
+def _product(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """(…, B, size) vectors times a matrix (…, size, size), or times a number (…, 1, 1)."""
+    return vectors * matrix if matrix.shape[-1] == 1 else vectors @ matrix
 
 
 class FreeUsers(nn.Embedding):

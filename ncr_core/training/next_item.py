@@ -21,14 +21,15 @@ from ncr_core.data.interactions import FloatArray, IntArray, Interactions
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
 RIDGE = 300.0  # λ
-POPULARITY_POWER = 0.25  # a
+POPULARITY_POWER, SPARSE_POPULARITY_POWER = 0.25, 0.5  # a
+SPARSE_INTERACTIONS = 30.0  # for each item on average; of fewer the data are sparse
 MAX_DENSE_ITEMS = 8_000  # of the dense systems: three float32 matrices of 256 MB each
 MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
 OVERSAMPLED = 32
 POWER_ITERATIONS = 3
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
-ROUGH_TOLERANCE = 1e-2  # for the directions alone
+ROUGH_TOLERANCE = 1e-1  # for the directions alone
 
 Matrix = npt.NDArray[np.float32]
 _Product = Callable[..., Matrix]
@@ -43,7 +44,7 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
     A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
     item. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B. A and D⁻ᵃB are
     the leading factors of W D⁻ᵃ, where D holds the items' numbers of interactions: few factors of W
-    itself would tell popular items apart, and little else.
+    itself would tell popular items apart, and little else, above all where most items are rare.
 
     Args:
         train: the interactions, each user's in time order.
@@ -81,7 +82,10 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
     items, indptr = _sample(train, seed)
     n = train.n_items
     following, solve, counts = _system(items, indptr, n)
-    power = np.maximum(counts, 1.0)[:, None] ** np.float32(POPULARITY_POWER)
+    exponent = (
+        POPULARITY_POWER if len(items) >= SPARSE_INTERACTIONS * n else SPARSE_POPULARITY_POWER
+    )
+    power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
     scaled = (following @ sparse.diags(1.0 / power.ravel())).tocsr()
     transposed = scaled.T.tocsr()
 
@@ -140,16 +144,16 @@ def _solver(
     (1 − DECAY²) XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x xᵀ over the rows past each user's end:
     no product of the rows themselves, which are many, is needed.
     """
-    n, scale = len(counts), 1.0 - DECAY**2
+    n, scale = len(counts), np.float32(1.0 / (1.0 - DECAY**2))  # a quotient would be float64
     symmetric = (following + following.T) * np.float32(DECAY) + sparse.diags(counts)
     ends = latest.T.tocsr()
     if n <= MAX_DENSE_ITEMS:
-        gram = (symmetric - ends @ latest).toarray() / np.float32(scale)
+        gram = (symmetric - ends @ latest).toarray() * scale
         gram[np.diag_indices(n)] += np.float32(RIDGE)
         factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
         return lambda block, _: cho_solve(factor, block, check_finite=False)
 
-    gram = ((symmetric - ends @ latest) / np.float32(scale)).tocsr()
+    gram = ((symmetric - ends @ latest) * scale).tocsr()
     gram = (gram + sparse.identity(n, np.float32) * np.float32(RIDGE)).tocsr()
     return lambda block, tolerance: _conjugate_gradients(gram, block, tolerance)
 

@@ -47,7 +47,7 @@ def test_overrides_replace_fields_of_both_configurations() -> None:
     ("overrides", "message"),
     [
         ({"factor": 8}, "unknown hyper-parameters: factor"),
-        ({"factors": 0}, "factors must be 1 to 512, not 0"),
+        ({"factors": 0}, "factors must be 1 to 1,024, not 0"),
         ({"epochs": 1.5}, "epochs must be at least 0, not 1.5"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and finite, not nan"),
         ({"alpha": 2}, "alpha must be between 0 and 1, not 2"),

@@ -302,6 +302,21 @@ def test_vectors_by_length_by_hand() -> None:
     torch.testing.assert_close(users.pool(many, alone), 3.0 * before)
 
 
+@pytest.mark.parametrize("windows", list(BY_HAND), ids=str)
+def test_a_number_a_window_is_a_multiple_of_the_unit_matrix(windows: tuple[int, ...]) -> None:
+    numbers = torch.tensor([2.0, -0.5], dtype=torch.float64)[: len(windows), None, None]
+    matrices = pooling(windows)
+    matrices.mix.copy_(numbers * torch.eye(2))
+    users = PooledUsers(2, 4, 2, windows, 0.05, matrices=False).double().requires_grad_(False)
+    users.items.weight.copy_(torch.tensor(P))
+    users.mix.copy_(numbers)
+    items, lengths = torch.tensor([3, 1, 0, 2, 1]), torch.tensor([2, 3])
+    rows = histories_of([3, 1], [0, 2, 1])
+    torch.testing.assert_close(users.pool(items, lengths), matrices.pool(items, lengths))
+    torch.testing.assert_close(users.pool_one(items), matrices.pool_one(items))
+    torch.testing.assert_close(users.without_positives(rows), matrices.without_positives(rows))
+
+
 def test_before_training_a_vector_is_the_mean_over_the_windows() -> None:
     users = PooledUsers(2, 4, 2, (2, 0), 0.05)
     assert users.mix.eq(torch.eye(2) / 2).all()

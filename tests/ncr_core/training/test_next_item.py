@@ -18,6 +18,7 @@ from ncr_core.training.next_item import (
     DECAY,
     POPULARITY_POWER,
     RIDGE,
+    SPARSE_POPULARITY_POWER,
     next_item_factors,
     next_item_weights,
 )
@@ -71,9 +72,15 @@ def test_the_factors_are_those_of_the_ridge_regression(
     np.testing.assert_allclose(next_item_weights(train), expected, atol=2e-3 * abs(expected).max())
 
 
-def test_fewer_factors_are_the_leading_singular_vectors() -> None:
+@pytest.mark.parametrize(
+    ("sparse", "exponent"), [(30.0, SPARSE_POPULARITY_POWER), (9.0, POPULARITY_POWER)]
+)
+def test_fewer_factors_are_the_leading_singular_vectors(
+    sparse: float, exponent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_item, "SPARSE_INTERACTIONS", sparse)
     train = sequences([12] * 60, n_items=80)
-    power = train.item_counts() ** POPULARITY_POWER
+    power = train.item_counts() ** exponent
     left, values, right = np.linalg.svd(ridge(train) / power)
     history, ranked = next_item_factors(train, rank=4, seed=0)
     assert history.shape == ranked.shape == (80, 4)

@@ -192,7 +192,7 @@ def test_the_budget_grows_with_the_data() -> None:
 @pytest.mark.parametrize(
     ("users", "items", "interactions", "closed_form", "trained"),
     [
-        (1_000, 1_000, 300_000, 256, 256),
+        (1_000, 1_000, 300_000, 1_024, 256),
         (1_000, 1_000, 300_001, 256, 128),
         (1_000, 500_000, 10**6, 67, 67),
         (10**8, 1_000, 10**9, 8, 8),
