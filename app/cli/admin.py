@@ -235,7 +235,7 @@ def create(
     name: Annotated[str, typer.Argument(help="A name that tells keys apart.")],
     role: Annotated[
         list[Role] | None,
-        typer.Option(help="read (the default), ingest or admin. May be repeated."),
+        typer.Option(help="Default: read, a bundle, as are ingest and admin. May be repeated."),
     ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Requests a second. Default: NCR_RATE_LIMIT.")

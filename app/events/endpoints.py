@@ -86,7 +86,7 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
         }
     },
 )
-@access(Role.INGEST, streamed=True)
+@access(Role.EVENTS, streamed=True)
 async def post_events(request: Request, service: Service) -> Response:
     """Answers after the accepted events are stored durably. Rejected rows do not affect others."""
     if media_type(request.scope) == NDJSON:
@@ -217,7 +217,7 @@ async def _line_groups(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
-@access(Role.INGEST)
+@access(Role.DELETE)
 async def delete_event(event_id: PathId, service: Service) -> Response:
     """The user's lists change at once; models change when they are next trained."""
     await service.delete_event(event_id)
@@ -241,7 +241,7 @@ async def delete_event(event_id: PathId, service: Service) -> Response:
         }
     },
 )
-@access(Role.INGEST)
+@access(Role.EVENTS)
 async def post_preferences(request: Request, service: Service) -> PreferencesAnswer | Response:
     """Both items must exist. In a list, rejected rows do not affect others.
 
@@ -268,7 +268,7 @@ async def post_preferences(request: Request, service: Service) -> PreferencesAns
     summary="A user's events, newest first",
     responses=problem_responses(404, 422),
 )
-@access(Role.READ)
+@access(Role.HISTORY)
 async def get_history(
     user: PathId, service: Service, n: PageSize = 100, cursor: PageCursor = None
 ) -> EventPage:
@@ -298,7 +298,7 @@ async def get_history(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
-@access(Role.ADMIN)
+@access(Role.ERASE)
 async def delete_user(user: PathId, service: Service) -> Response:
     """Erases events and preferences. Models trained on them do not change until retrained."""
     await service.delete_user(user)

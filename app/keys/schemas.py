@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.core.access import Role
+from app.core.access import BUNDLES, Role
 
 
 class KeyRow(NamedTuple):
@@ -23,6 +23,6 @@ class KeyRow(NamedTuple):
 
     @property
     def role_set(self) -> frozenset[Role]:
-        """The key's roles; `admin` includes all others."""
-        roles = frozenset(Role(name) for name in self.roles.split(","))
-        return frozenset(Role) if Role.ADMIN in roles else roles
+        """The key's roles, bundles opened."""
+        roles = [Role(name) for name in self.roles.split(",")]
+        return frozenset().union(*(BUNDLES.get(role, {role}) for role in roles))

@@ -58,7 +58,7 @@ list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
     response_model=None,
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
-@access(Role.READ, concurrency="recommend")
+@access(Role.RECOMMEND, concurrency="recommend")
 async def recommend(
     request: Request,
     user: PathId,
@@ -126,7 +126,7 @@ def _json(body: bytes) -> Response:
     responses={200: {"model": BatchAnswer}, **_PROBLEMS},
     openapi_extra=body_schema(BatchBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def recommend_batch(request: Request, feature: Feature) -> Response:
     """A result for each user, in their order.
 
@@ -145,7 +145,7 @@ async def recommend_batch(request: Request, feature: Feature) -> Response:
     responses={200: {"model": Recommendation}, **_PROBLEMS},
     openapi_extra=body_schema(RerankBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def rerank(request: Request, feature: Feature) -> Response:
     """Algorithm 1 over exactly these items.
 
@@ -165,7 +165,7 @@ async def rerank(request: Request, feature: Feature) -> Response:
     responses=_PROBLEMS,
     openapi_extra=body_schema(CompareBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def compare(request: Request, feature: Feature) -> Comparison:
     """P(row preferred to column) = σ(margin / 2T).
 
@@ -184,7 +184,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
     response_model=SimilarItems,
     responses=problem_responses(404, 422, 503),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def similar(
     feature: Feature,
     item: PathId,
@@ -200,7 +200,7 @@ async def similar(
     response_model=Questions,
     responses=problem_responses(404, 422, 503),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def questions(
     request: Request,
     feature: Feature,
