@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 ACCESS_KEY = "ncr.access"
 """Key of the ASGI scope that holds the `RouteAccess` of a request."""
 
+CALLER_KEY = "ncr.caller"
+"""Key of the ASGI scope that holds the `app.core.security.Caller` of a request with a role."""
+
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 _ATTRIBUTE = "route_access"

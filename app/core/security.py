@@ -9,14 +9,16 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 from urllib.parse import urlsplit
 
 from cachetools import LRUCache
+from fastapi import Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from app.core.access import ACCESS_KEY, SAFE_METHODS, Role, RouteAccess
+from app.core.access import ACCESS_KEY, CALLER_KEY, SAFE_METHODS, Role, RouteAccess
 from app.core.errors import (
     Forbidden,
     SettingsError,
@@ -39,6 +41,7 @@ class Caller:
     """The sender of a request."""
 
     key_id: str
+    """The id of a key in the database, or the one of `ADMIN` or `LOCAL`."""
     roles: frozenset[Role]
     rate: float | None = None
     """Requests a second; None: as in the settings."""
@@ -66,6 +69,14 @@ class NoKeys:
         """Whose key this is."""
         return None
 
+
+async def _caller_id(request: Request) -> str:
+    caller: Caller = request.scope[CALLER_KEY]
+    return caller.key_id
+
+
+CallerId = Annotated[str, Depends(_caller_id)]
+"""The key id of a request's caller, for routes that need a role."""
 
 ADMIN = Caller("admin", frozenset(Role))
 LOCAL = Caller("local", frozenset(Role))
@@ -209,7 +220,7 @@ class Security:
             await self.app(scope, receive, send)
             return
         try:
-            caller = await self._caller(scope)
+            caller = scope[CALLER_KEY] = await self._caller(scope)
             if role not in caller.roles:
                 raise Forbidden(
                     f"this API key does not have the required role {role.value!r}",
@@ -229,7 +240,12 @@ class Security:
         except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._on_refused(error.code)
             raise
-        await self.app(scope, receive, send)
+        if not access.audited:
+            await self.app(scope, receive, send)
+            return
+        # Every log line of this request contains the key's id.
+        with bound_contextvars(key_id=caller.key_id):
+            await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
         key = header(scope, b"x-api-key")

@@ -18,6 +18,7 @@ from app.core.requests import (
     encode_cursor,
     invalid_body,
 )
+from app.core.security import CallerId
 from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
 
@@ -45,13 +46,15 @@ Service = Annotated[JobService, Depends(_service)]
     },
 )
 @access(Role.ADMIN)
-async def train(body: OptionalJson, response: Response, service: Service) -> JobAccepted:
+async def train(
+    body: OptionalJson, response: Response, service: Service, by: CallerId
+) -> JobAccepted:
     """Queues a job for a worker; the new model is served once it is published."""
     try:
         params = TrainParams.model_validate(body)
     except ValidationError as error:
         raise invalid_body(error) from None
-    job_id = await service.submit_training(params)
+    job_id = await service.submit_training(params, by)
     response.headers["Location"] = f"/admin/jobs/{job_id}"
     return JobAccepted(job_id=job_id)
 

@@ -36,12 +36,17 @@ class JobRepository:
         self.database = database
 
     async def insert(
-        self, kind: str, params: dict[str, Any], conn: AsyncConnection | None = None
+        self,
+        kind: str,
+        params: dict[str, Any],
+        conn: AsyncConnection | None = None,
+        *,
+        by: str | None = None,
     ) -> str:
         """Queues a job and returns its id; in the caller's transaction if there is one."""
         job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         job = jobs.insert().values(
-            job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us()
+            job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us(), by=by
         )
         if conn is not None:
             await conn.execute(job)

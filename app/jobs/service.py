@@ -31,14 +31,15 @@ class JobService:
         self._settings = settings
         self._serving_model = serving_model
 
-    async def submit_training(self, params: TrainParams) -> str:
-        """Queues a training and returns its job id.
+    async def submit_training(self, params: TrainParams, by: str | None = None) -> str:
+        """Queues a training and returns its job id; ``by`` is the id of the key that asks.
 
         Raises:
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
                 recipe that chooses them, or such as do not fit each other.
         """
-        return await self._repository.insert("train", await self._complete(params, "request"))
+        order = await self._complete(params, "request")
+        return await self._repository.insert("train", order, by=by)
 
     async def training_order(self, trigger: Trigger) -> dict[str, Any]:
         """The params of a training by the settings' defaults, for `enqueue`."""

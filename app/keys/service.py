@@ -97,6 +97,7 @@ class KeyService:
             None,
         )
         await self._repository.insert(row)
+        self._read_at = -float("inf")
         return row, key
 
     async def rows(self) -> list[KeyRow]:

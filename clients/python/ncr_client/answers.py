@@ -35,6 +35,7 @@ class ActivationOut(TypedDict):
     reason: Literal["published", "activated", "rolled_back", "returned"]
     detail: dict[str, Any] | None
     at: str
+    by: str | None
 
 
 class ActivationPage(TypedDict):
@@ -171,6 +172,7 @@ class JobOut(TypedDict):
     model_version: str | None
     metrics: dict[str, Any] | None
     error: str | None
+    by: str | None
 
 
 class JobPage(TypedDict):
