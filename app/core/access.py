@@ -76,6 +76,8 @@ class RouteAccess:
     """Whether the route accepts NDJSON, which it reads in pieces and which has no size limit."""
     concurrency: str | None = None
     """The concurrency class, whose requests share one limit. None: no limit."""
+    for_tokens: bool = False
+    """Whether a user's token opens the route; its endpoint calls `check_user`."""
 
     @property
     def audited(self) -> bool:
@@ -89,6 +91,7 @@ def access(
     max_body_bytes: int | None = None,
     streamed: bool = False,
     concurrency: str | None = None,
+    for_tokens: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare the rules of a route. Place it below the router's decorator.
 
@@ -97,8 +100,9 @@ def access(
         max_body_bytes: see `RouteAccess.max_body_bytes`.
         streamed: see `RouteAccess.streamed`.
         concurrency: see `RouteAccess.concurrency`.
+        for_tokens: see `RouteAccess.for_tokens`.
     """
-    rules = RouteAccess(role, max_body_bytes, streamed, concurrency)
+    rules = RouteAccess(role, max_body_bytes, streamed, concurrency, for_tokens)
 
     def declare(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)[_ATTRIBUTE] = rules

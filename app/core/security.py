@@ -31,6 +31,7 @@ from app.core.middleware import header
 if TYPE_CHECKING:
     from app.core.settings import Settings
 
+RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 MAX_CALLERS = 10_000  # with a token bucket in memory
 # The host name that test clients use, which call the application without a network.
 _TEST_HOST = "testserver"
@@ -46,6 +47,13 @@ class Caller:
     rate: float | None = None
     """Requests a second; None: as in the settings."""
     burst: int | None = None
+    user: str | None = None
+    """The only user whom a token is for; None for a key."""
+
+    @property
+    def bucket(self) -> str:
+        """The name of the token bucket: a key has one, and each user with its tokens."""
+        return self.key_id if self.user is None else f"{self.key_id}:{self.user}"
 
 
 class Keys(Protocol):
@@ -56,6 +64,9 @@ class Keys(Protocol):
 
     async def identify(self, key: bytes) -> Caller | None:
         """Whose key this is; None if it is nobody's."""
+
+    async def identify_token(self, token: bytes) -> Caller | None:
+        """Whose token this is; None if it is false, expired or revoked."""
 
 
 class NoKeys:
@@ -69,14 +80,40 @@ class NoKeys:
         """Whose key this is."""
         return None
 
+    async def identify_token(self, token: bytes) -> Caller | None:
+        """Whose token this is."""
+        return None
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller of a request to a route that needs a role."""
+    caller: Caller = request.scope[CALLER_KEY]
+    return caller
+
 
 async def _caller_id(request: Request) -> str:
-    caller: Caller = request.scope[CALLER_KEY]
-    return caller.key_id
+    return caller_of(request).key_id
 
 
 CallerId = Annotated[str, Depends(_caller_id)]
-"""The key id of a request's caller, for routes that need a role."""
+
+
+def role_missing(role: Role) -> Forbidden:
+    """The error for a key without a role."""
+    return Forbidden(
+        f"this API key does not have the required role {role.value!r}", code="role_missing"
+    )
+
+
+def check_user(caller: Caller, user: object) -> None:
+    """Refuse what concerns another user than the one a token is for.
+
+    Raises:
+        Forbidden: the caller sent a token for another user.
+    """
+    if caller.user is not None and user != caller.user:
+        raise Forbidden("this token is for another user", code="other_user")
+
 
 ADMIN = Caller("admin", frozenset(Role))
 LOCAL = Caller("local", frozenset(Role))
@@ -222,14 +259,13 @@ class Security:
         try:
             caller = scope[CALLER_KEY] = await self._caller(scope)
             if role not in caller.roles:
-                raise Forbidden(
-                    f"this API key does not have the required role {role.value!r}",
-                    code="role_missing",
-                )
+                raise role_missing(role)
+            if caller.user is not None and not access.for_tokens:
+                raise Forbidden("a token does not open this route", code="token_not_enough")
             limiter = self._limiter()
             rate, burst = limiter.bounds(caller.rate, caller.burst)
             if rate:
-                grant = await limiter.take(caller.key_id, rate, burst)
+                grant = await limiter.take(caller.bucket, rate, burst)
                 if not grant.allowed:
                     raise _too_many(grant, burst)
                 send = _with_limits(send, grant, burst)
@@ -257,15 +293,30 @@ class Security:
         ):
             return ADMIN
         keys = self._keys()
+        token = _bearer_token(scope) if key is None else None
+        caller = None
         if key is not None:
             caller = await keys.identify(key)
-            if caller is not None:
-                return caller
+        elif token is not None:
+            caller = await keys.identify_token(token)
+        if caller is not None:
+            return caller
         if self._admin is None and not await keys.any():
             if not self._open:
                 _check_local(scope)
             return LOCAL
+        if token is not None:
+            raise Unauthorized(
+                "the token is false, has expired, or was signed for a key that is revoked",
+                code="invalid_token",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
         raise Unauthorized("send a valid key in the X-API-Key header")
+
+
+def _bearer_token(scope: Scope) -> bytes | None:
+    scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -273,11 +324,8 @@ def _digest(key: bytes) -> bytes:
 
 
 def _headers(grant: TokenGrant, burst: int) -> dict[str, str]:
-    return {
-        "RateLimit-Limit": str(burst),
-        "RateLimit-Remaining": str(grant.remaining),
-        "RateLimit-Reset": str(math.ceil(grant.reset)),
-    }
+    values = (burst, grant.remaining, math.ceil(grant.reset))
+    return dict(zip(RATE_LIMIT_HEADERS, map(str, values), strict=True))
 
 
 def _too_many(grant: TokenGrant, burst: int) -> TooManyRequests:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from app.core.access import Role, access
 from app.core.errors import (
     AppError,
+    Forbidden,
     PayloadTooLarge,
     Unprocessable,
     malformed_json,
@@ -30,6 +31,7 @@ from app.core.requests import (
     media_type,
     next_cursor,
 )
+from app.core.security import caller_of, check_user
 from app.core.tables import now_us
 from app.events.schemas import (
     AppendResult,
@@ -86,10 +88,16 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
         }
     },
 )
-@access(Role.EVENTS, streamed=True)
+@access(Role.EVENTS, streamed=True, for_tokens=True)
 async def post_events(request: Request, service: Service) -> Response:
-    """Answers after the accepted events are stored durably. Rejected rows do not affect others."""
+    """Answers after the accepted events are stored durably. Rejected rows do not affect others.
+
+    With a token all rows have to be of its user, and the body is JSON.
+    """
+    caller = caller_of(request)
     if media_type(request.scope) == NDJSON:
+        if caller.user is not None:  # a stream may go on long after the token has expired
+            raise Forbidden("with a token events are sent as JSON", code="token_not_enough")
         result = await _add_stream(request, service)
     else:
         body = await _read_lenient(request)
@@ -97,6 +105,9 @@ async def post_events(request: Request, service: Service) -> Response:
         if not isinstance(rows, list):
             raise Unprocessable("the body must be an event or a list of events")
         _check_length(rows, service.settings.max_events, "events")
+        if caller.user is not None:
+            for row in rows:
+                check_user(caller, row.get("user") if isinstance(row, dict) else None)
         result = await service.add_rows(rows, now_us())
     return json_response(
         {

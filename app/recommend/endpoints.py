@@ -18,6 +18,7 @@ from app.core.errors import (
 )
 from app.core.middleware import RELEASE_KEY
 from app.core.requests import Id, KnownQueries, PathId, text_problem
+from app.core.security import caller_of, check_user
 from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
@@ -58,7 +59,7 @@ list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
     response_model=None,
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
-@access(Role.RECOMMEND, concurrency="recommend")
+@access(Role.RECOMMEND, concurrency="recommend", for_tokens=True)
 async def recommend(
     request: Request,
     user: PathId,
@@ -96,6 +97,7 @@ async def recommend(
 
 async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
     """The response to a request whose parameters have been checked."""
+    check_user(caller_of(request), user)
     feature: RecommendFeature = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)

@@ -354,3 +354,10 @@ class SimilarItems(TypedDict):
     item: str
     model_version: str | None
     items: list[SimilarItem]
+
+
+class TokenOut(TypedDict):
+    """A signed token."""
+
+    token: str
+    expires_at: str
