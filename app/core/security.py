@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 MAX_CALLERS = 10_000  # with a token bucket in memory
-# The host name that test clients use, which call the application without a network.
-_TEST_HOST = "testserver"
+MAX_WRONG_KEYS = 100
+"""Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
+WRONG_KEYS_PER_SECOND = 1.0
+_PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,27 @@ class RateLimiter:
         return await self._local.take(caller, rate, burst)
 
 
+class WrongKeys:
+    """Slows down guesses at `NCR_ADMIN_KEY`: the wrong keys of each address at this server."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets = LocalTokenBuckets(clock)
+        self._refused_until: LRUCache[str, float] = LRUCache(MAX_CALLERS)
+
+    def wait(self, address: str) -> float:
+        """Seconds until the address may guess again; 0 if it may now."""
+        if not self._refused_until:
+            return 0.0
+        return max(0.0, self._refused_until.get(address, 0.0) - self._clock())
+
+    async def count(self, address: str) -> None:
+        """Count a wrong key."""
+        grant = await self._buckets.take(address, WRONG_KEYS_PER_SECOND, MAX_WRONG_KEYS)
+        if grant.retry:
+            self._refused_until[address] = self._clock() + grant.retry
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is certain to be this machine."""
     host = host.strip().lower().removeprefix("[").removesuffix("]").rstrip(".")
@@ -245,6 +268,7 @@ class Security:
         self._keys = keys
         self._limiter = limiter
         self._on_refused = on_refused
+        self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless it is refused."""
@@ -285,13 +309,12 @@ class Security:
 
     async def _caller(self, scope: Scope) -> Caller:
         key = header(scope, b"x-api-key")
-        # Digests have equal lengths, so that the comparison does not reveal the key's length.
-        if (
-            key is not None
-            and self._admin is not None
-            and hmac.compare_digest(_digest(key), self._admin)
-        ):
-            return ADMIN
+        wait = 0.0
+        if key is not None and self._admin is not None:
+            wait = self._wrong_keys.wait(_address(scope))
+            # Digests have equal lengths: the comparison does not reveal the key's length.
+            if not wait and hmac.compare_digest(_digest(key), self._admin):
+                return ADMIN
         keys = self._keys()
         token = _bearer_token(scope) if key is None else None
         caller = None
@@ -311,12 +334,27 @@ class Security:
                 code="invalid_token",
                 headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
             )
+        # Only the administrator's key may be worth a guess, as those of the database are random. It
+        # was not compared while its address has to wait.
+        if wait:
+            raise TooManyRequests(
+                "too many wrong keys came from this address",
+                code="too_many_wrong_keys",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+        if key is not None and self._admin is not None:
+            await self._wrong_keys.count(_address(scope))
         raise Unauthorized("send a valid key in the X-API-Key header")
 
 
 def _bearer_token(scope: Scope) -> bytes | None:
     scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _address(scope: Scope) -> str:
+    """The sender's address; that of the proxy where there is one."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _digest(key: bytes) -> bytes:
@@ -349,7 +387,17 @@ def _with_limits(send: Send, grant: TokenGrant, burst: int) -> Callable[[Message
 
 
 def _check_local(scope: Scope) -> None:
-    """Refuse requests that a web page in a browser on this machine may have sent."""
+    """Refuse requests of a web page in a browser on this machine, and those through a proxy."""
+    # Without a version of their own, proxies speak HTTP/1.0 to the server behind them.
+    if scope.get("http_version") == "1.0" or any(
+        name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in scope["headers"]
+    ):
+        raise Forbidden(
+            "this request came through a proxy, and without a key everyone whom the proxy serves "
+            "could read and delete everything: make a key with `ncr keys create NAME` or set "
+            "NCR_ADMIN_KEY",
+            code="proxy_without_key",
+        )
     host = header(scope, b"host")
     # A page can make its own name resolve to 127.0.0.1; the Host header shows it.
     if host is not None and not _is_local_authority(host):
@@ -371,4 +419,4 @@ def _is_local_authority(authority: bytes) -> bool:
         host = urlsplit("//" + authority.decode("latin-1")).hostname
     except ValueError:
         return False
-    return bool(host) and (host == _TEST_HOST or is_loopback(str(host)))
+    return bool(host) and is_loopback(str(host))
