@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
@@ -103,16 +102,6 @@ async def test_cors_origins_are_allowed_by_setting_only(settings: Settings) -> N
         refusal = await client.get("/items", headers=shop)
         assert refusal.status_code == 401
         assert refusal.headers["Access-Control-Allow-Origin"] == "https://shop.example"
-
-
-@pytest.fixture
-def logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 async def test_log_lines_have_the_request_id_and_no_secret(
