@@ -15,12 +15,13 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     next_cursor,
     read_json,
 )
 
-router = APIRouter(tags=["catalog"])
+router = APIRouter(tags=["catalog"], route_class=StrictQuery)
 
 
 async def _service(request: Request) -> CatalogService:

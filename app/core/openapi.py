@@ -73,7 +73,7 @@ def _complete_operation(
         if not keyed:
             # The empty alternative: a service without a key, which only this machine can reach.
             operation["security"].append({})
-        added += [401, 403, 429]
+        added += [401, 403, 422, 429]
         if method in _WITH_BODY:
             added += [413, 415]
     for status, response in problem_responses(*added).items():

@@ -24,6 +24,7 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     datetime_of,
     decode_cursor,
     json_response,
@@ -47,7 +48,7 @@ from app.events.schemas import (
 )
 from app.events.service import EventService
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], route_class=StrictQuery)
 
 MAX_LINE_BYTES = 64 * 1024
 STREAM_GROUP_ROWS = 500

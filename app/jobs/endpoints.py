@@ -14,6 +14,7 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     encode_cursor,
     invalid_body,
@@ -22,7 +23,7 @@ from app.core.security import CallerId
 from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
 
-router = APIRouter(tags=["jobs"], prefix="/admin")
+router = APIRouter(tags=["jobs"], prefix="/admin", route_class=StrictQuery)
 
 
 async def _service(request: Request) -> JobService:
@@ -37,7 +38,7 @@ Service = Annotated[JobService, Depends(_service)]
     "/train",
     status_code=202,
     summary="Train a model from the events",
-    responses=problem_responses(400, 415, 422),
+    responses=problem_responses(400, 409, 415, 422),
     openapi_extra={
         "requestBody": {
             "required": False,

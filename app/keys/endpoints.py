@@ -7,12 +7,12 @@ from pydantic import ValidationError
 
 from app.core.access import Role, access
 from app.core.errors import Unprocessable, problem_responses
-from app.core.requests import datetime_of, invalid_body, read_json, text_problem
+from app.core.requests import StrictQuery, datetime_of, invalid_body, read_json, text_problem
 from app.core.security import caller_of
 from app.keys.schemas import TokenBody, TokenOut
 from app.keys.service import KeyService
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(tags=["keys"], route_class=StrictQuery)
 
 
 @router.post(

@@ -17,7 +17,7 @@ from app.core.errors import (
     problem_responses,
 )
 from app.core.middleware import RELEASE_KEY
-from app.core.requests import Id, KnownQueries, PathId, text_problem
+from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
 from app.core.security import caller_of, check_user
 from app.recommend.schemas import (
     CATEGORY,
@@ -47,7 +47,7 @@ from app.recommend.schemas import (
 )
 from app.recommend.wiring import RecommendFeature
 
-router = APIRouter(tags=["recommend"])
+router = APIRouter(tags=["recommend"], route_class=StrictQuery)
 list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 """`GET /recommend/{user}` alone, where a query string that was parsed before goes straight to
 `answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""

@@ -13,6 +13,7 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     invalid_body,
     next_cursor,
@@ -31,7 +32,7 @@ from app.registry.schemas import (
 )
 from app.registry.service import ModelRegistry
 
-router = APIRouter(tags=["models"], prefix="/admin")
+router = APIRouter(tags=["models"], prefix="/admin", route_class=StrictQuery)
 
 
 async def _registry(request: Request) -> ModelRegistry:
