@@ -55,6 +55,12 @@ class JobRepository:
                 await transaction.execute(job)
         return job_id
 
+    async def queued(self, conn: AsyncConnection, kind: str) -> int:
+        """The number of queued jobs of a kind."""
+        waiting = (jobs.c.kind == kind) & (jobs.c.status == "queued")
+        query = sa.select(sa.func.count()).select_from(jobs).where(waiting)
+        return int((await conn.execute(query)).scalar_one())
+
     async def get(self, job_id: str) -> JobRow | None:
         """A job; None if there is none."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))

@@ -44,6 +44,19 @@ async def test_jobs_are_listed_newest_first_page_by_page(client: httpx2.AsyncCli
 
 
 @pytest.mark.anyio
+async def test_a_full_queue_takes_no_training(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.jobs.service.MAX_QUEUED_TRAININGS", 2)
+    ids = [(await client.post("/admin/train")).json()["job_id"] for _ in range(2)]
+    answer = await client.post("/admin/train")
+    assert (answer.status_code, answer.json()["code"]) == (409, "queue_full")
+    assert len((await client.get("/admin/jobs")).json()["items"]) == 2
+    assert (await client.post(f"/admin/jobs/{ids[0]}/cancel")).status_code == 200
+    assert (await client.post("/admin/train")).status_code == 202
+
+
+@pytest.mark.anyio
 async def test_a_job_names_the_key_that_asked_for_it(
     app: FastAPI, client: httpx2.AsyncClient
 ) -> None:
