@@ -388,7 +388,7 @@ def _with_limits(send: Send, grant: TokenGrant, burst: int) -> Callable[[Message
 
 def _check_local(scope: Scope) -> None:
     """Refuse requests of a web page in a browser on this machine, and those through a proxy."""
-    # Without a version of their own, proxies speak HTTP/1.0 to the server behind them.
+    # nginx speaks HTTP/1.0 to the server behind it, and adds no header, unless it is told to.
     if scope.get("http_version") == "1.0" or any(
         name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in scope["headers"]
     ):

@@ -234,6 +234,28 @@ async def test_a_token_ends_with_the_key_that_it_was_signed_for(
 
 
 @pytest.mark.anyio
+async def test_keys_and_tokens_are_checked_in_memory(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = (await shop.token("ann")).encode()
+    monkeypatch.setattr("app.keys.service.REFRESH_SECONDS", 3600.0)
+    fetch, reads = shop.services.database.fetch, []
+
+    async def counted(statement: sa.Select[Any]) -> Any:
+        reads.append(statement)
+        return await fetch(statement)
+
+    monkeypatch.setattr(shop.services.database, "fetch", counted)
+    keys = shop.services.keys
+    for _ in range(50):
+        assert await keys.identify(shop.key.encode()) is not None
+        assert await keys.identify_token(token) is not None
+    assert reads == []
+    await keys.rows()
+    assert len(reads) == 1
+
+
+@pytest.mark.anyio
 async def test_a_token_that_no_server_of_this_database_signed_is_refused(shop: Shop) -> None:
     token = await shop.token("ann")
     row, _ = await shop.services.keys.create("other", [Role.ADMIN])
