@@ -23,7 +23,7 @@ from app.core.migrations import schema_is_current
 from app.core.monitoring import HttpMetrics, OnScrape, new_registry
 from app.core.openapi import describe
 from app.core.requests import BodyLimit
-from app.core.security import NoKeys, RateLimiter, Security
+from app.core.security import RATE_LIMIT_HEADERS, NoKeys, RateLimiter, Security
 from app.core.settings import Settings
 from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router
@@ -32,6 +32,7 @@ from app.inference.loaded_model import LoadedModel
 from app.inference.metrics import CacheMetrics, InferenceMetrics
 from app.jobs.endpoints import router as jobs_router
 from app.jobs.metrics import JobMetrics
+from app.keys.endpoints import router as keys_router
 from app.recommend.endpoints import list_router
 from app.recommend.endpoints import router as recommend_router
 from app.recommend.metrics import ModelMetrics
@@ -49,6 +50,7 @@ TAGS = [
     {"name": "jobs", "description": "Training jobs."},
     {"name": "models", "description": "Trained model versions, and which of them is served."},
     {"name": "trials", "description": "A/B tests of a second model version."},
+    {"name": "keys", "description": "Tokens for users."},
     {"name": "health", "description": "Liveness, readiness and metrics endpoints for monitoring."},
 ]
 
@@ -62,6 +64,7 @@ ROUTERS = (
     jobs_router,
     models_router,
     trials_router,
+    keys_router,
     monitoring.router,
 )
 
@@ -155,8 +158,8 @@ def create_app(
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["X-API-Key", "Content-Type", "X-Request-ID"],
-            expose_headers=["X-Request-ID", "Retry-After", "RateLimit-Remaining"],
+            allow_headers=["Authorization", "X-API-Key", "Content-Type", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Retry-After", *RATE_LIMIT_HEADERS],
         )
     if provider is not None:
         app.add_middleware(Tracing, provider=provider)

@@ -15,13 +15,14 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     invalid_body,
     next_cursor,
     read_json,
 )
 
-router = APIRouter(tags=["trials"], prefix="/admin/trials")
+router = APIRouter(tags=["trials"], prefix="/admin/trials", route_class=StrictQuery)
 
 
 async def _service(request: Request) -> ABTestService:

@@ -15,12 +15,13 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     next_cursor,
     read_json,
 )
 
-router = APIRouter(tags=["catalog"])
+router = APIRouter(tags=["catalog"], route_class=StrictQuery)
 
 
 async def _service(request: Request) -> CatalogService:
@@ -43,7 +44,7 @@ def _item_out(item: Item) -> ItemOut:
 
 
 @router.get("/items", summary="List items, newest first", responses=problem_responses(422))
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def list_items(
     service: Service,
     n: PageSize = 100,
@@ -67,7 +68,7 @@ async def list_items(
     responses=problem_responses(400, 413, 415, 422),
     openapi_extra=_body({"type": "array", "items": _ITEM_SCHEMA, "maxItems": 10_000}),
 )
-@access(Role.INGEST)
+@access(Role.CATALOG)
 async def post_items(request: Request, service: Service) -> ItemsAnswer:
     """Rejected items do not affect others. Of several items with the same id, the last one wins."""
     rows = await read_json(request)
@@ -89,7 +90,7 @@ async def post_items(request: Request, service: Service) -> ItemsAnswer:
 
 
 @router.get("/items/{item}", summary="An item", responses=problem_responses(404, 422))
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def get_item(item: PathId, service: Service) -> ItemOut:
     """Items that were created by events have no title."""
     return _item_out(await service.get(item))
@@ -101,7 +102,7 @@ async def get_item(item: PathId, service: Service) -> ItemOut:
     responses={201: {"model": ItemOut}, **problem_responses(400, 409, 413, 415, 422)},
     openapi_extra=_body(_ITEM_SCHEMA),
 )
-@access(Role.INGEST)
+@access(Role.CATALOG)
 async def put_item(item: PathId, request: Request, response: Response, service: Service) -> ItemOut:
     """Missing fields get their defaults. A deleted item is created again."""
     written, created = await service.put(item, await read_json(request))
@@ -116,7 +117,7 @@ async def put_item(item: PathId, request: Request, response: Response, service: 
     responses=problem_responses(400, 404, 409, 413, 415, 422),
     openapi_extra=_body(_ITEM_SCHEMA),
 )
-@access(Role.INGEST)
+@access(Role.CATALOG)
 async def patch_item(item: PathId, request: Request, service: Service) -> ItemOut:
     """Missing fields keep their values. An attribute set to null is removed."""
     return _item_out(await service.patch(item, await read_json(request)))
@@ -129,7 +130,7 @@ async def patch_item(item: PathId, request: Request, service: Service) -> ItemOu
     response_class=Response,
     responses=problem_responses(404, 422),
 )
-@access(Role.INGEST)
+@access(Role.CATALOG)
 async def delete_item(item: PathId, service: Service) -> Response:
     """A deleted item is never recommended again. Its events stay."""
     await service.delete(item)

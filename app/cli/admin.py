@@ -27,6 +27,9 @@ keys = typer.Typer(
     help="Manage the API keys of clients.", no_args_is_help=True, rich_markup_mode=None
 )
 
+COMMAND = "ncr"
+"""Who acts, in the history of active versions: no key's id."""
+
 Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")]
 
 
@@ -108,28 +111,30 @@ Force = Annotated[
 @models.command()
 def activate(version: Version, force: Force = False) -> None:
     """Serve a version. Running servers switch within seconds."""
-    with_services(lambda services: services.models.activate(version, force=force))
+    with_services(lambda services: services.models.activate(version, force=force, by=COMMAND))
     console.print(f"active: {version}")
 
 
 @models.command()
 def pin(version: Version, force: Force = False) -> None:
     """Serve a version until it is unpinned, whatever is trained."""
-    with_services(lambda services: services.models.activate(version, force=force, pin=True))
+    with_services(
+        lambda services: services.models.activate(version, force=force, pin=True, by=COMMAND)
+    )
     console.print(f"active and pinned: {version}")
 
 
 @models.command()
 def unpin() -> None:
     """Serve newly trained models again, beginning with the next one."""
-    activation = with_services(lambda services: services.models.unpin())
+    activation = with_services(lambda services: services.models.unpin(by=COMMAND))
     console.print(f"active: {activation.version}, not pinned")
 
 
 @models.command()
 def rollback() -> None:
     """Serve the version that was served before. Repeat it to go further back."""
-    activation = with_services(lambda services: services.models.rollback())
+    activation = with_services(lambda services: services.models.rollback(by=COMMAND))
     console.print(f"active: {activation.version}")
 
 
@@ -143,13 +148,14 @@ def list_history(n: Count = 20) -> None:
         changes, _ = await services.models.history(n=n)
         return [ActivationOut.from_change(change).model_dump() for change in changes]
 
-    table = Table("at", "version", "reason", "before", "detail")
+    table = Table("at", "version", "reason", "before", "by", "detail")
     for change in with_services(work):
         table.add_row(
             change["at"],
             change["version"] or "",
             change["reason"],
             change["previous"] or "",
+            change["by"] or "",
             ", ".join(f"{name}: {value}" for name, value in (change["detail"] or {}).items()),
         )
     print_table(table)
@@ -235,7 +241,7 @@ def create(
     name: Annotated[str, typer.Argument(help="A name that tells keys apart.")],
     role: Annotated[
         list[Role] | None,
-        typer.Option(help="read (the default), ingest or admin. May be repeated."),
+        typer.Option(help="Default: read, a bundle, as are ingest and admin. May be repeated."),
     ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Requests a second. Default: NCR_RATE_LIMIT.")

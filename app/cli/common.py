@@ -41,14 +41,25 @@ def bar(*, counted: bool = False) -> Progress:
     )
 
 
+def logged_settings(**overrides: Any) -> Settings:
+    """The settings of a service, whose log has a warning for each variable that is no setting."""
+    from app.core.logging import configure_logging, get_logger
+    from app.core.settings import load_settings, unknown_variables
+
+    settings = load_settings(**overrides)
+    configure_logging(settings.log_level, settings.log_format)
+    for variable, nearest in unknown_variables().items():
+        get_logger(__name__).warning("unknown setting ignored", variable=variable, nearest=nearest)
+    return settings
+
+
 def quiet_settings(**overrides: Any) -> Settings:
     """The settings of an interactive command, which logs warnings only."""
     from app.core.logging import configure_logging
-    from app.core.settings import load_settings
 
-    settings = load_settings(**overrides)
-    level = "warning" if settings.log_level == "info" else settings.log_level
-    configure_logging(level, settings.log_format)
+    settings = logged_settings(**overrides)
+    if settings.log_level == "info":
+        configure_logging("warning", settings.log_format)
     return settings
 
 

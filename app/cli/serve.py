@@ -28,11 +28,9 @@ def serve(
     ] = False,
 ) -> None:
     """Run the server. Without an API key it binds a loopback address only."""
-    from app.core.logging import configure_logging
-    from app.core.settings import load_settings
+    from app.cli.common import logged_settings
 
-    settings = load_settings()
-    configure_logging(settings.log_level, settings.log_format)
+    settings = logged_settings()
     run_server(settings, host, port, with_worker=with_worker)
 
 
@@ -132,11 +130,9 @@ async def _check_start(settings: Settings) -> bool:
 
 def worker() -> None:
     """Process jobs: train models on request. Any number of workers may run."""
-    from app.core.logging import configure_logging
-    from app.core.settings import load_settings
+    from app.cli.common import logged_settings
 
-    settings = load_settings()
-    configure_logging(settings.log_level, settings.log_format)
+    settings = logged_settings()
     asyncio.run(_work(settings))
 
 

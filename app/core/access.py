@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 ACCESS_KEY = "ncr.access"
 """Key of the ASGI scope that holds the `RouteAccess` of a request."""
 
+CALLER_KEY = "ncr.caller"
+"""Key of the ASGI scope that holds the `app.core.security.Caller` of a request with a role."""
+
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 _ATTRIBUTE = "route_access"
@@ -25,14 +28,40 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class Role(StrEnum):
-    """What an API key permits."""
+    """What an API key permits. A route declares one that is not a bundle."""
 
+    RECOMMEND = "recommend"
+    """Lists, comparisons, questions, descriptions of items, and the documentation."""
+    HISTORY = "history"
+    """The events of every user."""
+    METRICS = "metrics"
+    """Metrics for monitoring."""
+    EVENTS = "events"
+    """Writing events and preferences of every user."""
+    DELETE = "delete"
+    """Deleting events."""
+    CATALOG = "catalog"
+    """Writing items."""
+    ERASE = "erase"
+    """Erasing users."""
+    TOKENS = "tokens"
+    """Signing tokens for users."""
     READ = "read"
-    """Recommendations, items, histories of users, metrics and the documentation."""
+    """The bundle of `recommend`, `history` and `metrics`."""
     INGEST = "ingest"
-    """Writing events and items."""
+    """The bundle of `events`, `delete` and `catalog`."""
     ADMIN = "admin"
-    """Everything, including training, models and the erasure of users."""
+    """The bundle of everything; alone it opens trainings, jobs, models and trials."""
+
+
+BUNDLES: Mapping[Role, frozenset[Role]] = {
+    Role.READ: frozenset((Role.RECOMMEND, Role.HISTORY, Role.METRICS)),
+    Role.INGEST: frozenset((Role.EVENTS, Role.DELETE, Role.CATALOG)),
+    Role.ADMIN: frozenset(Role),
+}
+"""The roles that a bundle consists of."""
+
+_NOT_AUDITED = BUNDLES[Role.READ] | {None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,13 @@ class RouteAccess:
     """Whether the route accepts NDJSON, which it reads in pieces and which has no size limit."""
     concurrency: str | None = None
     """The concurrency class, whose requests share one limit. None: no limit."""
+    for_tokens: bool = False
+    """Whether a user's token opens the route; its endpoint calls `check_user`."""
+
+    @property
+    def audited(self) -> bool:
+        """Whether the log says which key sent a request: of writes, and of `ADMIN` routes."""
+        return self.role not in _NOT_AUDITED
 
 
 def access(
@@ -55,6 +91,7 @@ def access(
     max_body_bytes: int | None = None,
     streamed: bool = False,
     concurrency: str | None = None,
+    for_tokens: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare the rules of a route. Place it below the router's decorator.
 
@@ -63,8 +100,9 @@ def access(
         max_body_bytes: see `RouteAccess.max_body_bytes`.
         streamed: see `RouteAccess.streamed`.
         concurrency: see `RouteAccess.concurrency`.
+        for_tokens: see `RouteAccess.for_tokens`.
     """
-    rules = RouteAccess(role, max_body_bytes, streamed, concurrency)
+    rules = RouteAccess(role, max_body_bytes, streamed, concurrency, for_tokens)
 
     def declare(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)[_ATTRIBUTE] = rules
@@ -88,7 +126,7 @@ class AccessTable:
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._access: dict[str, RouteAccess] = {}
         self._paths: dict[str, tuple[re.Pattern[str], set[str]]] = {}
-        self._areas: dict[str, set[Role | None]] = {}
+        self._areas: dict[str, list[Role | None]] = {}
         alternatives: dict[str, list[str]] = {}
         for route in routes:
             rules = declared_access(route)
@@ -103,7 +141,7 @@ class AccessTable:
                 alternative = re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern)
                 alternatives.setdefault(method, []).append(f"(?P<{group}>{alternative})")
                 self._paths.setdefault(path, (pattern, set()))[1].add(method)
-            self._areas.setdefault(_area(path), set()).add(rules.role)
+            self._areas.setdefault(_area(path), []).append(rules.role)
         self._patterns = {
             method: re.compile("|".join(parts)) for method, parts in alternatives.items()
         }
@@ -130,8 +168,8 @@ class AccessTable:
     def _undeclared(self, method: str, path: str) -> RouteAccess:
         """Rules of the documentation's pages, of wrong methods, and of paths that do not exist.
 
-        The role follows the routes with the same first segment. Without any, reading needs `READ`
-        and everything else `ADMIN`.
+        The role follows the routes with the same first segment. Without any, reading needs
+        `RECOMMEND` and everything else `ADMIN`.
         """
         same_path = [
             self.find(allowed, path)
@@ -142,11 +180,13 @@ class AccessTable:
         streamed = any(rules.streamed for rules in same_path)
         if same_path and all(rules.role is None for rules in same_path):
             return RouteAccess(None, streamed=streamed)
-        roles = self._areas.get(_area(path), set())
+        roles = self._areas.get(_area(path), [])
         if method in SAFE_METHODS:
-            role = Role.ADMIN if roles == {Role.ADMIN} else Role.READ
+            role = Role.ADMIN if set(roles) == {Role.ADMIN} else Role.RECOMMEND
         else:
-            role = Role.INGEST if roles - {Role.READ} == {Role.INGEST} else Role.ADMIN
+            writing = [role for role in roles if role not in BUNDLES[Role.READ]]
+            ingested = writing and BUNDLES[Role.INGEST].issuperset(writing)
+            role = (writing[0] if ingested else None) or Role.ADMIN
         return RouteAccess(role, streamed=streamed)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from app.core.access import ACCESS_KEY
+from app.core.access import ACCESS_KEY, CALLER_KEY
 from app.core.errors import REQUEST_ID_KEY, AppError, Unavailable, problem, problem_of
 from app.core.logging import get_logger
 from app.core.randomness import random_hex
@@ -40,7 +40,10 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class RequestContext:
-    """Gives each request an id, logs it, and turns unexpected errors into 500."""
+    """Gives each request an id, logs it, and turns unexpected errors into 500.
+
+    Writes and requests to administrators' routes are logged with the key's id, refused ones too.
+    """
 
     def __init__(
         self,
@@ -111,8 +114,10 @@ class RequestContext:
             self.observe(scope, status, seconds)
             # Under overload there are many 503: a log line for each would add to it.
             failed = status >= 500 and status != 503
-            if failed or self.log_requests:
-                write = log.info if failed else log.debug
+            caller = scope.get(CALLER_KEY)
+            audited = caller is not None and scope[ACCESS_KEY].audited
+            if failed or audited or self.log_requests:
+                write = log.info if failed or audited else log.debug
                 write(
                     "request",
                     request_id=request_id,
@@ -120,6 +125,7 @@ class RequestContext:
                     path=scope["path"],
                     status=status,
                     ms=round(seconds * 1000, 2),
+                    **({} if caller is None else {"key_id": caller.key_id}),
                 )
 
 

@@ -176,7 +176,7 @@ class OnScrape(Collector):
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-@access(Role.READ)
+@access(Role.METRICS)
 async def metrics(request: Request) -> Response:
     """Metrics of this process since its start, without ids of users or items."""
     await request.app.state.on_scrape.refresh()

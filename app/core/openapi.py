@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from app.core.access import AccessTable
+from app.core.access import AccessTable, RouteAccess
 from app.core.errors import PROBLEM_SCHEMA, problem_responses
 
 _WITH_BODY = ("post", "put", "patch")
@@ -45,25 +45,35 @@ def _complete(document: dict[str, Any], table: AccessTable, keyed: bool) -> dict
             "in": "header",
             "name": "X-API-Key",
             "description": "Required as soon as the service has a key.",
-        }
+        },
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Signed by `POST /tokens` for one user and a few minutes.",
+        },
     }
     for path, routes in document["paths"].items():
         for method, operation in routes.items():
-            public = table.find(method.upper(), path).role is None
-            _complete_operation(method, operation, public, keyed)
+            _complete_operation(method, operation, table.find(method.upper(), path), keyed)
     return document
 
 
-def _complete_operation(method: str, operation: dict[str, Any], public: bool, keyed: bool) -> None:
+def _complete_operation(
+    method: str, operation: dict[str, Any], access: RouteAccess, keyed: bool
+) -> None:
     responses: dict[str, Any] = operation.setdefault("responses", {})
     added = [503]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
         added.append(422)
-    if not public:
-        # The empty alternative: a service without a key, which only this machine can reach.
-        operation["security"] = [{"key": []}] if keyed else [{"key": []}, {}]
-        added += [401, 403, 429]
+    if access.role is not None:
+        operation["security"] = [{"key": []}]
+        if access.for_tokens:
+            operation["security"].append({"token": []})
+        if not keyed:
+            # The empty alternative: a service without a key, which only this machine can reach.
+            operation["security"].append({})
+        added += [401, 403, 422, 429]
         if method in _WITH_BODY:
             added += [413, 415]
     for status, response in problem_responses(*added).items():

@@ -8,12 +8,14 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
 import orjson
 from cachetools import LRUCache
 from fastapi import Depends, Path, Query
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, Field, ValidationError
 from starlette.requests import Request
@@ -110,7 +112,35 @@ def _content_length(scope: Scope) -> int:
     return int(value)
 
 
-class KnownQueries(APIRoute):
+class StrictQuery(APIRoute):
+    """A route that refuses query parameters it does not have: a misspelt filter filters nothing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler, behind a look at the names of the parameters."""
+        handler = super().get_route_handler()
+        known = _query_names(self.dependant)
+
+        async def handle(request: Request) -> Response:
+            for name in request.query_params if request.scope["query_string"] else ():
+                if name not in known:
+                    nearest = get_close_matches(name, known, 1)
+                    hint = f"; is {nearest[0]} meant?" if nearest else ""
+                    raise Unprocessable(
+                        f"query: there is no parameter {name[:100]}{hint}", code="unknown_parameter"
+                    )
+            return await handler(request)
+
+        return handle
+
+
+def _query_names(dependant: Dependant) -> set[str]:
+    """The names of the query parameters of an endpoint and of what it depends on."""
+    return {parameter.alias for parameter in dependant.query_params}.union(
+        *map(_query_names, dependant.dependencies)
+    )
+
+
+class KnownQueries(StrictQuery):
     """A route below one id that parses a query string once.
 
     Its endpoint leaves in ``request.state.answer`` what answers a request for an id, with the

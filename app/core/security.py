@@ -9,14 +9,16 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 from urllib.parse import urlsplit
 
 from cachetools import LRUCache
+from fastapi import Depends, Request
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
-from app.core.access import ACCESS_KEY, SAFE_METHODS, Role, RouteAccess
+from app.core.access import ACCESS_KEY, CALLER_KEY, SAFE_METHODS, Role, RouteAccess
 from app.core.errors import (
     Forbidden,
     SettingsError,
@@ -29,9 +31,12 @@ from app.core.middleware import header
 if TYPE_CHECKING:
     from app.core.settings import Settings
 
+RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 MAX_CALLERS = 10_000  # with a token bucket in memory
-# The host name that test clients use, which call the application without a network.
-_TEST_HOST = "testserver"
+MAX_WRONG_KEYS = 100
+"""Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
+WRONG_KEYS_PER_SECOND = 1.0
+_PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +44,18 @@ class Caller:
     """The sender of a request."""
 
     key_id: str
+    """The id of a key in the database, or the one of `ADMIN` or `LOCAL`."""
     roles: frozenset[Role]
     rate: float | None = None
     """Requests a second; None: as in the settings."""
     burst: int | None = None
+    user: str | None = None
+    """The only user whom a token is for; None for a key."""
+
+    @property
+    def bucket(self) -> str:
+        """The name of the token bucket: a key has one, and each user with its tokens."""
+        return self.key_id if self.user is None else f"{self.key_id}:{self.user}"
 
 
 class Keys(Protocol):
@@ -53,6 +66,9 @@ class Keys(Protocol):
 
     async def identify(self, key: bytes) -> Caller | None:
         """Whose key this is; None if it is nobody's."""
+
+    async def identify_token(self, token: bytes) -> Caller | None:
+        """Whose token this is; None if it is false, expired or revoked."""
 
 
 class NoKeys:
@@ -65,6 +81,40 @@ class NoKeys:
     async def identify(self, key: bytes) -> Caller | None:
         """Whose key this is."""
         return None
+
+    async def identify_token(self, token: bytes) -> Caller | None:
+        """Whose token this is."""
+        return None
+
+
+def caller_of(request: Request) -> Caller:
+    """The caller of a request to a route that needs a role."""
+    caller: Caller = request.scope[CALLER_KEY]
+    return caller
+
+
+async def _caller_id(request: Request) -> str:
+    return caller_of(request).key_id
+
+
+CallerId = Annotated[str, Depends(_caller_id)]
+
+
+def role_missing(role: Role) -> Forbidden:
+    """The error for a key without a role."""
+    return Forbidden(
+        f"this API key does not have the required role {role.value!r}", code="role_missing"
+    )
+
+
+def check_user(caller: Caller, user: object) -> None:
+    """Refuse what concerns another user than the one a token is for.
+
+    Raises:
+        Forbidden: the caller sent a token for another user.
+    """
+    if caller.user is not None and user != caller.user:
+        raise Forbidden("this token is for another user", code="other_user")
 
 
 ADMIN = Caller("admin", frozenset(Role))
@@ -142,6 +192,27 @@ class RateLimiter:
         return await self._local.take(caller, rate, burst)
 
 
+class WrongKeys:
+    """Slows down guesses at `NCR_ADMIN_KEY`: the wrong keys of each address at this server."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets = LocalTokenBuckets(clock)
+        self._refused_until: LRUCache[str, float] = LRUCache(MAX_CALLERS)
+
+    def wait(self, address: str) -> float:
+        """Seconds until the address may guess again; 0 if it may now."""
+        if not self._refused_until:
+            return 0.0
+        return max(0.0, self._refused_until.get(address, 0.0) - self._clock())
+
+    async def count(self, address: str) -> None:
+        """Count a wrong key."""
+        grant = await self._buckets.take(address, WRONG_KEYS_PER_SECOND, MAX_WRONG_KEYS)
+        if grant.retry:
+            self._refused_until[address] = self._clock() + grant.retry
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is certain to be this machine."""
     host = host.strip().lower().removeprefix("[").removesuffix("]").rstrip(".")
@@ -197,6 +268,7 @@ class Security:
         self._keys = keys
         self._limiter = limiter
         self._on_refused = on_refused
+        self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless it is refused."""
@@ -209,16 +281,15 @@ class Security:
             await self.app(scope, receive, send)
             return
         try:
-            caller = await self._caller(scope)
+            caller = scope[CALLER_KEY] = await self._caller(scope)
             if role not in caller.roles:
-                raise Forbidden(
-                    f"this API key does not have the required role {role.value!r}",
-                    code="role_missing",
-                )
+                raise role_missing(role)
+            if caller.user is not None and not access.for_tokens:
+                raise Forbidden("a token does not open this route", code="token_not_enough")
             limiter = self._limiter()
             rate, burst = limiter.bounds(caller.rate, caller.burst)
             if rate:
-                grant = await limiter.take(caller.key_id, rate, burst)
+                grant = await limiter.take(caller.bucket, rate, burst)
                 if not grant.allowed:
                     raise _too_many(grant, burst)
                 send = _with_limits(send, grant, burst)
@@ -229,27 +300,61 @@ class Security:
         except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._on_refused(error.code)
             raise
-        await self.app(scope, receive, send)
+        if not access.audited:
+            await self.app(scope, receive, send)
+            return
+        # Every log line of this request contains the key's id.
+        with bound_contextvars(key_id=caller.key_id):
+            await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Caller:
         key = header(scope, b"x-api-key")
-        # Digests have equal lengths, so that the comparison does not reveal the key's length.
-        if (
-            key is not None
-            and self._admin is not None
-            and hmac.compare_digest(_digest(key), self._admin)
-        ):
-            return ADMIN
+        wait = 0.0
+        if key is not None and self._admin is not None:
+            wait = self._wrong_keys.wait(_address(scope))
+            # Digests have equal lengths: the comparison does not reveal the key's length.
+            if not wait and hmac.compare_digest(_digest(key), self._admin):
+                return ADMIN
         keys = self._keys()
+        token = _bearer_token(scope) if key is None else None
+        caller = None
         if key is not None:
             caller = await keys.identify(key)
-            if caller is not None:
-                return caller
+        elif token is not None:
+            caller = await keys.identify_token(token)
+        if caller is not None:
+            return caller
         if self._admin is None and not await keys.any():
             if not self._open:
                 _check_local(scope)
             return LOCAL
+        if token is not None:
+            raise Unauthorized(
+                "the token is false, has expired, or was signed for a key that is revoked",
+                code="invalid_token",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        # Only the administrator's key may be worth a guess, as those of the database are random. It
+        # was not compared while its address has to wait.
+        if wait:
+            raise TooManyRequests(
+                "too many wrong keys came from this address",
+                code="too_many_wrong_keys",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+        if key is not None and self._admin is not None:
+            await self._wrong_keys.count(_address(scope))
         raise Unauthorized("send a valid key in the X-API-Key header")
+
+
+def _bearer_token(scope: Scope) -> bytes | None:
+    scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _address(scope: Scope) -> str:
+    """The sender's address; that of the proxy where there is one."""
+    return str((scope.get("client") or ("",))[0])
 
 
 def _digest(key: bytes) -> bytes:
@@ -257,11 +362,8 @@ def _digest(key: bytes) -> bytes:
 
 
 def _headers(grant: TokenGrant, burst: int) -> dict[str, str]:
-    return {
-        "RateLimit-Limit": str(burst),
-        "RateLimit-Remaining": str(grant.remaining),
-        "RateLimit-Reset": str(math.ceil(grant.reset)),
-    }
+    values = (burst, grant.remaining, math.ceil(grant.reset))
+    return dict(zip(RATE_LIMIT_HEADERS, map(str, values), strict=True))
 
 
 def _too_many(grant: TokenGrant, burst: int) -> TooManyRequests:
@@ -285,7 +387,17 @@ def _with_limits(send: Send, grant: TokenGrant, burst: int) -> Callable[[Message
 
 
 def _check_local(scope: Scope) -> None:
-    """Refuse requests that a web page in a browser on this machine may have sent."""
+    """Refuse requests of a web page in a browser on this machine, and those through a proxy."""
+    # nginx speaks HTTP/1.0 to the server behind it, and adds no header, unless it is told to.
+    if scope.get("http_version") == "1.0" or any(
+        name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in scope["headers"]
+    ):
+        raise Forbidden(
+            "this request came through a proxy, and without a key everyone whom the proxy serves "
+            "could read and delete everything: make a key with `ncr keys create NAME` or set "
+            "NCR_ADMIN_KEY",
+            code="proxy_without_key",
+        )
     host = header(scope, b"host")
     # A page can make its own name resolve to 127.0.0.1; the Host header shows it.
     if host is not None and not _is_local_authority(host):
@@ -307,4 +419,4 @@ def _is_local_authority(authority: bytes) -> bool:
         host = urlsplit("//" + authority.decode("latin-1")).hostname
     except ValueError:
         return False
-    return bool(host) and (host == _TEST_HOST or is_loopback(str(host)))
+    return bool(host) and is_loopback(str(host))

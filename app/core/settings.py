@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ _DRIVERS = {
 }
 
 MIN_KEY_LENGTH = 16
+_OTHER_VARIABLES = ("NCR_DOWNLOAD_BASE_URL",)  # read by one command
 
 
 def normalise_database_url(url: str) -> str:
@@ -327,6 +330,18 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url
         return f"sqlite+aiosqlite:///{self.data_dir / 'ncr.db'}"
+
+
+def unknown_variables() -> dict[str, str | None]:
+    """The variables `NCR_*` that are no setting, each with the nearest one."""
+    known = [f"NCR_{name.upper()}" for name in Settings.model_fields]
+    return {
+        name: next(iter(get_close_matches(name.upper(), known, 1)), None)
+        for name in sorted(os.environ)
+        if name.upper().startswith("NCR_")
+        and name.upper() not in (*known, *_OTHER_VARIABLES)
+        and not name.startswith("NCR_TEST_")
+    }
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -41,12 +41,14 @@ counters = sa.Table(
 )
 
 
-# One row: the name of this database in Redis, which several databases may share.
+# One row: the name of this database in Redis, which several databases may share, and the secret by
+# which servers sign tokens.
 instance = sa.Table(
     "instance",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("instance_id", sa.Text, nullable=False),
+    sa.Column("token_secret", sa.Text, nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
 )
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from app.core.access import Role, access
 from app.core.errors import (
     AppError,
+    Forbidden,
     PayloadTooLarge,
     Unprocessable,
     malformed_json,
@@ -23,6 +24,7 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     datetime_of,
     decode_cursor,
     json_response,
@@ -30,6 +32,7 @@ from app.core.requests import (
     media_type,
     next_cursor,
 )
+from app.core.security import caller_of, check_user
 from app.core.tables import now_us
 from app.events.schemas import (
     AppendResult,
@@ -45,7 +48,7 @@ from app.events.schemas import (
 )
 from app.events.service import EventService
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], route_class=StrictQuery)
 
 MAX_LINE_BYTES = 64 * 1024
 STREAM_GROUP_ROWS = 500
@@ -86,10 +89,16 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
         }
     },
 )
-@access(Role.INGEST, streamed=True)
+@access(Role.EVENTS, streamed=True, for_tokens=True)
 async def post_events(request: Request, service: Service) -> Response:
-    """Answers after the accepted events are stored durably. Rejected rows do not affect others."""
+    """Answers after the accepted events are stored durably. Rejected rows do not affect others.
+
+    With a token all rows have to be of its user, and the body is JSON.
+    """
+    caller = caller_of(request)
     if media_type(request.scope) == NDJSON:
+        if caller.user is not None:  # a stream may go on long after the token has expired
+            raise Forbidden("with a token events are sent as JSON", code="token_not_enough")
         result = await _add_stream(request, service)
     else:
         body = await _read_lenient(request)
@@ -97,6 +106,9 @@ async def post_events(request: Request, service: Service) -> Response:
         if not isinstance(rows, list):
             raise Unprocessable("the body must be an event or a list of events")
         _check_length(rows, service.settings.max_events, "events")
+        if caller.user is not None:
+            for row in rows:
+                check_user(caller, row.get("user") if isinstance(row, dict) else None)
         result = await service.add_rows(rows, now_us())
     return json_response(
         {
@@ -217,7 +229,7 @@ async def _line_groups(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
-@access(Role.INGEST)
+@access(Role.DELETE)
 async def delete_event(event_id: PathId, service: Service) -> Response:
     """The user's lists change at once; models change when they are next trained."""
     await service.delete_event(event_id)
@@ -241,7 +253,7 @@ async def delete_event(event_id: PathId, service: Service) -> Response:
         }
     },
 )
-@access(Role.INGEST)
+@access(Role.EVENTS)
 async def post_preferences(request: Request, service: Service) -> PreferencesAnswer | Response:
     """Both items must exist. In a list, rejected rows do not affect others.
 
@@ -268,7 +280,7 @@ async def post_preferences(request: Request, service: Service) -> PreferencesAns
     summary="A user's events, newest first",
     responses=problem_responses(404, 422),
 )
-@access(Role.READ)
+@access(Role.HISTORY)
 async def get_history(
     user: PathId, service: Service, n: PageSize = 100, cursor: PageCursor = None
 ) -> EventPage:
@@ -298,7 +310,7 @@ async def get_history(
     response_class=Response,
     responses=problem_responses(404, 422),
 )
-@access(Role.ADMIN)
+@access(Role.ERASE)
 async def delete_user(user: PathId, service: Service) -> Response:
     """Erases events and preferences. Models trained on them do not change until retrained."""
     await service.delete_user(user)

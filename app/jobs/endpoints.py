@@ -14,14 +14,16 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     encode_cursor,
     invalid_body,
 )
+from app.core.security import CallerId
 from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
 
-router = APIRouter(tags=["jobs"], prefix="/admin")
+router = APIRouter(tags=["jobs"], prefix="/admin", route_class=StrictQuery)
 
 
 async def _service(request: Request) -> JobService:
@@ -36,7 +38,7 @@ Service = Annotated[JobService, Depends(_service)]
     "/train",
     status_code=202,
     summary="Train a model from the events",
-    responses=problem_responses(400, 415, 422),
+    responses=problem_responses(400, 409, 415, 422),
     openapi_extra={
         "requestBody": {
             "required": False,
@@ -45,13 +47,15 @@ Service = Annotated[JobService, Depends(_service)]
     },
 )
 @access(Role.ADMIN)
-async def train(body: OptionalJson, response: Response, service: Service) -> JobAccepted:
+async def train(
+    body: OptionalJson, response: Response, service: Service, by: CallerId
+) -> JobAccepted:
     """Queues a job for a worker; the new model is served once it is published."""
     try:
         params = TrainParams.model_validate(body)
     except ValidationError as error:
         raise invalid_body(error) from None
-    job_id = await service.submit_training(params)
+    job_id = await service.submit_training(params, by)
     response.headers["Location"] = f"/admin/jobs/{job_id}"
     return JobAccepted(job_id=job_id)
 

@@ -36,12 +36,17 @@ class JobRepository:
         self.database = database
 
     async def insert(
-        self, kind: str, params: dict[str, Any], conn: AsyncConnection | None = None
+        self,
+        kind: str,
+        params: dict[str, Any],
+        conn: AsyncConnection | None = None,
+        *,
+        by: str | None = None,
     ) -> str:
         """Queues a job and returns its id; in the caller's transaction if there is one."""
         job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         job = jobs.insert().values(
-            job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us()
+            job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us(), by=by
         )
         if conn is not None:
             await conn.execute(job)
@@ -49,6 +54,12 @@ class JobRepository:
             async with self.database.write() as transaction:
                 await transaction.execute(job)
         return job_id
+
+    async def queued(self, conn: AsyncConnection, kind: str) -> int:
+        """The number of queued jobs of a kind."""
+        waiting = (jobs.c.kind == kind) & (jobs.c.status == "queued")
+        query = sa.select(sa.func.count()).select_from(jobs).where(waiting)
+        return int((await conn.execute(query)).scalar_one())
 
     async def get(self, job_id: str) -> JobRow | None:
         """A job; None if there is none."""

@@ -13,7 +13,7 @@ from pydantic import (
     create_model,
 )
 
-from app.registry.schemas import iso
+from app.registry.schemas import BY, iso
 from ncr_core.model_config import ModelConfig
 from ncr_core.parameters import ConfigField, parameters_of
 from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, Recipe, recipe
@@ -196,6 +196,8 @@ class JobRow(NamedTuple):
     model_version: str | None
     metrics: dict[str, Any] | None
     error: str | None
+    by: str | None
+    """See `app.core.security.Caller.key_id`; None for the service itself."""
 
 
 Time = Annotated[str | None, BeforeValidator(iso)]
@@ -229,6 +231,7 @@ class JobOut(BaseModel):
     model_version: str | None
     metrics: dict[str, Any] | None
     error: str | None
+    by: str | None = Field(description=BY)
 
 
 class JobPage(BaseModel):

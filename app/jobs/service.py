@@ -16,6 +16,8 @@ from app.registry.schemas import ModelRow
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
 
+MAX_QUEUED_TRAININGS = 100
+
 
 class JobService:
     """Durable jobs: submitted here, run by a worker."""
@@ -31,14 +33,23 @@ class JobService:
         self._settings = settings
         self._serving_model = serving_model
 
-    async def submit_training(self, params: TrainParams) -> str:
-        """Queues a training and returns its job id.
+    async def submit_training(self, params: TrainParams, by: str | None = None) -> str:
+        """Queues a training and returns its job id; ``by`` is the id of the key that asks.
 
         Raises:
+            Conflict: The queue is full.
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
                 recipe that chooses them, or such as do not fit each other.
         """
-        return await self._repository.insert("train", await self._complete(params, "request"))
+        order = await self._complete(params, "request")
+        async with self._repository.database.write() as conn:
+            if await self._repository.queued(conn, "train") >= MAX_QUEUED_TRAININGS:
+                raise Conflict(
+                    f"{MAX_QUEUED_TRAININGS} trainings are queued: wait, or cancel some by "
+                    "`POST /admin/jobs/{job_id}/cancel`",
+                    code="queue_full",
+                )
+            return await self._repository.insert("train", order, conn, by=by)
 
     async def training_order(self, trigger: Trigger) -> dict[str, Any]:
         """The params of a training by the settings' defaults, for `enqueue`."""

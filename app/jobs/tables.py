@@ -27,6 +27,8 @@ jobs = sa.Table(
     sa.Column("model_version", sa.Text, nullable=True),
     sa.Column("metrics", Json, nullable=True),
     sa.Column("error", sa.Text, nullable=True),
+    # The id of the key that asked for the job; NULL for the service itself.
+    sa.Column("by", sa.Text, nullable=True),
     sa.CheckConstraint(
         "status IN ('queued', 'running', 'succeeded', 'failed', 'cancelled', 'rejected')",
         name="status",

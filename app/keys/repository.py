@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.core.database import Database
-from app.core.tables import now_us
+from app.core.tables import instance, now_us
 from app.keys.schemas import KeyRow
 from app.keys.tables import api_keys
 
@@ -18,12 +18,27 @@ class KeyRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def valid(self) -> list[KeyRow]:
+        """The keys that are not revoked."""
+        rows = await self._database.fetch(
+            sa.select(*_COLUMNS).where(api_keys.c.revoked_at.is_(None))
+        )
+        return [KeyRow(*row) for row in rows]
+
     async def list(self) -> list[KeyRow]:
         """Every key, revoked ones included, newest first."""
         rows = await self._database.fetch(
             sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.key_id)
         )
         return [KeyRow(*row) for row in rows]
+
+    async def any(self) -> bool:
+        """Whether there is a key, revoked or not."""
+        return bool(await self._database.fetch(sa.select(api_keys.c.key_id).limit(1)))
+
+    async def token_secret(self) -> str:
+        """The secret of this database, by which tokens are signed."""
+        return str((await self._database.fetch(sa.select(instance.c.token_secret)))[0][0])
 
     async def insert(self, row: KeyRow) -> None:
         """Adds a key."""

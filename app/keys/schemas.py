@@ -1,10 +1,15 @@
-"""Rows of API keys."""
+"""Rows of API keys, and the body and the answer of `POST /tokens`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from datetime import datetime
+from typing import Literal, NamedTuple
 
-from app.core.access import Role
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.core.access import BUNDLES, Role
+from app.core.requests import Id
+from app.keys.tokens import MAX_TOKEN_SECONDS
 
 
 class KeyRow(NamedTuple):
@@ -23,6 +28,32 @@ class KeyRow(NamedTuple):
 
     @property
     def role_set(self) -> frozenset[Role]:
-        """The key's roles; `admin` includes all others."""
-        roles = frozenset(Role(name) for name in self.roles.split(","))
-        return frozenset(Role) if Role.ADMIN in roles else roles
+        """The key's roles, bundles opened."""
+        roles = [Role(name) for name in self.roles.split(",")]
+        return frozenset().union(*(BUNDLES.get(role, {role}) for role in roles))
+
+
+class TokenBody(BaseModel):
+    """The body of `POST /tokens`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user: Id = Field(description="The only user whose lists and events the token opens.")
+    ttl_s: float = Field(
+        default=300,
+        ge=1,
+        le=MAX_TOKEN_SECONDS,
+        description="Seconds until the token expires: ask for the next one before they are over.",
+    )
+    roles: list[Literal["recommend", "events"]] | None = Field(
+        default=None,
+        min_length=1,
+        description="What the token permits. By default both, as far as the key has them.",
+    )
+
+
+class TokenOut(BaseModel):
+    """A signed token."""
+
+    token: str
+    expires_at: datetime

@@ -1,26 +1,37 @@
-"""API keys: created, listed, revoked and identified."""
+"""API keys: created, listed, revoked and identified, and tokens that are signed for them."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 import time
 from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.access import Role
 from app.core.cache import SingleFlight
 from app.core.database import Database
-from app.core.errors import NotFound, SettingsError
+from app.core.errors import Conflict, NotFound, SettingsError
 from app.core.logging import get_logger
 from app.core.requests import text_problem
-from app.core.security import Caller
+from app.core.security import Caller, role_missing
 from app.core.tables import now_us
 from app.keys.repository import KeyRepository
 from app.keys.schemas import KeyRow
+from app.keys.tokens import (
+    TOKEN_ROLES,
+    TokenClaims,
+    issuer_of,
+    read_token,
+    signed_token,
+    signing_key,
+)
 
 log = get_logger(__name__)
 
@@ -33,20 +44,25 @@ MAX_RATE = 1e6
 _KEY = re.compile(r"ncr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
+class _ValidKey(NamedTuple):
+    digest: str
+    caller: Caller
+
+
 class KeyService:
-    """Keeps all keys in memory, and reads them again every second while requests come."""
+    """Keeps the valid keys in memory, and reads them again every second while requests come."""
 
     def __init__(self, database: Database) -> None:
         self._repository = KeyRepository(database)
-        self._keys: dict[str, KeyRow] = {}
+        self._keys: dict[str, _ValidKey] = {}
         self._has_keys = False
         self._read_at = -float("inf")
         self._reads: SingleFlight[None, None] = SingleFlight()
+        self._token_secret: str | None = None
 
     async def any(self) -> bool:
         """Whether a key was ever created: if so, every request needs one."""
         await self._refresh(REFRESH_SECONDS)
-        self._has_keys = self._has_keys or bool(self._keys)
         return self._has_keys
 
     async def identify(self, key: bytes) -> Caller | None:
@@ -54,16 +70,56 @@ class KeyService:
         match = _KEY.fullmatch(key.decode("latin-1"))
         if match is None:
             return None
-        known = match[1] in self._keys
-        await self._refresh(REFRESH_SECONDS if known else UNKNOWN_KEY_REFRESH_SECONDS)
-        row = self._keys.get(match[1])
+        found = await self._valid_key(match[1])
         digest = hashlib.sha256(key).hexdigest()
         # Digests have the same length, so the time of the comparison reveals nothing.
-        if not hmac.compare_digest(digest, row.digest if row else "0" * 64):
+        if not hmac.compare_digest(digest, found.digest if found else "0" * 64) or found is None:
             return None
-        if row is None or row.revoked_at is not None:
+        return found.caller
+
+    async def identify_token(self, token: bytes) -> Caller | None:
+        """The caller that a token stands for; None for one that is false, expired or revoked."""
+        key_id = issuer_of(token)
+        found = None if key_id is None else await self._valid_key(key_id)
+        if found is None:
             return None
-        return Caller(row.key_id, row.role_set, row.rate, row.burst)
+        claims = read_token(token, await self._signing_key(found), time.time())
+        if claims is None:
+            return None
+        caller = found.caller
+        return replace(caller, roles=caller.roles & claims.roles, user=claims.user)
+
+    async def sign_token(
+        self, caller: Caller, user: str, seconds: float, roles: Collection[str] | None = None
+    ) -> tuple[str, int]:
+        """Signs a token and returns it with its expiry in seconds since 1970.
+
+        Args:
+            caller: the key that the token is signed for; the token ends with it.
+            user: the only user whom the token is for.
+            seconds: how long it is valid.
+            roles: some of ``TOKEN_ROLES``; None for those that the key has.
+
+        Raises:
+            Conflict: ``key_not_stored``: the caller has no key in the database.
+            Forbidden: ``role_missing``: the key lacks a role that the token is to have.
+        """
+        found = self._keys.get(caller.key_id)
+        if found is None:
+            raise Conflict(
+                "a token needs a key that can be revoked: make one with "
+                "`ncr keys create NAME --role tokens --role recommend --role events`",
+                code="key_not_stored",
+            )
+        wanted = TOKEN_ROLES & caller.roles if roles is None else frozenset(map(Role, roles))
+        missing = wanted - caller.roles if wanted else TOKEN_ROLES
+        if missing:
+            raise role_missing(min(missing))
+        claims = TokenClaims(user, wanted, math.ceil(time.time() + seconds))
+        return (
+            signed_token(claims, caller.key_id, await self._signing_key(found)),
+            claims.expires_at,
+        )
 
     async def create(
         self,
@@ -97,6 +153,7 @@ class KeyService:
             None,
         )
         await self._repository.insert(row)
+        self._read_at = -float("inf")
         return row, key
 
     async def rows(self) -> list[KeyRow]:
@@ -114,10 +171,21 @@ class KeyService:
         if time.monotonic() - self._read_at >= seconds:
             await self._reads.run(None, self._read)
 
+    async def _valid_key(self, key_id: str) -> _ValidKey | None:
+        known = key_id in self._keys
+        await self._refresh(REFRESH_SECONDS if known else UNKNOWN_KEY_REFRESH_SECONDS)
+        return self._keys.get(key_id)
+
+    async def _signing_key(self, key: _ValidKey) -> bytes:
+        if self._token_secret is None:
+            self._token_secret = await self._repository.token_secret()
+        return signing_key(self._token_secret, key.digest)
+
     async def _read(self) -> None:
         began = time.monotonic()
         try:
-            rows = await self._repository.list()
+            rows = await self._repository.valid()
+            self._has_keys = self._has_keys or bool(rows) or await self._repository.any()
         except SQLAlchemyError as error:
             if self._read_at < 0:
                 raise  # no key was ever read, so no caller can be identified
@@ -125,5 +193,8 @@ class KeyService:
             log.warning("the keys cannot be read", error=str(error).partition("\n")[0])
             self._read_at = began
             return
-        self._keys = {row.key_id: row for row in rows}
+        self._keys = {
+            row.key_id: _ValidKey(row.digest, Caller(row.key_id, row.role_set, row.rate, row.burst))
+            for row in rows
+        }
         self._read_at = began

@@ -17,7 +17,8 @@ from app.core.errors import (
     problem_responses,
 )
 from app.core.middleware import RELEASE_KEY
-from app.core.requests import Id, KnownQueries, PathId, text_problem
+from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
+from app.core.security import caller_of, check_user
 from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
@@ -46,7 +47,7 @@ from app.recommend.schemas import (
 )
 from app.recommend.wiring import RecommendFeature
 
-router = APIRouter(tags=["recommend"])
+router = APIRouter(tags=["recommend"], route_class=StrictQuery)
 list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 """`GET /recommend/{user}` alone, where a query string that was parsed before goes straight to
 `answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""
@@ -58,7 +59,7 @@ list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
     response_model=None,
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
-@access(Role.READ, concurrency="recommend")
+@access(Role.RECOMMEND, concurrency="recommend", for_tokens=True)
 async def recommend(
     request: Request,
     user: PathId,
@@ -96,6 +97,7 @@ async def recommend(
 
 async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
     """The response to a request whose parameters have been checked."""
+    check_user(caller_of(request), user)
     feature: RecommendFeature = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)
@@ -126,7 +128,7 @@ def _json(body: bytes) -> Response:
     responses={200: {"model": BatchAnswer}, **_PROBLEMS},
     openapi_extra=body_schema(BatchBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def recommend_batch(request: Request, feature: Feature) -> Response:
     """A result for each user, in their order.
 
@@ -145,7 +147,7 @@ async def recommend_batch(request: Request, feature: Feature) -> Response:
     responses={200: {"model": Recommendation}, **_PROBLEMS},
     openapi_extra=body_schema(RerankBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def rerank(request: Request, feature: Feature) -> Response:
     """Algorithm 1 over exactly these items.
 
@@ -165,7 +167,7 @@ async def rerank(request: Request, feature: Feature) -> Response:
     responses=_PROBLEMS,
     openapi_extra=body_schema(CompareBody),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def compare(request: Request, feature: Feature) -> Comparison:
     """P(row preferred to column) = σ(margin / 2T).
 
@@ -184,7 +186,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
     response_model=SimilarItems,
     responses=problem_responses(404, 422, 503),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def similar(
     feature: Feature,
     item: PathId,
@@ -200,7 +202,7 @@ async def similar(
     response_model=Questions,
     responses=problem_responses(404, 422, 503),
 )
-@access(Role.READ)
+@access(Role.RECOMMEND)
 async def questions(
     request: Request,
     feature: Feature,

@@ -39,6 +39,7 @@ class ActivationService:
         force: bool = False,
         pin: bool = False,
         if_active: str | None = None,
+        by: str | None = None,
     ) -> Activation:
         """Activates a version; see `ModelRegistry.activate`."""
         row = await self._usable_version(version, force)
@@ -64,11 +65,11 @@ class ActivationService:
                     detail = (detail or {}) | {"pinned": True}
                 previous = await self._previous(conn, before, version, reason)
                 after = Activation(version, previous, before.generation + 1, before.pinned or pin)
-                await self._repository.set_active(conn, before, after, reason, detail)
+                await self._repository.set_active(conn, before, after, reason, detail, by)
                 log.info("model activated", version=version, reason=reason)
         return await self._repository.activation()
 
-    async def rollback(self, detail: dict[str, Any] | None) -> Activation:
+    async def rollback(self, detail: dict[str, Any] | None, by: str | None) -> Activation:
         """Activates the version before the active one; see `ModelRegistry.rollback`."""
         async with self._database.read() as conn:
             before = await self._repository.activation(conn)
@@ -76,16 +77,16 @@ class ActivationService:
             earlier = await self._rollback_target(conn, stack)
         if earlier is None:
             raise Conflict("there is no earlier version to roll back to", code="no_previous_model")
-        return await self.activate(earlier, "rolled_back", detail, if_active=before.version)
+        return await self.activate(earlier, "rolled_back", detail, if_active=before.version, by=by)
 
-    async def unpin(self) -> Activation:
+    async def unpin(self, by: str | None) -> Activation:
         """Lets newly trained versions be activated again."""
         async with self._database.write() as conn:
             before = await self._repository.lock_activation(conn)
             if before.pinned:
                 after = before._replace(pinned=False, generation=before.generation + 1)
                 detail = {"pinned": False}
-                await self._repository.set_active(conn, before, after, "activated", detail)
+                await self._repository.set_active(conn, before, after, "activated", detail, by)
         return await self._repository.activation()
 
     async def _usable_version(self, version: str, force: bool) -> ModelRow:

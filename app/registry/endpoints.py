@@ -13,11 +13,13 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    StrictQuery,
     decode_cursor,
     invalid_body,
     next_cursor,
     read_json,
 )
+from app.core.security import CallerId
 from app.registry.schemas import (
     Activation,
     ActivationOut,
@@ -30,7 +32,7 @@ from app.registry.schemas import (
 )
 from app.registry.service import ModelRegistry
 
-router = APIRouter(tags=["models"], prefix="/admin")
+router = APIRouter(tags=["models"], prefix="/admin", route_class=StrictQuery)
 
 
 async def _registry(request: Request) -> ModelRegistry:
@@ -100,24 +102,24 @@ async def list_activations(
     responses=problem_responses(404, 409),
 )
 @access(Role.ADMIN)
-async def rollback(registry: Registry) -> ModelOut:
+async def rollback(registry: Registry, by: CallerId) -> ModelOut:
     """Activates the version before the active one, like an undo.
 
     A second call goes back one version more. A pin moves to the version that becomes active.
     Servers swap within seconds; requests in progress finish on the version they began with.
     """
-    activation = await registry.rollback()
+    activation = await registry.rollback(by=by)
     return await _model(registry, str(activation.version), activation)
 
 
 @router.delete("/models/pin", summary="Activate newly trained models again")
 @access(Role.ADMIN)
-async def unpin(registry: Registry) -> PinOut:
+async def unpin(registry: Registry, by: CallerId) -> PinOut:
     """Removes the pin, if there is one.
 
     The active version stays until the next training is published.
     """
-    activation = await registry.unpin()
+    activation = await registry.unpin(by=by)
     return PinOut(
         version=activation.version, previous=activation.previous, pinned=activation.pinned
     )
@@ -148,7 +150,7 @@ async def get_model(registry: Registry, version: PathId) -> ModelDetail:
     openapi_extra=FORCE_BODY,
 )
 @access(Role.ADMIN)
-async def activate(registry: Registry, version: PathId, force: Force) -> ModelOut:
+async def activate(registry: Registry, version: PathId, force: Force, by: CallerId) -> ModelOut:
     """Verifies the checkpoint and makes this version the active one.
 
     The active version stays if the checkpoint is damaged (409), or cannot be fetched because the
@@ -157,7 +159,8 @@ async def activate(registry: Registry, version: PathId, force: Force) -> ModelOu
     A version that the gate has rejected is 409 `not_published` without `force`, which the history
     records. If the active version is pinned, this one is pinned in its place.
     """
-    return await _model(registry, version, await registry.activate(version, force=force))
+    activation = await registry.activate(version, force=force, by=by)
+    return await _model(registry, version, activation)
 
 
 @router.post(
@@ -167,12 +170,12 @@ async def activate(registry: Registry, version: PathId, force: Force) -> ModelOu
     openapi_extra=FORCE_BODY,
 )
 @access(Role.ADMIN)
-async def pin(registry: Registry, version: PathId, force: Force) -> ModelOut:
+async def pin(registry: Registry, version: PathId, force: Force, by: CallerId) -> ModelOut:
     """Activates the version as above and pins it.
 
     Newly trained versions are published without being activated until `DELETE /admin/models/pin`.
     """
-    activation = await registry.activate(version, force=force, pin=True)
+    activation = await registry.activate(version, force=force, pin=True, by=by)
     return await _model(registry, version, activation)
 
 

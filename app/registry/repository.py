@@ -71,6 +71,7 @@ class ModelRepository:
         after: Activation,
         reason: Reason,
         detail: dict[str, Any] | None,
+        by: str | None = None,
     ) -> None:
         """Replaces the locked ``before`` by ``after`` and records the change in the history."""
         now = now_us()
@@ -82,7 +83,7 @@ class ModelRepository:
             )
         await conn.execute(activation.update().values(values))
         change = ActivationChange(
-            after.generation, after.version, before.version, reason, detail, now
+            after.generation, after.version, before.version, reason, detail, now, by
         )
         await conn.execute(activations.insert().values(change._asdict()))
 

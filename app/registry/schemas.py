@@ -11,6 +11,12 @@ Status = Literal["published", "rejected", "deleted"]
 Reason = Literal["published", "activated", "rolled_back", "returned"]
 """Why the active version changed."""
 
+BY = (
+    "The id of the key that asked for it; `admin` for `NCR_ADMIN_KEY`, `local` where there are no "
+    "keys, `ncr` for the command. Null for the service itself."
+)
+"""Description of the field `by`."""
+
 
 class ActivationChange(NamedTuple):
     """A change of the active version."""
@@ -23,6 +29,8 @@ class ActivationChange(NamedTuple):
     detail: dict[str, Any] | None
     at: int
     """Microseconds since 1970, UTC."""
+    by: str | None = None
+    """See `app.core.security.Caller.key_id`; None for the service itself."""
 
 
 def iso(microseconds: int | None) -> str | None:
@@ -114,6 +122,7 @@ class ActivationOut(BaseModel):
     reason: Reason
     detail: dict[str, Any] | None
     at: str
+    by: str | None = Field(description=BY)
 
     @classmethod
     def from_change(cls, change: ActivationChange) -> Self:

@@ -306,6 +306,7 @@ class ModelRegistry:
         force: bool = False,
         pin: bool = False,
         if_active: str | None = None,
+        by: str | None = None,
     ) -> Activation:
         """Verifies a version's checkpoint and makes the version the active one.
 
@@ -319,6 +320,7 @@ class ModelRegistry:
             force: accept a version that the gate has rejected; it is published from then on.
             pin: keep the version active whatever is trained.
             if_active: activate only if this version is still the active one.
+            by: the id of the key that asks, recorded in the history.
 
         Raises:
             NotFound: `unknown_model`.
@@ -327,24 +329,26 @@ class ModelRegistry:
             Unavailable: `store_unavailable`: the store is away and there is no local copy.
         """
         activation = await self._activator.activate(
-            version, reason, detail, force=force, pin=pin, if_active=if_active
+            version, reason, detail, force=force, pin=pin, if_active=if_active, by=by
         )
         self.announce()
         return activation
 
-    async def rollback(self, detail: dict[str, Any] | None = None) -> Activation:
+    async def rollback(
+        self, detail: dict[str, Any] | None = None, *, by: str | None = None
+    ) -> Activation:
         """Activates the version that was active before.
 
         It skips versions that were rolled back from and those whose files are deleted. Raises
         Conflict `no_previous_model`.
         """
-        activation = await self._activator.rollback(detail)
+        activation = await self._activator.rollback(detail, by)
         self.announce()
         return activation
 
-    async def unpin(self) -> Activation:
+    async def unpin(self, *, by: str | None = None) -> Activation:
         """Lets the next version that is trained be activated again."""
-        return await self._activator.unpin()
+        return await self._activator.unpin(by)
 
     async def history(
         self, version: str | None = None, offset: int = 0, n: int = 100

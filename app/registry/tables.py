@@ -53,6 +53,8 @@ activations = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("detail", Json, nullable=True),
     sa.Column("at", sa.BigInteger, nullable=False),
+    # The id of the key that asked for the change; NULL for the service itself.
+    sa.Column("by", sa.Text, nullable=True),
     sa.CheckConstraint(
         "reason IN ('published', 'activated', 'rolled_back', 'returned')", name="reason"
     ),

@@ -271,7 +271,7 @@ async def shared_client(
 def client_of(app: FastAPI, **headers: str) -> httpx2.AsyncClient:
     """A client with headers of its own."""
     return httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app), base_url="http://testserver", headers=headers
+        transport=httpx2.ASGITransport(app), base_url="http://localhost", headers=headers
     )
 
 

@@ -61,6 +61,19 @@ def test_events_are_sent_again_under_the_same_id() -> None:
     assert sent[0].headers["X-API-Key"] == "a-key"
 
 
+def test_a_token_is_sent_in_place_of_a_key() -> None:
+    sent: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request)
+        return httpx2.Response(200, json={"items": []})
+
+    with Client(token="ncrt_x", transport=httpx2.MockTransport(answer)) as ncr:
+        ncr.recommend("ann")
+    assert sent[0].headers["Authorization"] == "Bearer ncrt_x"
+    assert "X-API-Key" not in sent[0].headers
+
+
 def test_an_event_whose_id_is_none_gets_one() -> None:
     """The service would give each try an id of its own, and the event would count twice."""
     lost = httpx2.ReadTimeout("the answer was lost")

@@ -35,6 +35,7 @@ class ActivationOut(TypedDict):
     reason: Literal["published", "activated", "rolled_back", "returned"]
     detail: dict[str, Any] | None
     at: str
+    by: str | None
 
 
 class ActivationPage(TypedDict):
@@ -171,6 +172,7 @@ class JobOut(TypedDict):
     model_version: str | None
     metrics: dict[str, Any] | None
     error: str | None
+    by: str | None
 
 
 class JobPage(TypedDict):
@@ -352,3 +354,10 @@ class SimilarItems(TypedDict):
     item: str
     model_version: str | None
     items: list[SimilarItem]
+
+
+class TokenOut(TypedDict):
+    """A signed token."""
+
+    token: str
+    expires_at: str

@@ -32,6 +32,8 @@ from ncr_client.errors import JobFailedError, NotReachedError
 class AsyncClient:
     """The service at ``base_url``, called with ``key`` where it has keys.
 
+    A ``token`` instead of a key opens ``recommend`` and ``post_events`` of its user.
+
     What can be sent twice without harm is tried again, a few times, while the service cannot be
     reached or says 429 or 503; events can, because each gets an ``event_id``, and what is to be
     deleted may be gone by the second time. What would be done twice (a training, a preference, a
@@ -45,10 +47,13 @@ class AsyncClient:
         base_url: str = "http://127.0.0.1:8000",
         key: str | None = None,
         *,
+        token: str | None = None,
         timeout: float = 10.0,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         headers = {} if key is None else {"X-API-Key": key}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         self._http = httpx2.AsyncClient(
             base_url=base_url, headers=headers, timeout=timeout, transport=transport
         )
@@ -415,6 +420,15 @@ class AsyncClient:
         """Ends a trial and keeps its report."""
         answer = await self._send("POST", path("/admin/trials/{}/stop", trial_id), again=False)
         return cast(answers.ABTestOut, answer)
+
+    # Tokens for browsers
+
+    async def sign_token(
+        self, user: str, *, ttl_s: float | None = None, roles: Sequence[str] | None = None
+    ) -> answers.TokenOut:
+        """A token for a user's browser: for the user's lists, and for posting their events."""
+        body = without_none({"user": user, "ttl_s": ttl_s, "roles": roles})
+        return cast(answers.TokenOut, await self._send("POST", "/tokens", body=body))
 
     # How the service is
 

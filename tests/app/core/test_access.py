@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from starlette.routing import Match
 
 from app.core.access import (
+    BUNDLES,
     SAFE_METHODS,
     AccessTable,
     ResolveRoute,
@@ -21,7 +22,7 @@ from app.core.access import (
 )
 from app.core.errors import install_error_handlers
 from app.core.middleware import AnswerRefusals
-from app.core.requests import BodyLimit
+from app.core.requests import BodyLimit, StrictQuery
 from app.core.settings import load_settings
 from app.main import create_app
 from tests.app.conftest import client_of
@@ -51,13 +52,63 @@ def test_every_route_declares_role_body_limit_and_concurrency_class(application:
     for route in documented:
         rules = declared_access(route)
         assert rules is not None, route.path
-        assert rules.role is None or rules.role in Role, route.path
+        assert rules.role not in (Role.READ, Role.INGEST), f"{route.path} declares a bundle"
         assert rules.max_body_bytes is None or rules.max_body_bytes > 0, route.path
         assert rules.concurrency in CONCURRENCY_CLASSES, route.path
     assert {route.path for route in documented if declared_access(route).role is None} == {  # type: ignore[union-attr]
         "/health/live",
         "/health/ready",
     }
+
+
+def test_every_route_but_those_for_probes_knows_its_query_parameters(application: FastAPI) -> None:
+    lenient = {
+        route.path
+        for route in application.routes
+        if isinstance(route, APIRoute)
+        and route.include_in_schema
+        and not isinstance(route, StrictQuery)
+    }
+    # Whatever watches over a service appends parameters of its own.
+    assert lenient == {"/health/live", "/health/ready", "/metrics"}
+
+
+@pytest.mark.parametrize(
+    ("bundle", "routes"),
+    [
+        (
+            Role.READ,
+            {
+                *(
+                    "GET /recommend/{user}",
+                    "POST /recommend/batch",
+                    "POST /rerank",
+                    "POST /compare",
+                ),
+                *("GET /items", "GET /items/{item}", "GET /items/{item}/similar", "GET /metrics"),
+                *("GET /users/{user}/events", "GET /users/{user}/questions"),
+            },
+        ),
+        (
+            Role.INGEST,
+            {
+                *("POST /events", "DELETE /events/{event_id}", "POST /preferences", "POST /items"),
+                *("PUT /items/{item}", "PATCH /items/{item}", "DELETE /items/{item}"),
+            },
+        ),
+    ],
+)
+def test_a_bundle_opens_the_routes_that_keys_with_it_were_given_for(
+    application: FastAPI, bundle: Role, routes: set[str]
+) -> None:
+    opened = {
+        f"{method} {route.path}"
+        for route in application.routes
+        if isinstance(route, APIRoute) and (rules := declared_access(route)) is not None
+        for method in route.methods
+        if rules.role in BUNDLES[bundle]
+    }
+    assert opened == routes
 
 
 def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) -> None:
@@ -71,7 +122,7 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
     [
         (None, ["GET /health/live", "GET /health/ready", "HEAD /health/live"]),
         (
-            Role.READ,
+            Role.RECOMMEND,
             [
                 "GET /recommend/user-1",
                 "GET /recommend/batch",
@@ -79,18 +130,22 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
                 "POST /rerank",
                 "POST /compare",
                 "GET /items/a%2Fb/similar",
-                "GET /users/u/events",
-                "GET /metrics",
             ],
         ),
-        (Role.INGEST, ["POST /events", "DELETE /events/e", "PATCH /items/i", "POST /preferences"]),
-        (Role.ADMIN, ["GET /admin/jobs", "DELETE /users/u", "POST /admin/train"]),
+        (Role.HISTORY, ["GET /users/u/events"]),
+        (Role.METRICS, ["GET /metrics"]),
+        (Role.EVENTS, ["POST /events", "POST /preferences"]),
+        (Role.DELETE, ["DELETE /events/e"]),
+        (Role.CATALOG, ["POST /items", "PUT /items/i", "PATCH /items/i", "DELETE /items/i"]),
+        (Role.ERASE, ["DELETE /users/u"]),
+        (Role.ADMIN, ["GET /admin/jobs", "POST /admin/train"]),
         # Requests that no route takes need a role, too.
         (
-            Role.READ,
+            Role.RECOMMEND,
             ["GET /docs", "GET /no/such/route", "OPTIONS /events", "HEAD /items", "GET /users/u"],
         ),
-        (Role.INGEST, ["BREW /items", "PUT /events/e", "POST /items/i/similar"]),
+        (Role.CATALOG, ["BREW /items", "POST /items/i/similar"]),
+        (Role.EVENTS, ["PUT /events/e"]),
         (
             Role.ADMIN,
             [
@@ -143,7 +198,7 @@ def test_the_table_chooses_the_route_that_the_framework_chooses(
         assert rules.concurrency is None
         public = [route for route, match in matches if match is Match.PARTIAL]
         assert (rules.role is None) == bool(public and all(_is_public(route) for route in public))
-        assert method in SAFE_METHODS or rules.role is not Role.READ
+        assert method in SAFE_METHODS or rules.role is not Role.RECOMMEND
 
 
 def _is_public(route: object) -> bool:
@@ -156,7 +211,7 @@ async def test_a_route_may_declare_a_body_limit_of_its_own() -> None:
     small = FastAPI()
 
     @small.post("/small")
-    @access(Role.INGEST, max_body_bytes=10)
+    @access(Role.EVENTS, max_body_bytes=10)
     async def endpoint() -> None:
         pass
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx2
 import pytest
 import structlog
 from fastapi import FastAPI
 
+from app.core.access import Role
 from app.core.logging import configure_logging, get_logger
 from app.core.settings import Settings, load_settings
 from app.main import create_app
@@ -104,16 +104,6 @@ async def test_cors_origins_are_allowed_by_setting_only(settings: Settings) -> N
         assert refusal.headers["Access-Control-Allow-Origin"] == "https://shop.example"
 
 
-@pytest.fixture
-def logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-
-
 async def test_log_lines_have_the_request_id_and_no_secret(
     settings: Settings,
     capsys: pytest.CaptureFixture[str],
@@ -144,3 +134,58 @@ async def test_log_lines_have_the_request_id_and_no_secret(
     of_mine = [line["event"] for line in mine if "HTTP Request" not in line["event"]]
     assert of_mine == ["on the way", "request failed", "request"]
     assert SECRET not in text
+
+
+async def test_the_log_says_which_key_wrote_and_which_administered(
+    settings: Settings, capsys: pytest.CaptureFixture[str], logging_as_it_was: None
+) -> None:
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        configure_logging("info", "json")
+        services = app.state.services
+        shop, shop_key = await services.keys.create("shop", [Role.READ, Role.INGEST])
+        boss, boss_key = await services.keys.create("boss", [Role.ADMIN])
+        event = {"user": "ann", "item": "tea"}
+        for method, path, key, body in (
+            ("POST", "/events", shop_key, event),
+            ("GET", "/recommend/ann", shop_key, None),
+            ("POST", "/rerank", shop_key, {"user": "ann", "items": ["tea"]}),
+            ("GET", "/users/ann/events", shop_key, None),
+            ("DELETE", "/users/ann", shop_key, None),
+            ("GET", "/admin/jobs", boss_key, None),
+            ("DELETE", "/users/ann", boss_key, None),
+            ("POST", "/events", "no key", event),
+            ("POST", "/admin/models/rollback", boss_key, None),
+        ):
+            await client.request(method, path, json=body, headers={"X-API-Key": key})
+    text = capsys.readouterr().err
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    said = [
+        (line["key_id"], line["method"], line["path"], line["status"], line["level"])
+        for line in lines
+        if line["event"] == "request"
+    ]
+    assert said == [
+        (shop.key_id, "POST", "/events", 200, "info"),
+        (shop.key_id, "DELETE", "/users/ann", 403, "info"),
+        (boss.key_id, "GET", "/admin/jobs", 200, "info"),
+        (boss.key_id, "DELETE", "/users/ann", 204, "info"),
+        (boss.key_id, "POST", "/admin/models/rollback", 409, "info"),
+    ]
+    assert shop_key not in text
+    assert boss_key not in text
+
+
+async def test_what_an_audited_request_logs_on_its_way_has_the_keys_id(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    seen = []
+
+    @app.post("/admin/seen")
+    @app.get("/seen")
+    async def note() -> None:
+        seen.append(structlog.contextvars.get_contextvars().get("key_id"))
+
+    await client.post("/admin/seen")
+    await client.get("/seen")  # not of the request before
+    assert seen == ["local", None]

@@ -29,6 +29,7 @@ from app.core.migrations import (
     schema_is_current,
 )
 from app.core.settings import load_settings
+from app.core.tables import instance
 from app.main import create_app
 from tests.app.conftest import client_of, until
 
@@ -63,6 +64,15 @@ async def test_downgrade_and_upgrade_again(empty: Database) -> None:
     await migrate(empty)
     await migrate(empty)
     assert await differences(empty) == []
+
+
+async def test_each_database_has_a_token_secret_of_its_own(empty: Database) -> None:
+    found = set()
+    for revision in ("head", "0004", "head"):
+        await migrate(empty, revision)
+        if revision == "head":
+            found.add((await empty.fetch(sa.select(instance.c.token_secret)))[0][0])
+    assert [len(bytes.fromhex(secret)) for secret in found] == [32, 32]
 
 
 async def test_concurrent_migrations_are_safe(empty: Database) -> None:

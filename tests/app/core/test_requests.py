@@ -121,3 +121,29 @@ async def test_a_cursor_beyond_the_end_is_an_empty_page(
 ) -> None:
     cursor = encode_cursor(10**18 - 1)
     assert (await client.get(path, params={"cursor": cursor})).status_code == 200
+
+
+async def test_unknown_query_parameters_are_refused(shared_client: httpx2.AsyncClient) -> None:
+    for path, nearest in (
+        ("/recommend/u?categroy=x", "category"),
+        ("/recommend/u?n=3&categroy=x", "category"),
+        ("/recommend/u?n=3&n=4&Category=x", "category"),
+        ("/items?curser=x", "cursor"),
+        ("/users/u/events?m=1", None),
+        ("/items/i?=x", None),
+        ("/items/i?%FF=x", None),
+        ("/items/i?" + "x" * 2000 + "=1", None),
+        ("/admin/jobs?cursr=", "cursor"),
+    ):
+        for _ in range(2):  # neither the first nor a later one
+            body = check_problem(await shared_client.get(path), 422, "unknown_parameter")
+            assert (f"; is {nearest} meant?" in body["detail"]) == (nearest is not None), path
+            assert len(body["detail"]) < 200
+    forced = await shared_client.post("/admin/models/v/activate?forced=true")
+    check_problem(forced, 422, "unknown_parameter")  # the parameter of what the route depends on
+    forced = await shared_client.post("/admin/models/v/activate?force=true")
+    check_problem(forced, 404, "unknown_model")
+    for path in ("/recommend/u?n=3", "/recommend/u?", "/items?n=1&category=a&category=b"):
+        assert (await shared_client.get(path)).status_code == 200
+    for path in ("/metrics?name[]=x", "/health/live?t=1"):
+        assert (await shared_client.get(path)).status_code == 200

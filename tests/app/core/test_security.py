@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import httpx2
 import pytest
 from fastapi import FastAPI
 
 from app.core.access import Role
 from app.core.errors import SettingsError
+from app.core.http_protocol import BoundedProtocol
 from app.core.redis import RedisClient
-from app.core.security import LocalTokenBuckets, RateLimiter, ensure_bindable, is_loopback
+from app.core.security import (
+    MAX_WRONG_KEYS,
+    LocalTokenBuckets,
+    RateLimiter,
+    WrongKeys,
+    ensure_bindable,
+    is_loopback,
+)
 from app.core.settings import Settings, load_settings
 from app.main import create_app
 from app.wiring import Services
-from tests.app.conftest import client_of, until
+from tests.app.conftest import client_of, listening, until
 from tests.app.core.conftest import KEY, check_problem
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +64,108 @@ async def test_without_a_key_only_loopback_hosts_and_origins_are_permitted(
         for origin in ("http://localhost:3000", "http://127.0.0.1:8000", "http://[::1]"):
             response = await client.post("/events", json=event, headers={"Origin": origin})
             assert response.status_code == 200, origin
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Forwarded": "for=1.2.3.4"},
+        {"Via": "1.1 proxy"},
+        {"X-Real-IP": "1.2.3.4"},
+        {"X-Forwarded-For": ""},
+        {"x-forwarded-proto": "https", "Host": "127.0.0.1:8000"},
+    ],
+)
+async def test_without_a_key_requests_through_a_proxy_are_refused(
+    data_dir: Path, headers: dict[str, str]
+) -> None:
+    """What nginx forwards on one machine has a loopback Host, and comes from the internet."""
+    for given, status in (
+        ({}, 403),
+        ({"admin_key": KEY}, 200),
+        ({"open_to_the_network": True}, 200),
+    ):
+        app = create_app(load_settings(data_dir=data_dir, **given))
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            key = {"X-API-Key": KEY}
+            answer = await client.get("/items", headers=headers | key)
+            assert answer.status_code == status, given
+            if status == 403:
+                detail = check_problem(answer, 403, "proxy_without_key")["detail"]
+                assert "ncr keys create" in detail
+                assert "NCR_ADMIN_KEY" in detail
+            assert (await client.get("/health/live", headers=headers)).status_code == 200
+            assert (await client.get("/items", headers=key)).status_code == 200
+
+
+async def test_without_a_key_http_1_0_is_refused_as_by_a_proxy(data_dir: Path) -> None:
+    """`proxy_pass` alone makes nginx send it, without a header that names the proxy."""
+    app = create_app(load_settings(data_dir=data_dir))
+    async with listening(app, BoundedProtocol) as port:
+        for version, status in (("1.0", 403), ("1.1", 200)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = (
+                f"GET /items HTTP/{version}\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode())
+            assert (await reader.readline()).split()[1] == str(status).encode()
+            writer.close()
+
+
+async def test_the_host_name_of_test_clients_is_like_any_other(open_app: FastAPI) -> None:
+    async with client_of(open_app, host="testserver") as client:
+        assert (await client.get("/items")).status_code == 403
+
+
+async def test_guesses_at_a_key_are_slowed_down_by_address(
+    services: Services, settings: Settings
+) -> None:
+    _, key = await services.keys.create("reader", [Role.READ])
+    app = create_app(load_settings(**settings.model_dump() | {"admin_key": KEY}))
+
+    def client_at(address: str) -> httpx2.AsyncClient:
+        transport = httpx2.ASGITransport(app, client=(address, 1))
+        return httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async with (
+        app.router.lifespan_context(app),
+        client_at("10.0.0.1") as here,
+        client_at("10.0.0.2") as elsewhere,
+    ):
+
+        async def status(client: httpx2.AsyncClient, key: str | None) -> int:
+            headers = {} if key is None else {"X-API-Key": key}
+            return (await client.get("/items", headers=headers)).status_code
+
+        assert [await status(here, None) for _ in range(MAX_WRONG_KEYS + 1)][-1] == 401
+        assert await status(here, KEY) == 200
+        guessed = [await status(here, f"guess {n}") for n in range(MAX_WRONG_KEYS + 5)]
+        assert guessed[: MAX_WRONG_KEYS - 1] == [401] * (MAX_WRONG_KEYS - 1)
+        assert guessed[-1] == 429
+        # A right guess is not told from a wrong one; keys that nobody guesses still count.
+        refused = await here.get("/items", headers={"X-API-Key": KEY})
+        check_problem(refused, 429, "too_many_wrong_keys")
+        assert refused.headers["Retry-After"] == "1"
+        assert await status(here, key) == 200
+        assert await status(elsewhere, KEY) == 200
+        assert (
+            'ncr_http_refused_total{code="too_many_wrong_keys"}'
+            in (await elsewhere.get("/metrics", headers={"X-API-Key": KEY})).text
+        )
+
+
+async def test_an_address_may_guess_again_after_a_second() -> None:
+    clock = Clock()
+    wrong = WrongKeys(clock)
+    for _ in range(MAX_WRONG_KEYS):
+        assert wrong.wait("a") == 0
+        await wrong.count("a")
+    assert wrong.wait("a") == pytest.approx(1)
+    assert wrong.wait("b") == 0
+    clock.now += 1.01
+    assert wrong.wait("a") == 0
+    await wrong.count("a")
+    assert wrong.wait("a") == pytest.approx(0.99)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]"])

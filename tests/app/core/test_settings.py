@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
+from app.cli.common import logged_settings, quiet_settings
 from app.core.errors import SettingsError
-from app.core.settings import Settings, load_settings, normalise_database_url
+from app.core.settings import (
+    Settings,
+    load_settings,
+    normalise_database_url,
+    unknown_variables,
+)
 
 KEY = "0123456789abcdef"
 
@@ -54,6 +63,34 @@ def test_settings_errors_are_one_line_without_the_value(monkeypatch: pytest.Monk
 
 def test_settings_hide_secrets() -> None:
     assert KEY not in repr(load_settings(admin_key=KEY))
+
+
+def test_variables_that_are_no_setting_are_named_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCR_TEST_POSTGRES_URL", "NCR_DOWNLOAD_BASE_URL", "NCR_DATA_DIR", "ncr_device"):
+        monkeypatch.setenv(name, "cpu")
+    assert unknown_variables() == {}
+    monkeypatch.setenv("NCR_ADMINKEY", KEY)
+    monkeypatch.setenv("NCR_ZZZ", "x")
+    assert unknown_variables() == {"NCR_ADMINKEY": "NCR_ADMIN_KEY", "NCR_ZZZ": None}
+
+
+@pytest.mark.parametrize("settings_of", [logged_settings, quiet_settings])
+def test_a_command_warns_of_a_misspelt_variable_without_its_value(
+    settings_of: Callable[[], Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logging_as_it_was: None,
+) -> None:
+    monkeypatch.setenv("NCR_ADMINKEY", KEY)
+    settings_of()
+    (line,) = capsys.readouterr().err.splitlines()
+    said = json.loads(line)
+    assert (said["level"], said["variable"], said["nearest"]) == (
+        "warning", "NCR_ADMINKEY", "NCR_ADMIN_KEY",
+    )  # fmt: skip
+    assert KEY not in line
 
 
 def test_every_setting_has_a_description() -> None:

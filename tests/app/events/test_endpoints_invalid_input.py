@@ -204,7 +204,7 @@ def test_no_body_is_ever_a_server_error(tmp_path: Path, sqlite_template: Path) -
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())
         client = httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app), base_url="http://testserver"
+            transport=httpx2.ASGITransport(app), base_url="http://localhost"
         )
 
         @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

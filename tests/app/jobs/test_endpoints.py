@@ -8,12 +8,15 @@ import httpx2
 import orjson
 import pytest
 import sqlalchemy as sa
+from fastapi import FastAPI
 from pydantic import ValidationError
 
+from app.core.access import Role
 from app.jobs.repository import JobRepository
 from app.jobs.schemas import JobRow, TrainOrder, TrainParams
 from app.jobs.tables import jobs as jobs_table
 from app.training.progress import phase_progress
+from app.wiring import Services
 from ncr_core.recipes import recipe
 
 LEASE_US = 60_000_000
@@ -34,10 +37,39 @@ async def test_jobs_are_listed_newest_first_page_by_page(client: httpx2.AsyncCli
     job = (await client.get(f"/admin/jobs/{ids[1]}")).json()
     assert set(job) == {
         "job_id", "kind", "status", "params", "progress", "attempt", "created_at", "started_at",
-        "finished_at", "model_version", "metrics", "error",
+        "finished_at", "model_version", "metrics", "error", "by",
     }  # fmt: skip
     assert (job["status"], job["attempt"], job["params"]["factors"]) == ("queued", 0, 16)
     assert (await client.get("/admin/jobs/none")).status_code == 404
+
+
+@pytest.mark.anyio
+async def test_a_full_queue_takes_no_training(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.jobs.service.MAX_QUEUED_TRAININGS", 2)
+    ids = [(await client.post("/admin/train")).json()["job_id"] for _ in range(2)]
+    answer = await client.post("/admin/train")
+    assert (answer.status_code, answer.json()["code"]) == (409, "queue_full")
+    assert len((await client.get("/admin/jobs")).json()["items"]) == 2
+    assert (await client.post(f"/admin/jobs/{ids[0]}/cancel")).status_code == 200
+    assert (await client.post("/admin/train")).status_code == 202
+
+
+@pytest.mark.anyio
+async def test_a_job_names_the_key_that_asked_for_it(
+    app: FastAPI, client: httpx2.AsyncClient
+) -> None:
+    services: Services = app.state.services
+    await client.post("/admin/train")
+    row, key = await services.keys.create("trainer", [Role.ADMIN])
+    client.headers["X-API-Key"] = key
+    job_id = (await client.post("/admin/train")).json()["job_id"]
+    await services.jobs.submit_training(TrainParams())
+    jobs = (await client.get("/admin/jobs")).json()["items"]
+    assert [job["by"] for job in jobs] == [None, row.key_id, "local"]
+    assert (await client.get(f"/admin/jobs/{job_id}")).json()["by"] == row.key_id
+    assert key not in str(jobs)
 
 
 @pytest.mark.anyio

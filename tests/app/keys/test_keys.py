@@ -8,10 +8,11 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
-from app.core.access import Role
+from app.core.access import BUNDLES, Role
 from app.core.errors import NotFound, SettingsError
 from app.core.security import ensure_bindable
 from app.core.settings import Settings, load_settings
+from app.keys.service import KeyService
 from app.keys.tables import api_keys
 from app.main import create_app
 from app.wiring import Services
@@ -29,6 +30,22 @@ ADMINS = [
     ("POST", "/admin/models/rollback"),
     ("DELETE", "/users/u"),
 ]
+
+
+BY_ROLE = {
+    Role.RECOMMEND: [
+        ("GET", "/recommend/u"),
+        ("POST", "/rerank"),
+        ("GET", "/items"),
+        ("GET", "/docs"),
+    ],
+    Role.HISTORY: [("GET", "/users/u/events")],
+    Role.METRICS: [("GET", "/metrics")],
+    Role.EVENTS: [("POST", "/events"), ("POST", "/preferences")],
+    Role.DELETE: [("DELETE", "/events/e")],
+    Role.CATALOG: [("PUT", "/items/i"), ("DELETE", "/items/i")],
+    Role.ERASE: [("DELETE", "/users/u")],
+}
 
 
 async def status(client: httpx2.AsyncClient, method: str, path: str, key: str | None) -> int:
@@ -64,6 +81,37 @@ async def test_roles_open_what_is_theirs(services: Services, settings: Settings)
         assert 'ncr_http_refused_total{code="unauthorized"}' in figures
         assert 'ncr_http_refused_total{code="role_missing"}' in figures
         assert not any(key in figures for key in keys.values())
+
+
+async def test_a_role_that_is_no_bundle_opens_nothing_else(
+    services: Services, settings: Settings
+) -> None:
+    keys = {role: (await services.keys.create(role, [role]))[1] for role in BY_ROLE}
+    some = (await services.keys.create("some", [Role.RECOMMEND, Role.EVENTS]))[1]
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        for role, requests in BY_ROLE.items():
+            for method, path in requests:
+                opened = {of for of in keys if await status(client, method, path, keys[of]) != 403}
+                assert opened == {role}, path
+                permitted = await status(client, method, path, some) != 403
+                assert permitted == (role in (Role.RECOMMEND, Role.EVENTS)), path
+        for method, path in [("GET", "/admin/jobs"), ("POST", "/admin/train")]:
+            assert {await status(client, method, path, key) for key in keys.values()} == {403}, path
+
+
+async def test_a_key_that_an_earlier_version_made_keeps_its_roles(services: Services) -> None:
+    row, key = await services.keys.create("old", [Role.READ])
+    for stored, opened in (
+        ("read", BUNDLES[Role.READ]),
+        ("ingest,read", BUNDLES[Role.READ] | BUNDLES[Role.INGEST]),
+        ("admin", frozenset(Role)),
+    ):
+        async with services.database.write() as conn:
+            await conn.execute(api_keys.update().values(roles=stored))
+        caller = await KeyService(services.database).identify(key.encode())
+        assert caller is not None
+        assert (caller.key_id, caller.roles) == (row.key_id, opened)
 
 
 async def test_a_revoked_key_opens_nothing_and_the_door_stays_shut(

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.core.access import Role
 from app.core.errors import Conflict
 from app.registry.activation import undo_stack
 from app.registry.repository import ModelRepository
@@ -213,6 +214,22 @@ async def test_a_model_lists_its_activations_with_their_reasons(
         ("rolled_back", b), ("published", None),
     ]  # fmt: skip
     assert detail["activations"][0]["detail"] == {"by": "test"}
+
+
+async def test_an_activation_names_the_key_that_asked_for_it(
+    client: httpx2.AsyncClient, services_of_app: Services
+) -> None:
+    services = services_of_app
+    a, b = await copies(services, 2)
+    row, key = await services.keys.create("operator", [Role.ADMIN])
+    client.headers["X-API-Key"] = key
+    for call in (f"{a}/activate", f"{b}/pin", "rollback"):
+        assert (await client.post(f"/admin/models/{call}")).status_code == 200
+    assert (await client.delete("/admin/models/pin")).status_code == 200
+    changes = (await client.get("/admin/activations")).json()["items"]
+    assert [change["by"] for change in changes] == [row.key_id] * 4 + [None] * 2
+    model = (await client.get(f"/admin/models/{b}")).json()
+    assert [change["by"] for change in model["activations"]] == [row.key_id, None]
 
 
 def change(generation: int, version: str, previous: str | None, reason: Reason) -> ActivationChange:
