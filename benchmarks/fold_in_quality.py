@@ -1,4 +1,4 @@
-"""How good fold-in is: users and items that training did not see, beside a retraining with them."""
+"""How good fold-in is: users beside a retraining with them, and items that training did not see."""
 
 from __future__ import annotations
 
@@ -300,14 +300,14 @@ LEFT_OUT_ITEMS, MIN_USERS = 100, 60  # that are left out, and of how many users 
 TAKER_COUNTS = (5, 20)  # users that an item is fitted to
 MAX_ASKED = 100  # of its other users, and as many who never took it, at most
 ITEM_COLUMNS = [
-    "model", "users of the item", "way", "users' vectors", "found by others HR@10",
+    "model", "users of the item", "users' vectors", "found by others HR@10",
     "shown to strangers", "of",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ItemSetting:
-    """Splits that differ in what they have of the left-out items.
+    """Items that are left out of training, and who is asked for them.
 
     ``items`` (m,) are rows of ``every``, the last m of them; ``takers[m]`` who took an item up, in
     random order, ``askers[m]`` whose interaction with it is held out, ``strangers[m]`` who had
@@ -338,9 +338,8 @@ class ItemSetting:
             strangers.append(rng.permutation(others)[:MAX_ASKED])
         return cls(every, items, takers, askers, strangers)
 
-    def split(self, count: int | None) -> Split:
-        """With so many users of each left-out item; None: all but those who are asked. 0: without
-        these items altogether."""
+    def split(self) -> Split:
+        """Without the left-out items; everyone's latest of the others is for validation."""
         every, first = self.every, int(self.items[0])
         mask = every.items < first
         latest = np.full(every.n_users, -1, dtype=np.int64)
@@ -348,16 +347,8 @@ class ItemSetting:
         latest = latest[latest >= 0]
         validation = np.full(every.n_users, -1, dtype=np.int64)
         validation[every.users[latest]] = every.items[latest]
-        for index, item in enumerate(self.items):
-            rows = np.flatnonzero(every.items == item)
-            if count is None:
-                mask[rows] = ~np.isin(every.users[rows], self.askers[index])
-            else:
-                mask[rows] = np.isin(every.users[rows], self.takers[index][:count])
         mask[latest] = False
-        train = every.select(mask)
-        if count == 0:
-            train = train.reindex(every.user_ids, every.item_ids[:first])
+        train = every.select(mask).reindex(every.user_ids, every.item_ids[:first])
         return Split(train, validation, np.full_like(validation, -1))
 
     def candidates(self, users: list[IntArray]) -> list[CandidateSet]:
@@ -412,21 +403,17 @@ def compare_items(interactions: Interactions, work: Path) -> list[list[Any]]:
     n_asked = sum(len(each.users) for each in sets["askers"])
     rows: list[list[Any]] = []
     for kind in ITEM_KINDS:
-        base, _ = trained(kind, "items-0", setting.split(0), work)
+        base, _ = trained(kind, "items", setting.split(), work)
         as_trained = {name: _trained_vectors(base, of_items) for name, of_items in users.items()}
         fold_in, item_fold_in = FoldIn(base), ItemFoldIn(base)
         before = {name: [fold_in(each) for each in own] for name, own in histories.items()}
         if base.config.users == "free":
             before["takers"] = as_trained["takers"]
         for count in TAKER_COUNTS:
-            full, _ = trained(kind, f"items-{count}", setting.split(count), work)
-            retrained = {name: _trained_vectors(full, users[name]) for name in sets}
-            rates = _rates(full, retrained, sets)
-            rows.append([kind, count, "retrained", "trained", *rates, n_asked])
             for measure_of, vectors in (("before", before), ("trained", as_trained)):
                 fitted = item_fold_in([own[:count] for own in vectors["takers"]])
                 rates = _rates(extended(base, fitted), vectors, sets)
-                rows.append([kind, count, "fold-in", measure_of, *rates, n_asked])
+                rows.append([kind, count, measure_of, *rates, n_asked])
                 print(rows[-1], flush=True)
     return rows
 
