@@ -5,9 +5,11 @@
 
 ROOT holds ml-1m. Users: a fifth of them are left out of training and folded in from their events,
 by P1 on their latest item, beside a model that was trained with them. Items: a hundred are left
-out, and folded in from 5 and 20 of their users. Latency: random weights, one core. The models are
-kept in var/fold-in; their training takes an hour of one core. Newcomers: what is next after their
-first events, by the recipe that `auto` chooses for sequences, on DATA as `ncr import` takes it.
+out, folded in from 5 and 20 of their users, and looked for in the lists of others, by users'
+vectors as of before the item and by those of all that users did (``compare_items``). Latency:
+random weights, one core. The models are kept in var/fold-in; their training takes an hour of one
+core. Newcomers: what is next after their first events, by the recipe that `auto` chooses for
+sequences, on DATA as `ncr import` takes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How good fold-in is: users and items that training did not see, beside a retraining with them."""
+"""How good fold-in is: users beside a retraining with them, and items that training did not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split, leave_latest_out
-from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.evaluation.protocols import (
     NEGATIVES,
     CandidateSet,
@@ -30,7 +30,7 @@ from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig, ItemFoldIn, extende
 from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import ExactRanker
-from ncr_core.recipes import WINDOWS, auto_recipes
+from ncr_core.recipes import WINDOWS, auto_recipes, recipe
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.training import TrainConfig, train_model
@@ -50,6 +50,9 @@ HISTORY = (
 )
 """The service's usual size with the service's settings, and with users made of their items."""
 KINDS = {"free": FREE, "history": HISTORY}
+_CHOSEN = recipe("next-item-nbpr").with_(device="cpu")
+"""What the recipe `auto` chooses on MovieLens 1M."""
+ITEM_KINDS = {**KINDS, _CHOSEN.name: (_CHOSEN.model, _CHOSEN.training)}
 
 
 def trained(kind: str, name: str, split: Split, work: Path) -> tuple[PairwiseRanker, float]:
@@ -57,7 +60,7 @@ def trained(kind: str, name: str, split: Split, work: Path) -> tuple[PairwiseRan
 
     A model that ``work`` has of the same settings and data is not trained again.
     """
-    shape, config = KINDS[kind]
+    shape, config = ITEM_KINDS[kind]
     folder = work / f"{kind}-{name}"
     made_of = {
         "model": shape.as_dict(),
@@ -297,13 +300,14 @@ LEFT_OUT_ITEMS, MIN_USERS = 100, 60  # that are left out, and of how many users 
 TAKER_COUNTS = (5, 20)  # users that an item is fitted to
 MAX_ASKED = 100  # of its other users, and as many who never took it, at most
 ITEM_COLUMNS = [
-    "model", "users of the item", "way", "found by others HR@10", "shown to strangers", "of",
+    "model", "users of the item", "users' vectors", "found by others HR@10",
+    "shown to strangers", "of",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ItemSetting:
-    """Splits that differ in what they have of the left-out items.
+    """Items that are left out of training, and who is asked for them.
 
     ``items`` (m,) are rows of ``every``, the last m of them; ``takers[m]`` who took an item up, in
     random order, ``askers[m]`` whose interaction with it is held out, ``strangers[m]`` who had
@@ -334,9 +338,8 @@ class ItemSetting:
             strangers.append(rng.permutation(others)[:MAX_ASKED])
         return cls(every, items, takers, askers, strangers)
 
-    def split(self, count: int | None) -> Split:
-        """With so many users of each left-out item; None: all but those who are asked. 0: without
-        these items altogether."""
+    def split(self) -> Split:
+        """Without the left-out items; everyone's latest of the others is for validation."""
         every, first = self.every, int(self.items[0])
         mask = every.items < first
         latest = np.full(every.n_users, -1, dtype=np.int64)
@@ -344,16 +347,8 @@ class ItemSetting:
         latest = latest[latest >= 0]
         validation = np.full(every.n_users, -1, dtype=np.int64)
         validation[every.users[latest]] = every.items[latest]
-        for index, item in enumerate(self.items):
-            rows = np.flatnonzero(every.items == item)
-            if count is None:
-                mask[rows] = ~np.isin(every.users[rows], self.askers[index])
-            else:
-                mask[rows] = np.isin(every.users[rows], self.takers[index][:count])
         mask[latest] = False
-        train = every.select(mask)
-        if count == 0:
-            train = train.reindex(every.user_ids, every.item_ids[:first])
+        train = every.select(mask).reindex(every.user_ids, every.item_ids[:first])
         return Split(train, validation, np.full_like(validation, -1))
 
     def candidates(self, users: list[IntArray]) -> list[CandidateSet]:
@@ -369,40 +364,78 @@ class ItemSetting:
             sets.append(CandidateSet(own, np.full(len(own), item), rows))
         return sets
 
+    def histories(self, users: list[IntArray]) -> list[list[Evidence]]:
+        """What each left-out item's ``users`` had done before they took it up.
+
+        Of strangers, what they had done before one of their items, which is drawn. The left-out
+        items are not in it.
+        """
+        rng, first = np.random.default_rng(2), int(self.items[0])
+        histories = []
+        for item, own in zip(self.items, users, strict=True):
+            evidence = []
+            for user in own:
+                items = self.every.items_of(user)
+                at = np.flatnonzero(items == item)
+                before = items[: at[0] if len(at) else rng.integers(len(items))]
+                evidence.append(Evidence(before[before < first]))
+            histories.append(evidence)
+        return histories
+
 
 def compare_items(interactions: Interactions, work: Path) -> list[list[Any]]:
     """Rows: how often an item is in the top 10 of 101 for those of its users that were held out,
-    and for users who had nothing to do with it, of whom a tenth would meet it by chance."""
+    and for users who had nothing to do with it, of whom a tenth would meet it by chance.
+
+    None of those who are asked is among the users that the item is fitted to. Of users' vectors as
+    of `before`, each is of what the user had done before they took the item up, which is what a
+    service has when it decides whether to show them the item. An item is fitted to free users by
+    their trained vectors, as a service does; only pooled ones can be had as of before. The vectors
+    `trained` are of all that a user did, before and after. To pooled ones the events after the item
+    count most, and who took it up is no longer where they were. They are what was measured at
+    first, and tell how much of a figure is due to the measure. The model does not know the item:
+    no vector is pooled from it. The network learned from all other events, also from later ones.
+    """
     setting = ItemSetting.of(interactions)
-    asker_sets, stranger_sets = (
-        setting.candidates(users) for users in (setting.askers, setting.strangers)
-    )
+    users = {"takers": setting.takers, "askers": setting.askers, "strangers": setting.strangers}
+    histories = {name: setting.histories(of_items) for name, of_items in users.items()}
+    sets = {name: setting.candidates(users[name]) for name in ("askers", "strangers")}
+    n_asked = sum(len(each.users) for each in sets["askers"])
     rows: list[list[Any]] = []
-    for kind in KINDS:
-        base, _ = trained(kind, "items-0", setting.split(0), work)
+    for kind in ITEM_KINDS:
+        base, _ = trained(kind, "items", setting.split(), work)
+        as_trained = {name: _trained_vectors(base, of_items) for name, of_items in users.items()}
+        fold_in, item_fold_in = FoldIn(base), ItemFoldIn(base)
+        before = {name: [fold_in(each) for each in own] for name, own in histories.items()}
+        if base.config.users == "free":
+            before["takers"] = as_trained["takers"]
         for count in TAKER_COUNTS:
-            full, _ = trained(kind, f"items-{count}", setting.split(count), work)
-            rows.append(
-                [kind, count, "retrained", *_rates(ModelRanks(full), asker_sets, stranger_sets)]
-            )
-            every = base.user_vectors(torch.arange(base.n_users))
-            takers = [every[torch.from_numpy(users[:count])] for users in setting.takers]
-            larger = extended(base, ItemFoldIn(base)(takers))
-            ranks = Vectors(larger, np.arange(base.n_users), every)
-            rows.append([kind, count, "fold-in", *_rates(ranks, asker_sets, stranger_sets)])
+            for measure_of, vectors in (("before", before), ("trained", as_trained)):
+                fitted = item_fold_in([own[:count] for own in vectors["takers"]])
+                rates = _rates(extended(base, fitted), vectors, sets)
+                rows.append([kind, count, measure_of, *rates, n_asked])
+                print(rows[-1], flush=True)
     return rows
 
 
+def _trained_vectors(model: PairwiseRanker, users: list[IntArray]) -> list[torch.Tensor]:
+    """For each item the vectors (n, E) of its users."""
+    return [model.user_vectors(torch.from_numpy(own)) for own in users]
+
+
+@torch.inference_mode()
 def _rates(
-    ranks: ModelRanks | Vectors, asker_sets: list[CandidateSet], stranger_sets: list[CandidateSet]
-) -> tuple[float, float, int]:
-    return (
-        _rate(ranks, asker_sets),
-        _rate(ranks, stranger_sets),
-        sum(len(each.users) for each in asker_sets),
-    )
-
-
-def _rate(ranks: ModelRanks | Vectors, sets: list[CandidateSet]) -> float:
-    """The mean over the items."""
-    return float(np.mean([hit_ratio(ranks_of(ranks, each, K), K) for each in sets]))
+    model: PairwiseRanker,
+    vectors: dict[str, list[torch.Tensor]],
+    sets: dict[str, list[CandidateSet]],
+) -> list[float]:
+    """HR@10 of each kind of users, the mean over the items."""
+    ranker = ExactRanker(model)
+    rates = []
+    for name, of_users in sets.items():
+        ratios = []
+        for own, each in zip(vectors[name], of_users, strict=True):
+            ranked = ranker.rank(own, torch.from_numpy(each.candidates), K).numpy()
+            ratios.append(hit_ratio(held_out_ranks(ranked, each.held_out), K))
+        rates.append(float(np.mean(ratios)))
+    return rates

@@ -33,8 +33,11 @@ class FoldInConfig:
     stated: float = 1.0
     """What a stated preference counts, in events."""
 
-    crowd: float = 1.0
+    crowd: float = 1.25
     """How much the losses of a new item to what others like count, beside its wins; 0: not."""
+
+    shown: float = 0.11
+    """The share of the trained users who have a new item above their bar, see ``ItemFoldIn``."""
 
     pairs: int = 768
     """Pairs a user, at most about: each event is compared with so many items that as many come
@@ -62,6 +65,8 @@ class FoldInConfig:
         for name in ("half_life", "crowd"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be 0 or more and finite, not {getattr(self, name)}")
+        if not 0 < self.shown < 1:
+            raise ConfigError(f"shown must be between 0 and 1, not {self.shown}")
         for name in ("pairs", "negatives", "events", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ncr_core.errors import ConfigError, DataError
-from ncr_core.fold_in.evidence import SHARED, FoldInConfig
+from ncr_core.fold_in.evidence import FoldInConfig
 from ncr_core.fold_in.prior import Floats, newton, prior_of
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.models.user_embeddings import PooledUsers
@@ -82,18 +83,27 @@ def _as_matrix(table: Tensor) -> Tensor:
     return table if table.ndim == 2 else table.unsqueeze(1)
 
 
-CROWD = 64  # trained users who did not take a new item up
-TASTED, ANCHORS, FAVOURITES = 256, 4, 16  # of so many items, by so many of them, the best
+CROWD = 512  # trained users, drawn once a model
+TASTED, ANCHORS = 256, 4  # items that bars are found among, and of them those compared with
+BAR = 0.1  # of the tasted items so many are above a user's bar
+USERS_AT_ONCE = 64  # whose bars are found: memory does not grow with them
+MAX_SHIFT, HALVINGS = 4.0, 10  # of a fitted vector, in standard deviations of the trained items
 
 
 class ItemFoldIn:
     """Gives item vectors for one model, whose parameters must be frozen. Made once a model.
 
-    The loss is that of `FoldIn`. Each user who took the item up prefers it to other items; each of
-    a crowd of trained users, drawn once, prefers one of the items that are most to their taste to
-    it: as in training, where an item that few took up loses to what others took up. Its vector is
-    held to where the trained items' lie. It depends on nothing but the item's own users. It takes
-    tens of milliseconds an item, by autograd. Other threads may use the model meanwhile.
+    A user's bar is the item that a tenth of ``TASTED`` drawn items are preferred to. The loss is
+    that of `FoldIn`: each user who took the new item up prefers it to their bar, and each of a
+    crowd of trained users prefers their bar to it. The vector is held to where the trained items'
+    lie. Few users tell whom an item is for, and not how many: the vector is then shifted until
+    ``FoldInConfig.shown`` of the crowd have the item above their bar. Where more than that share
+    of the model's users took it up, any share between the two is left as it was fitted.
+
+    A vector depends on nothing but the item's own users: crowd and drawn items follow from the
+    model alone, so that every server gives the same. An item takes at most
+    ``FoldInConfig.steps`` + 1 looks at ``CROWD`` + ``FoldInConfig.events`` pairs by autograd, and
+    ``HALVINGS`` without. Other threads may use the model meanwhile.
     """
 
     def __init__(self, model: PairwiseRanker, config: FoldInConfig | None = None) -> None:
@@ -101,11 +111,11 @@ class ItemFoldIn:
         # A module of its own: while items are fitted, its tables are others.
         self._model = model = shared_copy(model)
         self._prior = prior_of(model.n_items, lambda rows: item_rows(model, rows.to(model.device)))
-        drawn = np.random.default_rng(self.config.seed).permutation(model.n_items)[:SHARED]
-        self._shared = torch.from_numpy(drawn).to(model.device)
+        drawn = np.random.default_rng(self.config.seed).permutation(model.n_items)[:TASTED]
+        self._tasted = torch.from_numpy(drawn).to(model.device)
         rows = np.random.default_rng(self.config.seed).permutation(model.n_users)[:CROWD]
         self._crowd = model.user_vectors(torch.from_numpy(rows).to(model.device)).detach()
-        self._favourites = _favourites(model, self._crowd, self._shared[:TASTED])
+        self._crowd_bars = self._bars(self._crowd)
 
     def __call__(self, users: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> Tensor:
         """Item vectors (m, F), as ``extended`` takes them, in float32 on the CPU.
@@ -127,39 +137,61 @@ class ItemFoldIn:
         if not bool((weights.isfinite() & (weights > 0)).all()):
             raise DataError("weights must be finite and above 0")
         config = self.config
+        most = max(config.shown, len(users) / self._model.n_users)
         users, weights = users[-config.events :], weights[-config.events :]
         if len(users) == 0:
             return self._prior.mean
-        shared = len(self._shared)
-        n = min(config.negatives, shared, max(1, config.pairs // len(users)))
-        # Each user has items of their own, at equal steps: together they cover what is shared.
-        place = torch.arange(len(users)).unsqueeze(1) + torch.arange(n) * max(1, shared // n)
-        losers = self._shared[(place % shared).flatten().to(self._shared.device)]
-        each = weights.double().cpu() * config.strength
+        users = users.to(self._crowd)
         margins = _ItemMargins(
             self._model,
-            torch.cat([users.to(self._crowd).repeat_interleave(n, dim=0), self._crowd]),
-            torch.cat([losers, self._favourites]),
-            n_wins=len(losers),
+            torch.cat([users, self._crowd]),
+            torch.cat([self._bars(users), self._crowd_bars]),
+            n_wins=len(users),
         )
-        crowd = torch.full((len(self._crowd),), float(each.sum()) * config.crowd / len(self._crowd))
-        counts = torch.cat([(each / n).repeat_interleave(n), crowd.double()])
-        return newton(margins, counts.numpy(), self._prior, config.steps, config.tolerance)
+        each = weights.double().cpu().numpy() * config.strength
+        crowd = np.full(len(self._crowd), each.sum() * config.crowd / len(self._crowd))
+        counts = np.concatenate([each, crowd])
+        vector = newton(margins, counts, self._prior, config.steps, config.tolerance)
+        return self._shown(vector, margins, config.shown, most)
+
+    def _shown(self, vector: Floats, margins: _ItemMargins, least: float, most: float) -> Floats:
+        """The vector shifted until such a share of the crowd has the item above their bar.
+
+        The shift is the most probable one that changes the crowd's mean margin.
+        """
+        half, gradients = (of_pairs[-len(self._crowd) :] for of_pairs in margins(vector))
+        share = float((half < 0).mean())
+        wanted = min(max(share, least), most)
+        slopes = -gradients.mean(0) @ self._prior.basis
+        length = float(np.linalg.norm(slopes))
+        if share == wanted or not length > 0:
+            return vector
+        shift = self._prior.basis @ (slopes / length)
+        low, high = -MAX_SHIFT, MAX_SHIFT
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            half = margins.half(vector + middle * shift)[-len(self._crowd) :]
+            low, high = (low, middle) if (half < 0).mean() > wanted else (middle, high)
+        shifted: Floats = vector + (low + high) / 2 * shift
+        return shifted
+
+    def _bars(self, users: Tensor) -> Tensor:
+        """(B, E) user vectors → (B,) items, each user's bar."""
+        return torch.cat(
+            [_bars(self._model, part, self._tasted) for part in torch.split(users, USERS_AT_ONCE)]
+        )
 
 
-def _favourites(model: PairwiseRanker, users: Tensor, items: Tensor) -> Tensor:
-    """(B,) for each user one of the ``FAVOURITES`` of the items that are most to their taste."""
-    anchors = items[:ANCHORS]
-    place = torch.cartesian_prod(
-        *(torch.arange(n, device=items.device) for n in (len(users), len(items), len(anchors)))
-    )
+def _bars(model: PairwiseRanker, users: Tensor, items: Tensor) -> Tensor:
+    """(B,) for each user the item that a tenth of the items are preferred to."""
+    everything = items.expand(len(users), -1)
+    scores = torch.zeros(everything.shape, device=items.device)
     with torch.no_grad():
-        user, i, j = users[place[:, 0]], items[place[:, 1]], anchors[place[:, 2]]
-        margins = model.logits(user, i, j) - model.logits(user, j, i)
-    scores = margins.view(len(users), len(items), len(anchors)).mean(2)
-    best = scores.topk(min(FAVOURITES, len(items)), dim=1).indices
-    turn = torch.arange(len(users), device=items.device) % best.shape[1]
-    return items[best.gather(1, turn.unsqueeze(1)).squeeze(1)]
+        for anchor in items[:ANCHORS]:
+            z_anchor, z_item = model.pair_logits(users, anchor.expand(len(users)), everything)
+            scores += z_item - z_anchor
+    above = scores.topk(math.ceil(BAR * len(items)), dim=1).indices
+    return items[above[:, -1]]
 
 
 class _ItemMargins:
@@ -179,15 +211,28 @@ class _ItemMargins:
         self._j = torch.where(wins, place + len(users), place)
 
     def __call__(self, vector: Floats) -> tuple[Floats, Floats]:
+        """(F,) a vector → (P,) half margins of its pairs, and (P, F) their gradients."""
         fitted = torch.from_numpy(vector).to(self._others)
         with torch.enable_grad():
             # A copy a pair: one backward pass gives the gradient of every pair.
             item = fitted.expand_as(self._others).clone().requires_grad_(True)
-            rows = split_rows(self._model, torch.cat([item, self._others]))
-            tables = {f"model.{name}": table for name, table in rows.items()}
-            half: Tensor = functional_call(self._halves, tables, (self._users, self._i, self._j))
+            half = self._halves_of(item)
             (gradients,) = torch.autograd.grad(half.sum(), item)
         return half.detach().double().cpu().numpy(), gradients.double().cpu().numpy()
+
+    def half(self, vector: Floats) -> Floats:
+        """(F,) a vector → (P,) half margins of its pairs."""
+        fitted = torch.from_numpy(vector).to(self._others)
+        with torch.no_grad():
+            half: Floats = self._halves_of(fitted.expand_as(self._others)).double().cpu().numpy()
+        return half
+
+    def _halves_of(self, item: Tensor) -> Tensor:
+        """(P, F) the new item's vector for each pair → (P,) half margins."""
+        rows = split_rows(self._model, torch.cat([item, self._others]))
+        tables = {f"model.{name}": table for name, table in rows.items()}
+        half: Tensor = functional_call(self._halves, tables, (self._users, self._i, self._j))
+        return half
 
 
 class _Halves(nn.Module):

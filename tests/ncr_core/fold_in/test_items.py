@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.data import Interactions, leave_latest_out
+from ncr_core.data import Interactions, Split, leave_latest_out
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.explain.influence import InfluenceExplainer
-from ncr_core.fold_in import Evidence, FoldIn, ItemFoldIn, extended
+from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig, ItemFoldIn, extended
 from ncr_core.fold_in.evidence import WeightedPairs
 from ncr_core.fold_in.items import item_rows
 from ncr_core.fold_in.users import UserMargins
@@ -19,7 +19,7 @@ from ncr_core.models import ModelConfig
 from ncr_core.ranking import ExactRanker
 from ncr_core.ranking.similarity import ItemSpace
 from ncr_core.training import TrainConfig, train_model
-from tests.ncr_core.conftest import wild_model
+from tests.ncr_core.conftest import config_name, wild_model
 
 USERS, N = 12, 40
 
@@ -134,18 +134,44 @@ def test_an_item_vector_depends_on_its_users_alone(config: ModelConfig) -> None:
     mean = item_rows(model, torch.arange(N)).mean(0)
     torch.testing.assert_close(vectors[1], mean, atol=1e-5, rtol=1e-5)
     assert (vectors[0] - mean).norm() > 0.05 * mean.norm()
-    heavy = fold_in([every[:5]], [torch.full((5,), 10.0)])[0]
-    larger = extended(model, torch.stack([mean, vectors[0], heavy]))
-    # The heavier its users count, the further it is ahead with them.
-    pairs = torch.arange(N).repeat(5), torch.arange(5).repeat_interleave(N)
-    losses = []
-    for item in (N, N + 1, N + 2):
-        own = torch.full((5 * N,), item)
-        m = larger.logits(every[pairs[1]], own, pairs[0]) - larger.logits(
-            every[pairs[1]], pairs[0], own
-        )
-        losses.append(float(torch.nn.functional.softplus(-m / 2).mean()))
-    assert min(losses[:2]) > losses[2]
+    assert ItemFoldIn(model)(users).equal(vectors)  # as another server has it
+
+
+TRAINED = [
+    ModelConfig(kind="nbpr", factors=8),
+    ModelConfig(kind="nbpr", factors=8, users="history", windows=(1, 4, 0), item_bias=True),
+    ModelConfig(kind="dncr", factors=8),
+    ModelConfig(kind="neupr", factors=8),
+    ModelConfig(kind="neupr", factors=8, users="history", windows=(2, 0), item_bias=True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", TRAINED, ids=config_name)
+def test_an_item_is_shown_to_few_who_did_not_take_it_up(config: ModelConfig, split: Split) -> None:
+    """Whoever took it up, as many users have it among the best tenth of the items; or up to as many
+    as took it up, where these are more. The heavier they count, the further it is ahead with them.
+    """
+    n_users, n_items = split.train.n_users, split.train.n_items
+    training = TrainConfig(
+        epochs=12, fine_tune_epochs=2, start="spectral", batch_size=256, device="cpu"
+    )
+    model = train_model(config, training, split).model.requires_grad_(False)
+    every = model.user_vectors(torch.arange(n_users))
+    users = [every[:5], every[:5], every[5:25], every[25:26], every[:90]]
+    weights = [torch.ones(len(own)) for own in users]
+    weights[1] *= 10
+    ranker = ExactRanker(extended(model, ItemFoldIn(model)(users, weights)))
+    others = torch.arange(n_items).expand(n_users, -1)
+    ahead: list[float] = []
+    for at, own in enumerate(users):
+        item = torch.full_like(others, n_items + at)
+        wins = (ranker.compare(every, item, others) > 0).double().mean(1)
+        share = float((wins >= 0.9).double().mean())
+        least, most = FoldInConfig().shown, max(FoldInConfig().shown, len(own) / n_users)
+        assert 0.6 * least < share < 1.6 * most, len(own)
+        ahead.append(float(wins[:5].mean() - wins[5:].mean()))
+    assert ahead[1] > ahead[0] > 0
 
 
 @pytest.mark.slow

@@ -329,7 +329,14 @@ def test_evidence_that_does_not_fit(wrong: dict[str, Any], error: type[Exception
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"strength": 0.0}, {"half_life": -1.0}, {"steps": 0}, {"pairs": 0}, {"tolerance": np.inf}],
+    [
+        {"strength": 0.0},
+        {"half_life": -1.0},
+        {"shown": 1.0},
+        {"steps": 0},
+        {"pairs": 0},
+        {"tolerance": np.inf},
+    ],
 )
 def test_settings_that_do_not_fit(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
