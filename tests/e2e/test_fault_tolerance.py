@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.registry.checkpoint_store import MARK
 from benchmarks.faults import disk_full, server_kill, worker_kill
 from benchmarks.faults.setup import LEASE, LONG_TRAINING, add_events, storage, submit, wait_for
 from tests.cluster.process import is_running, wait_until
@@ -76,7 +77,7 @@ def test_the_training_of_a_killed_worker_ends_and_another_worker_claims_the_job(
                 job = wait_for(client, job_id, lambda job: job["status"] == "cancelled")
                 assert job["attempt"] == 2
                 assert second.terminate() == 0
-            assert not list(place.folder.glob("var/models/*"))
+            assert [path.name for path in place.folder.glob("var/models/*")] == [MARK]
 
 
 def test_a_full_disk_loses_nothing_and_the_old_model_is_served() -> None:
