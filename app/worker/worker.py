@@ -26,6 +26,7 @@ from app.wiring import Services
 from app.worker.child_process import (
     Cancelled,
     Heartbeat,
+    Interrupted,
     LostJob,
     OnProgress,
     Stalled,
@@ -199,11 +200,11 @@ class Worker:
         except Stopped:
             await self._jobs.requeue(claim)
             log.info("job given back", job_id=claim.job_id)
-        except Stalled:
+        except (Stalled, Interrupted) as outcome:
             # It counts as an attempt, as after a worker that died: a machine that is too slow for
-            # the job would else start it for ever.
+            # the job, or whatever stops its processes, would else start it for ever.
             await self._jobs.abandon(claim)
-            log.warning("job given up: this worker stood still", job_id=claim.job_id)
+            log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
         except Cancelled:
             await self._end(claim, "cancelled")
         except TrainingFailed as error:

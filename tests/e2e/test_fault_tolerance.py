@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from app.registry.checkpoint_store import MARK
-from benchmarks.faults import disk_full, server_kill, worker_kill
+from benchmarks.faults import disk_full, group_stop, server_kill, worker_kill
 from benchmarks.faults.setup import LEASE, LONG_TRAINING, add_events, storage, submit, wait_for
 from tests.cluster.process import is_running, wait_until
 from tests.cluster.servers import NcrServer, NcrWorker
@@ -50,6 +50,14 @@ def test_jobs_succeed_once_when_a_worker_is_killed_or_outlives_its_lease(databas
     assert row["most trainings at once"] == 1
     for nothing in ("half published", "served and unknown", "published twice", "failed answers"):
         assert row[nothing] == 0, nothing
+
+
+def test_jobs_succeed_after_a_stop_of_all_processes_of_a_service(database: str) -> None:
+    figures = group_stop.run(database, 3)
+    assert figures["stops"] == figures["jobs"] == figures["succeeded"]
+    assert figures["held when stopped"] > figures["stops"] / 2
+    assert figures["of them to a stopped group"] == 0
+    assert figures["exit codes other than 0"] == figures["children left"] == 0
 
 
 # On PostgreSQL: in test_topology.
