@@ -21,6 +21,7 @@ import select
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -96,21 +97,25 @@ async def run_in_child(
         Stopped: ``stop`` was set.
         Stalled: The child heard nothing from this process for too long.
         Interrupted: The child was told to stop by somebody else, in its first moments.
-        TrainingFailed: The child failed or died.
+        TrainingFailed: The child failed, died or could not be started.
         LostJob: From ``heartbeat``.
         Cancelled: From ``heartbeat``.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # the working directory is not on sys.path
-        "-m",
-        "app.worker.child_process",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=MAX_LINE_BYTES,
-        env=child_environment(os.environ),
-        start_new_session=True,
-    )
+    try:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # the working directory is not on sys.path
+            "-m",
+            "app.worker.child_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+            env=child_environment(os.environ),
+            start_new_session=True,
+        )
+    except OSError as error:  # no memory, or too many processes or files
+        reason = error.strerror or str(error)
+        raise TrainingFailed(f"the job's process could not be started: {reason}") from None
     assert child.stdin is not None  # noqa: S101 - it is a pipe
     try:
         # Through a pipe: a command line shows to everyone on the machine, and the task may hold
@@ -278,21 +283,32 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
+    folder = store.folder(task.version).resolve()
+    # Before an hour of training is spent; the disk may still be full at its end.
+    retry.write(folder.parent, lambda: _try_to_write(folder.parent))
     events = reader.training_events()
     summary = train_and_evaluate(
         events.interactions(),
         task.params,
         task.device,
-        store.folder(task.version).resolve(),
+        folder,
         report,
         IncumbentComparison(reader.serving_model, events, task.gate_margin),
         expected_seconds,
         settings.train_budget,
+        retry,
     ) | {"trained_seq": events.snapshot.max_seq}
     if store.remote:
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)
     return summary
+
+
+def _try_to_write(folder: Path) -> None:
+    """Raises OSError if no file can be made in a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
 
 
 def _answer(answers: TextIO, message: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.core.database import Database
+from app.core.database import AWAY, Database
 from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
@@ -174,7 +174,11 @@ class Worker:
     async def run_once(
         self, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
     ) -> bool:
-        """Runs the next job to its end; False if there is none."""
+        """Runs the next job to its end; False if there is none.
+
+        Raises:
+            SQLAlchemyError: The database was away for longer than a lease, or there was no job.
+        """
         claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
         if claim is None:
             return False
@@ -211,6 +215,9 @@ class Worker:
             await self._end(claim, "failed", error=str(error))
         except asyncio.CancelledError:
             await asyncio.shield(self._jobs.requeue(claim))
+            raise
+        except AWAY:
+            # Nobody could be told how the job ended: once its lease is over it is taken up again.
             raise
         except Exception:
             log.exception("job failed", job_id=claim.job_id)
