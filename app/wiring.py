@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
 from app.ab_tests.impressions import ClickThroughStatistics, ImpressionBuffer
 from app.ab_tests.interleaving import InterleavingTrials
 from app.ab_tests.repository import ABTestRepository
@@ -18,7 +16,7 @@ from app.core.logging import get_logger
 from app.core.migrations import ensure_schema
 from app.core.redis import RedisClient
 from app.core.settings import Settings
-from app.core.tables import instance
+from app.core.tables import instance_id
 from app.events.click_attribution import ClickAttribution
 from app.events.event_weights import EventWeights
 from app.events.group_commit import CommitObserver, ignore_commit
@@ -125,5 +123,5 @@ async def _redis_client(settings: Settings, database: Database) -> RedisClient |
     """A client whose keys are named by the database, as several databases may share a Redis."""
     if settings.redis_url is None:
         return None
-    name = (await database.fetch(sa.select(instance.c.instance_id)))[0][0]
+    name = await instance_id(database)
     return RedisClient(settings.redis_url, f"{settings.redis_prefix}:{name}")

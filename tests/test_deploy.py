@@ -1,7 +1,11 @@
-"""The compose file, the Dockerfile, the proxy's configuration and the topology are one."""
+"""The compose file, the Dockerfile, the proxy's configuration and the topology are one.
+
+The systemd unit and the Kubernetes example run the same commands.
+"""
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -24,6 +28,9 @@ from tests.cluster.topology import Topology
 ROOT = Path(__file__).parents[1]
 COMPOSE = ROOT / "docker-compose.yml"
 NGINX = ROOT / "deploy" / "nginx.conf"
+UNIT = ROOT / "deploy" / "ncr.service"
+KUBERNETES = ROOT / "deploy" / "kubernetes.yaml"
+LONGEST_DRAIN = float(Settings.model_fields["drain_seconds"].default)
 SETTINGS = {f"NCR_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -69,11 +76,10 @@ def test_only_the_proxy_is_published(compose: dict[str, Any]) -> None:
 
 
 def test_servers_and_workers_have_the_time_to_drain(compose: dict[str, Any]) -> None:
-    longest = float(Settings.model_fields["drain_seconds"].default)
     for name in ("api", "worker"):
         grace = re.fullmatch(r"(\d+)s", compose[name]["stop_grace_period"])
         assert grace
-        assert int(grace[1]) > longest
+        assert int(grace[1]) > LONGEST_DRAIN
 
 
 def test_the_image_runs_the_server_of_the_table(dockerfile: str) -> None:
@@ -130,6 +136,48 @@ def test_the_proxy_passes_on_what_the_service_needs(compose: dict[str, Any]) -> 
     ):
         assert f"{directive};" in text
     assert "non_idempotent" not in text
+
+
+def test_the_systemd_unit_stops_the_service_in_order() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read_string(UNIT.read_text())
+    service = unit["Service"]
+    assert set(re.findall(r"\b(NCR_[A-Z_]+)\b", UNIT.read_text())) <= SETTINGS
+    assert service["ExecStart"].split()[1:] == ["serve", "--with-worker"]
+    assert float(service["TimeoutStopSec"]) > LONGEST_DRAIN
+    assert service["KillMode"] == "mixed"
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/opt/ncr/bin/ncr", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_kubernetes_example_runs_the_processes_of_the_table() -> None:
+    objects = list(yaml.safe_load_all(KUBERNETES.read_text()))
+    assert set(re.findall(r"\b(NCR_[A-Z_]+)\b", KUBERNETES.read_text())) <= SETTINGS
+    pods = {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"]
+        for o in objects
+        if "template" in o["spec"]
+    }
+    replicas = {o["metadata"]["name"]: o["spec"].get("replicas", 1) for o in objects}
+    for name in ("migrate", "api", "worker"):
+        (container,) = pods[f"ncr-{name}"]["containers"]
+        assert container["command"] == list(SERVICES[name].command_line())
+        assert replicas[f"ncr-{name}"] == SERVICES[name].replicas
+    for name in ("api", "worker"):
+        assert pods[f"ncr-{name}"]["terminationGracePeriodSeconds"] > LONGEST_DRAIN
+    probes = {k: v for k, v in pods["ncr-api"]["containers"][0].items() if k.endswith("Probe")}
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {PORT}
+    assert probes["readinessProbe"]["httpGet"]["path"] == "/health/ready"
 
 
 def test_the_topology_starts_what_the_table_says(tmp_path: Path) -> None:

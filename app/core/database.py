@@ -14,6 +14,8 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from app.core.logging import get_logger
@@ -21,6 +23,8 @@ from app.core.logging import get_logger
 log = get_logger(__name__)
 
 _BEGIN = "ncr_begin"
+AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
+"""Raised while the database cannot be reached, is busy or cannot write."""
 BUSY_SECONDS = 10
 RETRY_SECONDS = 0.02
 

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from app.core.access import AccessTable
+from app.core.database import AWAY
 from app.core.logging import get_logger
 
 _log = get_logger(__name__)
@@ -253,7 +252,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
-    for kind in (OperationalError, InterfaceError, PoolTimeout):
+    for kind in AWAY:
         app.add_exception_handler(kind, _database_unavailable)
 
 

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
 
     checkpoint_store: str | None = None
     """Where checkpoints are stored: a folder, or an fsspec URL such as `s3://bucket/prefix`.
-    Default: `models` in the data folder.
+    Default: `models` in the data folder. A store belongs to one database; other files in it stay.
 
     For S3, credentials and endpoint come from the usual `AWS_*` variables, never from the URL.
     It needs `pip install neural-collaborative-ranking[s3]`."""

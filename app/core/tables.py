@@ -11,6 +11,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from app.core.database import Database
+
 metadata = sa.MetaData(
     # Named constraints, so that a migration can drop them by the same name on both databases.
     naming_convention={
@@ -41,8 +43,8 @@ counters = sa.Table(
 )
 
 
-# One row: the name of this database in Redis, which several databases may share, and the secret by
-# which servers sign tokens.
+# One row: the name of this database in Redis, which several databases may share, and in the mark of
+# its checkpoint store, and the secret by which servers sign tokens.
 instance = sa.Table(
     "instance",
     metadata,
@@ -51,6 +53,12 @@ instance = sa.Table(
     sa.Column("token_secret", sa.Text, nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
 )
+
+
+async def instance_id(database: Database) -> str:
+    """The name of this database, which tells it apart from others."""
+    name: str = (await database.fetch(sa.select(instance.c.instance_id)))[0][0]
+    return name
 
 
 async def next_values(conn: AsyncConnection, name: str, n: int = 1) -> int:

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DBAPIError
 
+from app.core.database import AWAY
 from app.core.errors import Unavailable
 from app.core.logging import get_logger
 from app.events.schemas import AppendResult, NewEvent
@@ -222,6 +222,6 @@ def _cannot_write() -> Unavailable:
 
 def _is_away(error: Exception) -> bool:
     """Whether a commit failed because the database is unreachable or busy."""
-    if isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | OSError):
+    if isinstance(error, (*AWAY, OSError)):
         return True
     return isinstance(error, DBAPIError) and error.connection_invalidated

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from app.core.logging import get_logger
+from ncr_core.atomic_files import atomic_write
 from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.manifest import MANIFEST, read_manifest, verify_file
 
+log = get_logger(__name__)
+
 VERSION = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
 CANDIDATES = ".candidates.safetensors"
+MARK = "ncr-store.json"
+"""The file that names the database that a store belongs to."""
+
+# As `ncr_core.atomic_files` names what it has not finished.
+_UNFINISHED = re.compile(rf"\.{VERSION.pattern}({re.escape(CANDIDATES)})?-[0-9a-f]{{12}}(-old)?")
+
+
+class ForeignStore(CheckpointError):  # noqa: N818 - a state of the store
+    """The store belongs to another database, so nothing may be written or removed there."""
 
 
 class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after the HTTP error
@@ -27,6 +42,18 @@ class CheckpointStore(Protocol):
 
     remote: bool
     """Whether other machines see what was written to `folder` only once it is published."""
+
+    def owners(self) -> dict[str, str | None]:
+        """The instance id of the database in the mark of each place; None where there is no mark.
+
+        A place is a folder or a URL. An object store has two: the prefix and the local copies.
+        """
+
+    def versions(self) -> set[str]:
+        """Every name in the store that has the form of a version."""
+
+    def mark(self, owner: str) -> None:
+        """Marks the places that have no mark as those of the database ``owner``."""
 
     def folder(self, version: str) -> Path:
         """The local folder of a version, whether or not it has been written."""
@@ -53,7 +80,10 @@ class CheckpointStore(Protocol):
         """Removes a version and its candidates, unfinished parts included."""
 
     def list_old(self, before: float) -> list[str]:
-        """Folders last written before a time (seconds since 1970)."""
+        """Versions last written before a time (seconds since 1970).
+
+        Unfinished parts that are as old are removed on the way. Other names are left alone.
+        """
 
     def close(self) -> None:
         """Ends calls in progress in other threads soon."""
@@ -77,6 +107,29 @@ class LocalCheckpointStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def owners(self) -> dict[str, str | None]:
+        """The owner of the folder."""
+        try:
+            mark = (self.root / MARK).read_bytes()
+        except FileNotFoundError:
+            return {str(self.root): None}
+        except OSError as error:
+            raise StoreUnavailable(f"{self.root} cannot be read: {error.strerror}") from None
+        return {str(self.root): owner_in(mark)}
+
+    def versions(self) -> set[str]:
+        """Names in the folder that have the form of a version."""
+        return {path.name for path in self._paths() if VERSION.fullmatch(path.name)}
+
+    def mark(self, owner: str) -> None:
+        """Writes the mark unless there is one."""
+        try:
+            atomic_write(self.root / MARK, json.dumps({"database": owner}).encode())
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as error:
+            raise StoreUnavailable(f"{self.root} cannot be written: {error.strerror}") from None
 
     def folder(self, version: str) -> Path:
         """The version's folder."""
@@ -106,40 +159,66 @@ class LocalCheckpointStore:
         return path if path.exists() else None
 
     def remove(self, version: str) -> None:
-        """Removes any folder of the store by its name, with its candidates and staged parts."""
-        if not version or version.startswith(".") or "/" in version:
-            raise CheckpointError(f"{version[:64]!r} is not a folder of the checkpoint store")
-        candidates = f"{version}{CANDIDATES}"
-        for path in self._paths():
-            # The candidates first: a folder that is left is found by `list_old`.
-            if path.name == candidates or path.name.startswith(f".{candidates}"):
-                path.unlink(missing_ok=True)
-        for path in self._paths():
-            if path.name == version or path.name.startswith(f".{version}-"):
-                shutil.rmtree(path, ignore_errors=True)
+        """Removes the version's folder, its candidates and their unfinished parts."""
+        folder, candidates = self.folder(version), self.candidates(version)
+        unfinished = [
+            path
+            for path in self._paths()
+            if _UNFINISHED.fullmatch(path.name) and path.name.startswith(f".{version}")
+        ]
+        # The folder last: one that is left is found by `list_old`.
+        for path in (*unfinished, candidates, folder):
+            _delete(path)
 
     def list_old(self, before: float) -> list[str]:
-        """Old folders; old unfinished files and folders are removed on the way."""
-        folders: list[str] = []
+        """Old folders of versions."""
+        versions: list[str] = []
         for path in self._paths():
+            unfinished = _UNFINISHED.fullmatch(path.name) is not None
+            if not unfinished and VERSION.fullmatch(path.name) is None:
+                continue  # somebody else's
             try:
-                old = path.stat().st_mtime < before
+                old = path.lstat().st_mtime < before
             except OSError:  # another worker has just removed it
                 continue
-            if old and path.is_dir():
-                if path.name.startswith("."):
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    folders.append(path.name)
-            elif old and path.name.startswith("."):
-                path.unlink(missing_ok=True)
-        return folders
+            if old and unfinished:
+                _delete(path)
+            elif old and path.is_dir():
+                versions.append(path.name)
+        return versions
 
     def close(self) -> None:
         """Does nothing: no call takes long."""
 
     def _paths(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []
+
+
+def owner_in(mark: bytes) -> str:
+    """The instance id in the content of a mark.
+
+    Raises:
+        CheckpointError: it is no mark.
+    """
+    try:
+        owner = json.loads(mark)["database"]
+    except (ValueError, TypeError, KeyError):
+        owner = None
+    if not isinstance(owner, str):
+        raise CheckpointError(f"{MARK} does not name the database that the store belongs to")
+    return owner
+
+
+def _delete(path: Path) -> None:
+    """Deletes a file or a folder, if it is there, and logs it."""
+    try:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        return
+    log.info("removed from the checkpoint store", path=str(path))
 
 
 MAX_FILES, MAX_BYTES = 16, 64 * 2**30  # of a version

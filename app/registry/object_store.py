@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import shutil
 import threading
@@ -26,17 +27,22 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from app.core.errors import SettingsError
+from app.core.logging import get_logger
 from app.registry.checkpoint_store import (
     CANDIDATES,
+    MARK,
     VERSION,
     LocalCheckpointStore,
     StoreUnavailable,
     check_files,
     manifest_files,
+    owner_in,
 )
 from ncr_core.atomic_files import atomic_file, atomic_folder
 from ncr_core.errors import CheckpointError
 from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES, file_sha256
+
+log = get_logger(__name__)
 
 CALL_SECONDS = 20.0
 MIN_UPLOAD_BYTES_PER_SECOND = 2**18  # a larger file gets more time than CALL_SECONDS
@@ -231,9 +237,31 @@ class RemoteCheckpointStore:
 
     def __init__(self, url: str, copies: Path) -> None:
         """``copies`` is the local folder of downloaded versions."""
+        self._url = url
         self._files = ObjectFiles(url)
         self._copies = LocalCheckpointStore(copies)
         self._next_poll: dict[str, float] = {}
+
+    def owners(self) -> dict[str, str | None]:
+        """The owners of the local copies and of the prefix."""
+        mark = io.BytesIO()
+        with store_errors(f"{self._url} cannot be read"):
+            size = self._files.size(MARK)
+            if size is None:
+                return self._copies.owners() | {self._url: None}
+            self._files.get(MARK, mark, min(size, MAX_MANIFEST_BYTES))
+        return self._copies.owners() | {self._url: owner_in(mark.getvalue())}
+
+    def versions(self) -> set[str]:
+        """Versions in the store and among the local copies."""
+        return self._copies.versions() | self._stored_versions().keys()
+
+    def mark(self, owner: str) -> None:
+        """Marks the local copies and uploads their mark, unless the prefix has one."""
+        self._copies.mark(owner)
+        with store_errors(f"{self._url} cannot be written"), contextlib.suppress(FileExistsError):
+            if self._files.size(MARK) is None:
+                self._files.put(self._copies.root / MARK, MARK, mode="create")
 
     def folder(self, version: str) -> Path:
         """The local copy's folder."""
@@ -289,23 +317,19 @@ class RemoteCheckpointStore:
         return path
 
     def remove(self, version: str) -> None:
-        """Removes a version locally and, if its name is that of a version, in the store."""
+        """Removes a version locally and in the store."""
         self._copies.remove(version)
-        if VERSION.fullmatch(version):
-            with store_errors(f"the checkpoint {version} cannot be removed"):
-                names = sorted(self._files.list(version), key=lambda n: not n.endswith(MANIFEST))
-                # The file beside it first, then the manifest: half a version is none.
-                for name in (f"{version}{CANDIDATES}", *names):
-                    self._files.remove(name)
+        with store_errors(f"the checkpoint {version} cannot be removed"):
+            names = sorted(self._files.list(version), key=lambda n: not n.endswith(MANIFEST))
+            # The file beside it first, then the manifest: half a version is none.
+            for name in (f"{version}{CANDIDATES}", *names):
+                self._files.remove(name)
+            if names:
+                log.info("removed from the checkpoint store", path=f"{self._url}/{version}")
 
     def list_old(self, before: float) -> list[str]:
-        """Old versions in the store, and old local folders."""
-        newest: dict[str, float] = {}
-        with store_errors("the checkpoints cannot be listed"):
-            for name, written in self._files.list("").items():
-                version, slash, _ = name.partition("/")
-                if slash and VERSION.fullmatch(version):
-                    newest[version] = max(newest.get(version, 0.0), written)
+        """Old versions in the store, and old local copies."""
+        newest = self._stored_versions()
         old = {version for version, written in newest.items() if written < before}
         # An old local copy of a version that is young in the store was just published.
         local = set(self._copies.list_old(before)) - (newest.keys() - old)
@@ -314,6 +338,16 @@ class RemoteCheckpointStore:
     def close(self) -> None:
         """Makes calls in progress end with an error."""
         self._files.close()
+
+    def _stored_versions(self) -> dict[str, float]:
+        """Versions in the store, each with the time it was last written (seconds since 1970)."""
+        newest: dict[str, float] = {}
+        with store_errors("the checkpoints cannot be listed"):
+            for name, written in self._files.list("").items():
+                version, slash, _ = name.partition("/")
+                if slash and VERSION.fullmatch(version):
+                    newest[version] = max(newest.get(version, 0.0), written)
+        return newest
 
     def _download(
         self, version: str, checksum: str | None, existing: Literal["keep", "replace"]
@@ -360,8 +394,12 @@ class RemoteCheckpointStore:
     def _prune(self, new: Path) -> None:
         """Removes local copies that have not been used for a while.
 
-        A copy that is no longer in the store, because it was removed or lost, stays longer.
+        A copy that is no longer in the store, because it was removed or lost, stays longer. Nothing
+        is removed unless copies and store belong to one database.
         """
+        owners = set(self.owners().values())
+        if None in owners or len(owners) > 1:
+            return
         copies = [path for path in new.parent.iterdir() if VERSION.fullmatch(path.name)]
         copies.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         for path in copies[MIN_COPIES:]:
@@ -370,5 +408,4 @@ class RemoteCheckpointStore:
                 continue
             stored = self._files.size(f"{path.name}/{MANIFEST}") is not None
             if stored or used < time.time() - ORPHAN_COPY_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
-                self._copies.candidates(path.name).unlink(missing_ok=True)
+                self._copies.remove(path.name)

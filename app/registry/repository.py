@@ -36,6 +36,10 @@ class ModelRepository:
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(models.c.version == version))
         return ModelRow(*rows[0]) if rows else None
 
+    async def known_versions(self) -> set[str]:
+        """All versions that have a row, deleted ones included."""
+        return {row[0] for row in await self.database.fetch(sa.select(models.c.version))}
+
     async def page(self, offset: int, n: int) -> list[ModelRow]:
         """Versions, newest first."""
         newest_first = (models.c.created_at.desc(), models.c.version.desc())

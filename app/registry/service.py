@@ -17,12 +17,15 @@ from app.core.errors import NotFound
 from app.core.logging import get_logger
 from app.core.requests import text_problem
 from app.core.settings import Settings
-from app.core.tables import now_us
+from app.core.tables import instance_id, now_us
 from app.registry.activation import ActivationService
 from app.registry.checkpoint_store import (
     CANDIDATES,
+    MARK,
     CheckpointStore,
+    ForeignStore,
     LocalCheckpointStore,
+    StoreUnavailable,
     check_files,
     check_manifest,
     checked_version,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:  # torch, which commands that only list or copy models do with
 log = get_logger(__name__)
 
 MIN_LEFTOVER_SECONDS = 24 * 3600.0
+MAX_NAMED = 3  # versions in an error
 
 VersionsInUse = Callable[[], Awaitable[Collection[str]]]
 ClickThroughOf = Callable[[str], Awaitable[ClickThrough]]
@@ -127,6 +131,33 @@ class ModelRegistry:
         """The local file of candidates; None while there is none. Raises CheckpointError."""
         return await asyncio.to_thread(self._store.fetch_candidates, version)
 
+    async def claim_store(self, known: Collection[str] = ()) -> None:
+        """Checks that the store belongs to this database, and marks it if it has no mark yet.
+
+        A store without a mark is taken if this database knows every version in it: an empty one,
+        or one that an older release filled.
+
+        Args:
+            known: versions that this database is about to get.
+
+        Raises:
+            ForeignStore: the store belongs to another database.
+            CheckpointError: some versions in the store may be another database's, or the store
+                could not be used.
+        """
+        name = await instance_id(self._database)
+        owners = await asyncio.to_thread(self._store.owners)
+        _refuse_other_owners(owners, name)
+        if None not in owners.values():
+            return
+        versions = await asyncio.to_thread(self._store.versions)
+        unknown = versions.difference(known, await self._repository.known_versions())
+        if unknown:
+            raise _unknown_versions(owners, versions, unknown)
+        await asyncio.to_thread(self._store.mark, name)
+        # Another database may have been faster.
+        _refuse_other_owners(await asyncio.to_thread(self._store.owners), name)
+
     async def discard(self, version: str) -> None:
         """Removes the files of a version, unless it was published after all."""
         if await self._repository.get(version) is not None:
@@ -137,13 +168,14 @@ class ModelRegistry:
             log.warning("an unfinished checkpoint stays", version=version, reason=str(error))
 
     async def sweep(self) -> None:
-        """Removes old folders that killed workers have left.
+        """Removes what killed workers have left, if the store belongs to this database.
 
-        Such a folder belongs to no version, or to one that is marked as deleted. A young folder
-        stays, as somebody may just be writing it.
+        That is an old version without a row, or whose row is marked as deleted, and old unfinished
+        parts. A young one stays, as somebody may just be writing it. Names of another form stay.
         """
         written_before = time.time() - MIN_LEFTOVER_SECONDS
         try:
+            await self.claim_store()
             for name in await asyncio.to_thread(self._store.list_old, written_before):
                 row = await self._repository.get(name)
                 if row is None or row.status == "deleted":
@@ -156,8 +188,15 @@ class ModelRegistry:
         """Removes the files of the versions that retention lets expire, and returns them.
 
         Their rows stay. If a worker is killed after marking them as deleted, `sweep` removes the
-        files that are left.
+        files that are left. Nothing is removed from the store of another database.
         """
+        try:
+            await self.claim_store()
+        except (ForeignStore, StoreUnavailable) as error:
+            log.warning("old checkpoints stay", reason=str(error))
+            return []
+        except CheckpointError:
+            pass  # versions with a row of this database may go all the same
         async with self._database.write() as conn:
             # Until the end of the transaction nobody can activate one of them.
             activation = await self._repository.lock_activation(conn)
@@ -359,6 +398,33 @@ class ModelRegistry:
         """
         rows = await self._repository.history(version, offset, n + 1)
         return rows[:n], offset + n if len(rows) > n else None
+
+
+def _refuse_other_owners(owners: dict[str, str | None], name: str) -> None:
+    for place, owner in owners.items():
+        if owner not in (None, name):
+            raise ForeignStore(
+                f"{place} holds the checkpoints of another database (its {MARK} names {owner}, and "
+                f"this one is {name}): set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE, or delete "
+                f"{MARK} there if that database is gone"
+            )
+
+
+def _unknown_versions(
+    owners: Collection[str], versions: set[str], unknown: set[str]
+) -> CheckpointError:
+    named = ", ".join(sorted(unknown)[:MAX_NAMED])
+    more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
+    place = " or ".join(owners)
+    if unknown == versions:
+        return ForeignStore(
+            f"{place} holds model versions, and this database knows none of them ({named}{more}): "
+            "set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE, or move them away"
+        )
+    return CheckpointError(
+        f"{place} holds model versions that this database does not know ({named}{more}): move them "
+        "away, for until then nothing left over is removed there"
+    )
 
 
 def open_checkpoint_store(settings: Settings) -> CheckpointStore:

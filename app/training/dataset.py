@@ -20,7 +20,7 @@ class TrainingEvents:
 
     snapshot: EventSnapshot
     user_ids: dict[int, str]
-    """Clients' ids by internal ids."""
+    """Clients' ids by internal ids. Users who were erased since the snapshot are missing."""
     item_ids: dict[int, str]
     """Of the items that may be recommended: all but deleted ones."""
 
@@ -28,8 +28,8 @@ class TrainingEvents:
         """Builds the matrix of positive interactions, with the users' other feedback beside it.
 
         Of a user's events about an item the latest that is no mere view counts, see
-        `resolve_feedback`. Items without a client's id are left out, and so are users without
-        anything to learn from.
+        `resolve_feedback`. Users and items without a client's id are left out, and so are users
+        without anything to learn from.
 
         Raises:
             DataError: Nothing is left to learn from.
@@ -40,7 +40,8 @@ class TrainingEvents:
                 "there are no events to learn from: post some to /events, or import a file"
             )
         available = np.fromiter(self.item_ids, np.int64, len(self.item_ids))
-        mask = np.isin(snapshot.item_id, available)
+        existing = np.fromiter(self.user_ids, np.int64, len(self.user_ids))
+        mask = np.isin(snapshot.item_id, available) & np.isin(snapshot.user_id, existing)
         if not mask.any():
             raise DataError("no event is about an item that may be recommended")
         events = np.stack([snapshot.user_id[mask], snapshot.item_id[mask]], axis=1)
@@ -49,7 +50,8 @@ class TrainingEvents:
             raise DataError("no event is positive by NCR_FEEDBACK: there is nothing to learn from")
         liked, disliked = events[feedback.liked], events[feedback.disliked]
         preferences = snapshot.preferences
-        rows = np.flatnonzero(np.isin(preferences[:, 1:3], available).all(axis=1))
+        usable = np.isin(preferences[:, 1:3], available).all(axis=1)
+        rows = np.flatnonzero(usable & np.isin(preferences[:, 0], existing))
         rows = rows[latest_preferences(preferences[rows, :3])]
         pairs, pair_weights = preferences[rows, :3], snapshot.preference_weight[rows]
 

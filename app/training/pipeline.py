@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from app.jobs.schemas import TrainParams
 from app.training.gate import IncumbentComparison, gate_report
 from app.training.progress import TRAIN, ProgressReporter, Report
+from app.training.reader import Retry
 from app.training.warm_start import choose_start, warm_recipe
 from ncr_core.checkpoint import save_checkpoint
 from ncr_core.comparison.evaluation_snapshot import pack_evaluation_snapshot
@@ -41,6 +43,7 @@ from ncr_core.training.warm_start import train_warm
 
 FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
 BASELINE_FACTORS = 32
+ONCE = Retry(0.0)
 MAX_BASELINE_INTERACTIONS = 5_000_000  # of which the baselines take some 20 s
 
 
@@ -53,6 +56,7 @@ def train_and_evaluate(
     comparison: IncumbentComparison | None = None,
     expected_seconds: Mapping[str, float] | None = None,
     budget_seconds: float | None = None,
+    retry: Retry = ONCE,
 ) -> dict[str, Any]:
     """Trains a model, compares it with the served one and writes its checkpoint.
 
@@ -65,9 +69,13 @@ def train_and_evaluate(
         comparison: What the gate compares the model with; by default with the popularity list.
         expected_seconds: Seconds that each phase of an earlier training took.
         budget_seconds: For the choice of the recipe ``auto``; see `select_recipe`.
+        retry: How long the checkpoint is written again while its folder cannot be written.
 
     Returns:
         The summary that the worker publishes the model by.
+
+    Raises:
+        CheckpointError: The checkpoint could not be written.
     """
     if params.min_interactions > 1:
         interactions = min_interactions(interactions, params.min_interactions)
@@ -122,7 +130,8 @@ def train_and_evaluate(
     model = learn_everything(chosen, trained, split, interactions, warm=warm)
     progress.phase("write checkpoint")
     metrics["seconds"] = progress.seconds
-    save_checkpoint(
+    save = partial(
+        save_checkpoint,
         folder,
         model,
         user_ids=split.train.user_ids,
@@ -136,6 +145,7 @@ def train_and_evaluate(
         },
         evaluated=evaluated,
     )
+    retry.write(folder.parent, save)
     progress.end()
     return {
         "checksum": manifest_checksum(folder),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import psycopg
@@ -45,8 +46,21 @@ class Retry:
             except failures as error:
                 if time.monotonic() > deadline:
                     raise
-                print(f"tried again: {type(error).__name__}", file=sys.stderr)
+                # By its type alone: a driver's message may name hosts and accounts.
+                reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+                print(f"tried again: {reason}", file=sys.stderr)
                 self.sleep(RETRY_PAUSE_SECONDS)
+
+    def write(self, folder: Path, work: Callable[[], object]) -> None:
+        """Does work that writes into a folder of checkpoints.
+
+        Raises:
+            CheckpointError: The folder could not be written all this time.
+        """
+        try:
+            self(work, OSError)
+        except OSError as error:
+            raise CheckpointError(f"{folder} cannot be written: {error.strerror}") from None
 
 
 def database_errors() -> tuple[type[Exception], ...]:
@@ -74,8 +88,8 @@ class TrainingReader:
     ) -> None:
         self.settings = settings
         self.device = device
+        self.retry = retry
         self._store = store
-        self._retry = retry
         self._serving_model: ServingModel | None = None
 
     def read(self, query: Callable[[Features], Awaitable[T]], *failures: type[Exception]) -> T:
@@ -90,7 +104,7 @@ class TrainingReader:
             finally:
                 await database.close()
 
-        return self._retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
+        return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
     def training_events(self) -> TrainingEvents:
         """Reads all events and stated preferences."""

@@ -63,6 +63,7 @@ async def restore_backup(
 
     Raises:
         TransferError: the service is not empty or the backup does not fit; no table has changed.
+        ForeignStore: the checkpoint store belongs to another database; no table has changed.
     """
     check_fits(backup)
     end_jobs = _EndRunningJobs()
@@ -78,6 +79,9 @@ async def restore_backup(
             change = end_jobs if table.name == "jobs" else None
             rows[table.name] = await _load(conn, backup, table, change, report)
             await continue_ids_after(conn, table, backup.manifest.tables[table.name].last_id)
+        # Whose checkpoints may be in the store already, as when only the database is new.
+        versions = await conn.scalars(sa.select(metadata.tables["models"].c.version))
+        await services.models.claim_store(versions.all())
         # Before the commit, so that the active model has its checkpoint.
         models = await unpack_checkpoints(services, backup, report)
     return RestoreReport(rows, models, end_jobs.count)

@@ -5,16 +5,23 @@ task, one line of JSON, to its standard input. The pipe then stays open: when it
 comes through it for most of the job's lease, the worker is dead or suspended and the child exits,
 since another worker may have started the same job. The child answers in lines of JSON on standard
 output: ``{"progress": …}``, and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+
+Only the worker ends a child. A supervisor or a terminal signals all processes of a service at once:
+the child has a session of its own and ignores SIGTERM and SIGINT, and the worker, which gets them
+too, gives the job back and kills the child.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -29,6 +36,7 @@ if TYPE_CHECKING:  # the child imports nothing that takes time before its watchd
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
 PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Progress = dict[str, Any]
 OnProgress = Callable[[Progress], None]
@@ -53,6 +61,10 @@ class Stopped(Exception):  # noqa: N818 - requested by the operator
 
 class Stalled(Exception):  # noqa: N818 - an outcome
     """The worker was suspended for nearly a lease, and its child process gave up."""
+
+
+class Interrupted(Exception):  # noqa: N818 - an outcome
+    """A stop signal ended the child process, which had yet to ignore it."""
 
 
 class TrainingFailed(Exception):  # noqa: N818 - the job failed, not the worker
@@ -84,26 +96,33 @@ async def run_in_child(
     Raises:
         Stopped: ``stop`` was set.
         Stalled: The child heard nothing from this process for too long.
-        TrainingFailed: The child failed or died.
+        Interrupted: The child was told to stop by somebody else, in its first moments.
+        TrainingFailed: The child failed, died or could not be started.
         LostJob: From ``heartbeat``.
         Cancelled: From ``heartbeat``.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",  # the working directory is not on sys.path
-        "-m",
-        "app.worker.child_process",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=MAX_LINE_BYTES,
-        env=child_environment(os.environ),
-    )
+    try:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # the working directory is not on sys.path
+            "-m",
+            "app.worker.child_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+            env=child_environment(os.environ),
+            start_new_session=True,
+        )
+    except OSError as error:  # no memory, or too many processes or files
+        reason = error.strerror or str(error)
+        raise TrainingFailed(f"the job's process could not be started: {reason}") from None
     assert child.stdin is not None  # noqa: S101 - it is a pipe
     try:
         # Through a pipe: a command line shows to everyone on the machine, and the task may hold
         # the database's password.
         child.stdin.write(task.model_dump_json().encode() + b"\n")
-        await child.stdin.drain()
+        with contextlib.suppress(ConnectionError):  # it has ended: its exit code tells why
+            await child.stdin.drain()
         return await _follow(child, heartbeat, heartbeat_seconds, stop, on_progress)
     finally:
         if child.returncode is None:
@@ -176,9 +195,20 @@ async def _follow(
 
 def _failure(exit_code: int) -> Exception:
     if exit_code == EXIT_LEASE_OVER:
-        return Stalled()
-    hint = ": it was killed, perhaps for want of memory" if exit_code == -9 else ""
-    return TrainingFailed(f"the training process ended with exit code {exit_code}{hint}")
+        return Stalled("this worker stood still")
+    if -exit_code in STOP_SIGNALS:
+        return Interrupted("a stop signal ended its process")
+    if exit_code >= 0:
+        return TrainingFailed(f"the job's process ended with exit code {exit_code}")
+    hint = ": the machine may lack memory for it" if -exit_code == signal.SIGKILL else ""
+    return TrainingFailed(f"{_signal_name(-exit_code)} ended the job's process{hint}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 # The child's end
@@ -186,6 +216,8 @@ def _failure(exit_code: int) -> Exception:
 
 def main() -> None:
     """Reads a task from standard input, runs it, and writes the outcome to standard output."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     # Whatever else prints must not get between the lines of the protocol.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -251,21 +283,32 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
+    folder = store.folder(task.version).resolve()
+    # Before an hour of training is spent; the disk may still be full at its end.
+    retry.write(folder.parent, lambda: _try_to_write(folder.parent))
     events = reader.training_events()
     summary = train_and_evaluate(
         events.interactions(),
         task.params,
         task.device,
-        store.folder(task.version).resolve(),
+        folder,
         report,
         IncumbentComparison(reader.serving_model, events, task.gate_margin),
         expected_seconds,
         settings.train_budget,
+        retry,
     ) | {"trained_seq": events.snapshot.max_seq}
     if store.remote:
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)
     return summary
+
+
+def _try_to_write(folder: Path) -> None:
+    """Raises OSError if no file can be made in a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x")
 
 
 def _answer(answers: TextIO, message: dict[str, Any]) -> None:

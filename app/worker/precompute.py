@@ -41,7 +41,7 @@ def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str
             report(phase_progress("candidates") | {"epoch": done, "epochs": of})
 
     computed = compute(model.engine, users, visible, report_progress)
-    computed.save(path)
+    reader.retry.write(path.parent, lambda: computed.save(path))
     return {"users": len(computed), "seconds": round(time.perf_counter() - started, 1)}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.core.database import Database
+from app.core.database import AWAY, Database
 from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
@@ -26,6 +26,7 @@ from app.wiring import Services
 from app.worker.child_process import (
     Cancelled,
     Heartbeat,
+    Interrupted,
     LostJob,
     OnProgress,
     Stalled,
@@ -173,7 +174,11 @@ class Worker:
     async def run_once(
         self, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
     ) -> bool:
-        """Runs the next job to its end; False if there is none."""
+        """Runs the next job to its end; False if there is none.
+
+        Raises:
+            SQLAlchemyError: The database was away for longer than a lease, or there was no job.
+        """
         claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
         if claim is None:
             return False
@@ -199,17 +204,20 @@ class Worker:
         except Stopped:
             await self._jobs.requeue(claim)
             log.info("job given back", job_id=claim.job_id)
-        except Stalled:
+        except (Stalled, Interrupted) as outcome:
             # It counts as an attempt, as after a worker that died: a machine that is too slow for
-            # the job would else start it for ever.
+            # the job, or whatever stops its processes, would else start it for ever.
             await self._jobs.abandon(claim)
-            log.warning("job given up: this worker stood still", job_id=claim.job_id)
+            log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
         except Cancelled:
             await self._end(claim, "cancelled")
         except TrainingFailed as error:
             await self._end(claim, "failed", error=str(error))
         except asyncio.CancelledError:
             await asyncio.shield(self._jobs.requeue(claim))
+            raise
+        except AWAY:
+            # Nobody could be told how the job ended: once its lease is over it is taken up again.
             raise
         except Exception:
             log.exception("job failed", job_id=claim.job_id)

@@ -11,11 +11,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchmarks.faults import disk_full, fuzz, memory, outages, server_kill, worker_kill
+from benchmarks.faults import (
+    disk_full,
+    fuzz,
+    group_stop,
+    memory,
+    outages,
+    server_kill,
+    worker_kill,
+)
 
 RUNS = {
     "server_kill": server_kill.main,
     "worker_kill": worker_kill.main,
+    "group_stop": group_stop.main,
     "outages": outages.main,
     "disk_full": disk_full.main,
     "visibility": outages.measure_visibility,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from app.registry.checkpoint_store import MARK, LocalCheckpointStore
 from ncr_core.data.synthetic import synthetic_catalogue
 from tests.e2e.support import ncr
 
@@ -189,6 +190,21 @@ def test_lists_and_activation(tmp_path: Path) -> None:
     fails(ncr("trials", "start", "nope", data_dir=tmp_path), "no such model version")
     assert ncr("trials", "start", "nope", "--share", "2", data_dir=tmp_path).returncode == 2
     fails(ncr("trials", "stop", "nope", data_dir=tmp_path), "no such trial")
+
+
+def test_the_models_of_another_database_are_refused_at_the_start(tmp_path: Path) -> None:
+    """As when a new database is tried on an old data folder."""
+    for version in ("20261101-120000-00aa", "20261102-120000-00bb"):
+        (tmp_path / "models" / version).mkdir(parents=True)
+    marked = tmp_path / "marked"
+    LocalCheckpointStore(marked).mark("another")
+    for store in ({}, {"NCR_CHECKPOINT_STORE": str(marked)}):
+        for command in (("serve", "--port", 0), ("worker",)):
+            done = ncr(*command, data_dir=tmp_path, NCR_LOG_LEVEL="warning", **store)
+            fails(done, "set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE")
+        assert ncr("models", "list", data_dir=tmp_path, **store).returncode == 0
+    assert not (tmp_path / "models" / MARK).exists()
+    assert len(list((tmp_path / "models").iterdir())) == 2
 
 
 def test_unusable_settings_are_named_without_their_secrets(tmp_path: Path) -> None:

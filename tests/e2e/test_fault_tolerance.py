@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from benchmarks.faults import disk_full, server_kill, worker_kill
+from app.registry.checkpoint_store import MARK
+from benchmarks.faults import disk_full, group_stop, server_kill, worker_kill
 from benchmarks.faults.setup import LEASE, LONG_TRAINING, add_events, storage, submit, wait_for
 from tests.cluster.process import is_running, wait_until
 from tests.cluster.servers import NcrServer, NcrWorker
@@ -51,6 +52,14 @@ def test_jobs_succeed_once_when_a_worker_is_killed_or_outlives_its_lease(databas
         assert row[nothing] == 0, nothing
 
 
+def test_jobs_succeed_after_a_stop_of_all_processes_of_a_service(database: str) -> None:
+    figures = group_stop.run(database, 3)
+    assert figures["stops"] == figures["jobs"] == figures["succeeded"]
+    assert figures["held when stopped"] > figures["stops"] / 2
+    assert figures["of them to a stopped group"] == 0
+    assert figures["exit codes other than 0"] == figures["children left"] == 0
+
+
 # On PostgreSQL: in test_topology.
 def test_the_training_of_a_killed_worker_ends_and_another_worker_claims_the_job() -> None:
     with storage("sqlite") as place:
@@ -76,7 +85,7 @@ def test_the_training_of_a_killed_worker_ends_and_another_worker_claims_the_job(
                 job = wait_for(client, job_id, lambda job: job["status"] == "cancelled")
                 assert job["attempt"] == 2
                 assert second.terminate() == 0
-            assert not list(place.folder.glob("var/models/*"))
+            assert [path.name for path in place.folder.glob("var/models/*")] == [MARK]
 
 
 def test_a_full_disk_loses_nothing_and_the_old_model_is_served() -> None:

@@ -17,7 +17,7 @@ import pytest
 from app.core.errors import SettingsError
 from app.core.settings import load_settings
 from app.registry import object_store
-from app.registry.checkpoint_store import CheckpointStore, check_files
+from app.registry.checkpoint_store import MARK, CheckpointStore, check_files
 from app.registry.object_store import RemoteCheckpointStore
 from app.registry.service import open_checkpoint_store
 from ncr_core.checkpoint import load_checkpoint
@@ -110,10 +110,9 @@ class TestEveryStore:
                 with pytest.raises(CheckpointError, match="not a version"):
                     call(name)
         write(here, ONE)
-        for name in ("", ".", "..", "../other", "/etc", "a/b", ".hidden"):
-            with pytest.raises(CheckpointError, match="not a folder"):
+        for name in ("", ".", "..", "*", "../other", "/etc", "a/b", ".hidden", "my-model"):
+            with pytest.raises(CheckpointError, match="not a version"):
                 here.remove(name)
-        here.remove("*")
         assert here.folder(ONE).is_dir()
 
 
@@ -300,6 +299,7 @@ def test_local_copies_are_pruned_by_last_use(
 ) -> None:
     monkeypatch.setattr(object_store, "MIN_COPIES", 2)
     versions = [f"2026110{day}-120000-00aa" for day in range(1, 8)]
+    there.mark("a-database")
     for version in versions:
         write(here, version)
         if version != versions[1]:
@@ -310,7 +310,7 @@ def test_local_copies_are_pruned_by_last_use(
     there.fetch(versions[3])  # used
     there.fetch(versions[6])
     left = {path.name for path in there.folder(ONE).parent.iterdir()}
-    assert left == {versions[1], versions[3], versions[6]}
+    assert left == {versions[1], versions[3], versions[6], MARK}
 
 
 @pytest.mark.slow

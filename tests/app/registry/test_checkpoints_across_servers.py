@@ -17,6 +17,7 @@ from app.jobs.repository import Claim
 from app.jobs.schemas import TrainParams
 from app.main import create_app
 from app.registry import object_store, service
+from app.registry.checkpoint_store import MARK
 from app.registry.service import open_checkpoint_store
 from app.wiring import Services, build_services
 from app.worker.worker import Worker
@@ -241,16 +242,18 @@ async def test_sweep_removes_folders_without_a_version_everywhere(
     here: Services, there: Services, objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = await publish(here)
+    for machine in (here, there):
+        await machine.models.claim_store()
     write(open_checkpoint_store(here.settings), ORPHAN)
     await here.models.upload(ORPHAN)
     await there.models.sweep()
     assert any(name.startswith(ORPHAN) for name in objects.names())  # young
     monkeypatch.setattr(service, "MIN_LEFTOVER_SECONDS", -3600.0)
     await there.models.sweep()
-    assert {name.partition("/")[0] for name in objects.names()} == {version}
+    assert {name.partition("/")[0] for name in objects.names()} == {version, MARK}
     await here.models.sweep()
     root = here.models.folder(version).parent
-    assert {path.name for path in root.iterdir()} == {version}
+    assert {path.name for path in root.iterdir()} == {version, MARK}
 
 
 @ON_SQLITE

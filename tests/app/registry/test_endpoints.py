@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.inference.model_manager import ModelManager
+from app.registry.checkpoint_store import MARK
 from app.registry.schemas import ModelDetail
 from app.wiring import Services
 from tests.app.conftest import add_small_data, publish_model
@@ -154,17 +155,21 @@ async def test_a_refused_model_is_loaded_once_its_files_are_whole(
     assert host_of(app).refused is None
 
 
-async def test_sweep_removes_only_old_folders_without_a_version(
+async def test_sweep_removes_only_old_versions_without_a_row(
     app: FastAPI, versions: list[str]
 ) -> None:
     services: Services = app.state.services
     root = services.models.folder(versions[0]).parent
-    for name in ("unfinished", ".staging-x", "young"):
+    await services.models.claim_store()
+    old, young = "20261101-120000-00aa", "20261102-120000-00bb"
+    for name in (old, f".{old}-0123456789ab", young, "not-the-services", ".hidden"):
         (root / name).mkdir()
     for folder in root.iterdir():
-        if folder.name != "young":
+        if folder.name != young:
             os.utime(folder, (0, 0))
     await services.models.sweep()
-    assert {folder.name for folder in root.iterdir()} == {*versions, "young"}
+    assert {folder.name for folder in root.iterdir()} == {
+        *versions, young, "not-the-services", ".hidden", MARK,
+    }  # fmt: skip
     await services.models.discard(versions[1])  # published after all
     assert (root / versions[1]).is_dir()

@@ -6,10 +6,7 @@ import os
 
 import pytest
 
-from app.registry.checkpoint_store import (
-    CheckpointStore,
-    LocalCheckpointStore,
-)
+from app.registry.checkpoint_store import MARK, CheckpointStore, LocalCheckpointStore
 from app.registry.retention import RetentionRule, StoredVersion
 from app.registry.schemas import Activation, ActivationChange, Status
 from app.registry.service import ModelRegistry, open_checkpoint_store
@@ -158,7 +155,7 @@ async def test_clean_removes_files_from_object_storage(
             name
             for version in versions[1:]
             for name in (version, f"{version}.candidates.safetensors")
-        }
+        } | {MARK}
         assert not remote.models.folder(versions[0]).exists()
     finally:
         await remote.close()

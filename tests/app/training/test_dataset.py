@@ -121,6 +121,14 @@ def test_items_that_may_not_be_recommended_are_left_out_everywhere() -> None:
     assert matrix.feedback is None
 
 
+def test_users_who_were_erased_since_the_snapshot_are_left_out_everywhere() -> None:
+    events = [(1, 1, 1.0), (99, 1, 1.0), (99, 2, -1.0), (99, 3, 0.0), (2, 2, 1.0)]
+    matrix = matrix_of(events, [(99, 1, 2), (2, 1, 2)])
+    assert list(matrix.user_ids) == ["u1", "u2"]
+    assert matrix.feedback is not None
+    assert named(matrix, matrix.feedback.pairs) == [("u2", "i1", "i2")]
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [

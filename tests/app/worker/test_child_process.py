@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sqlite3
@@ -18,13 +19,16 @@ from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
+from app.events.service import EventService
+from app.events.training_snapshot import EventSnapshot
 from app.jobs.schemas import TrainOrder
 from app.training.reader import Retry
 from app.wiring import Services
 from app.worker.child_process import child_environment, run_task
 from app.worker.task import TASK, PrecomputeTask, TaskSettings, TrainingTask
-from ncr_core.errors import CheckpointReadError
-from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
+from ncr_core import atomic_files
+from ncr_core.errors import CheckpointError, CheckpointReadError
+from tests.app.conftest import QUICK, add_small_data, publish_model, run_job, run_job_here
 from tests.conftest import ON_SQLITE
 
 SECRET = "a-pass-word"
@@ -85,7 +89,7 @@ async def test_modules_in_the_working_directory_do_not_shadow_those_of_the_child
     (folder / "app" / "worker").mkdir(parents=True)
     (folder / "ncr_core").mkdir()
     for name in (
-        "app.py", "torch.py", "numpy.py", "json.py",
+        "app.py", "torch.py", "numpy.py", "json.py", "grp.py", "signal.py",
         "app/__init__.py", "app/worker/__init__.py", "app/worker/child_process.py",
         "ncr_core/__init__.py",
     ):  # fmt: skip
@@ -164,6 +168,98 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     )
     assert summary["metrics"]["gate"]["incumbent"] == incumbent
     assert len(pauses) == 4
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_user_who_is_erased_while_events_are_read_does_not_end_a_training(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    await publish_model(services)
+    read = EventService.snapshot_for_training
+
+    async def read_then_erase(self: EventService) -> EventSnapshot:
+        snapshot = await read(self)
+        for user in ("user-1", "user-7"):
+            await services.events.delete_user(user)
+        monkeypatch.undo()
+        return snapshot
+
+    monkeypatch.setattr(EventService, "snapshot_for_training", read_then_erase)
+    job = await run_job_here(services, settings, force=True)
+    assert (job.status, job.error) == ("succeeded", None)
+    row = await services.models.get(str(job.model_version))
+    user_ids = set((await services.models.load(row, "cpu")).user_ids)
+    assert user_ids == {f"user-{n}" for n in range(1, 61)} - {"user-1", "user-7"}
+
+
+def full_disk() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["train", "candidates"])
+@ON_SQLITE
+async def test_a_full_disk_is_waited_for_and_then_one_clear_line(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    await add_small_data(services)
+    version = await publish_model(services)
+    settings = settings.model_copy(update={"precompute_users": 60})
+    task = task_for(settings, kind)
+    if kind == "candidates":
+        task = task.model_copy(update={"version": version})
+    failures = [full_disk()] * 3
+    fail = failing_at_first(failures)
+    sync = atomic_files.sync
+
+    def sync_or_fail(path: Path) -> None:  # of what has been written, as a disk tells at last
+        fail()
+        sync(path)
+
+    monkeypatch.setattr(atomic_files, "sync", sync_or_fail)
+    pauses: list[float] = []
+
+    def run(retry: Retry) -> dict[str, Any]:
+        return run_task(task, lambda progress: None, retry)
+
+    assert await asyncio.to_thread(run, Retry(30.0, sleep=pauses.append))
+    assert len(pauses) == 3
+    failures += [full_disk()] * 9
+    again = task.model_copy(update={"version": services.models.new_version()})
+    task = again if kind == "train" else task
+    with pytest.raises(
+        CheckpointError, match=r"models cannot be written: No space left on device$"
+    ):
+        await asyncio.to_thread(run, Retry(0.0))
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    (settings.data_dir / "models").write_text("a file in place of the folder")
+    monkeypatch.setattr("app.training.reader.TrainingReader.training_events", lambda self: 1 / 0)
+    with pytest.raises(CheckpointError, match=r"models cannot be written: "):
+        await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_child_that_cannot_be_started_is_one_clear_line(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    job = await run_job(services, settings)
+    assert job.status == "failed"
+    assert job.error == "the job's process could not be started: Resource temporarily unavailable"
 
 
 @pytest.mark.anyio

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings
 from app.core.tables import metadata
@@ -135,6 +137,41 @@ async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
     assert (job.status, job.model_version) == ("cancelled", None)
     assert await active(services) is None
     assert not list((settings.data_dir / "models").iterdir())
+
+
+class PublisherWithoutDatabase(Publisher):
+    """Finds the database away some times, before it publishes."""
+
+    def __init__(self, services: Services, times: int) -> None:
+        super().__init__(services.database, services.models, precompute=False)
+        self._times = times
+
+    async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        if self._times > 0:
+            self._times -= 1
+            raise OperationalError("UPDATE", None, Exception("the connection is closed"))
+        await super().model(claim, version, summary)
+
+
+@pytest.mark.parametrize(("times", "attempt"), [(3, 1), (10_000, 2)])
+async def test_a_database_that_is_away_while_a_model_is_published_fails_no_job(
+    services: Services, settings: Settings, times: int, attempt: int
+) -> None:
+    """For longer than a lease: another worker takes the job up, when the database is back."""
+    await add_small_data(services)
+    settings = settings.model_copy(update={"job_lease_seconds": 1.0, "job_poll_seconds": 0.05})
+    wanted = TrainParams.model_validate(QUICK | {"force": True})
+    job_id = await services.jobs.submit_training(wanted)
+    publisher = PublisherWithoutDatabase(services, times)
+    with contextlib.suppress(OperationalError):
+        await thread_worker(services, settings, publisher=publisher).run_once()
+    job = await services.jobs.get(job_id)
+    assert job.status in ("running", "succeeded")
+    async with asyncio.timeout(60):
+        while (await services.jobs.get(job_id)).status == "running":
+            await thread_worker(services, settings).run_once()
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.attempt, job.error) == ("succeeded", attempt, None)
 
 
 async def test_a_rollback_during_the_comparison_keeps_the_new_model_from_being_served(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +151,52 @@ async def test_a_stopping_worker_requeues_its_job(services: Services, settings: 
     job = await services.jobs.get(job_id)
     assert (job.status, job.attempt, job.owner) == ("queued", 0, None)
     assert not children()
+
+
+@pytest.mark.slow
+async def test_a_child_ignores_stop_signals_and_a_killed_one_fails_with_one_line(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
+    epochs: asyncio.Queue[int] = asyncio.Queue()
+    worker = Worker(services.database, services.models, settings)
+    running = asyncio.create_task(
+        worker.run_once(on_progress=lambda p: epochs.put_nowait(p["epoch"]))
+    )
+    async with asyncio.timeout(60):
+        while not await epochs.get():
+            pass
+        (child,) = children()
+        assert os.getsid(child) == child  # no signal to the worker's group, no Ctrl-C reaches it
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(child, number)
+            while not epochs.empty():
+                epochs.get_nowait()
+            await epochs.get()
+        os.kill(child, signal.SIGKILL)  # as the kernel does when memory runs out
+        assert await running
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.attempt) == ("failed", 1)
+    assert job.error == "SIGKILL ended the job's process: the machine may lack memory for it"
+
+
+@ON_SQLITE
+async def test_a_job_whose_child_is_stopped_at_its_start_is_taken_up_again(
+    services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = tmp_path / "stopped"
+    stopped.write_text("#!/bin/sh\nkill -TERM $$\n")
+    stopped.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(stopped))
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    worker = Worker(services.database, services.models, settings)
+    for attempt in (1, 2, 3):
+        assert await worker.run_once()
+        job = await services.jobs.get(job_id)
+        assert (job.status, job.attempt, job.error) == ("running", attempt, None)
+    assert not await worker.run_once()  # each was an attempt: it is not started for ever
+    assert (await services.jobs.get(job_id)).status == "failed"
 
 
 @pytest.mark.slow
