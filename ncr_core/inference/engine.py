@@ -301,7 +301,7 @@ class InferenceEngine:
         """
         best, rest = [], []
         vectors = self.retriever.vectors([request.user for request in requests])
-        for request, vector in zip(requests, vectors.split(1), strict=True):
+        for request, vector in zip(requests, torch.split(vectors, 1), strict=True):
             rows = torch.from_numpy(request.rows).to(self.ranker.device)
             margins = self.ranker.bind(vector).margins.mean_margins(self._anchors, rows)[0]
             order = margins.sort(descending=True, stable=True).indices
