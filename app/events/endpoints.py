@@ -29,6 +29,7 @@ from app.core.requests import (
     loads_lenient,
     media_type,
     next_cursor,
+    parse_json,
 )
 from app.core.tables import now_us
 from app.events.schemas import (
@@ -110,7 +111,7 @@ async def post_events(request: Request, service: Service) -> Response:
 
 async def _read_lenient(request: Request) -> Any:
     try:
-        return loads_lenient(await request.body())
+        return await parse_json(await request.body(), loads_lenient)
     except ValueError:
         raise malformed_json() from None
 
