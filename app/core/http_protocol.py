@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 
@@ -26,6 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Limit on the unread answers of all connections; beyond it the longest unread is dropped."""
 
     _timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # the others wait in ``pipeline``
     _in_head = True
     _in_body = False
     _completed = False
@@ -41,8 +42,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._schedule_check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        super().connection_lost(exc)
+        """Stop the timer, and tell the request that is being answered."""
+        super().connection_lost(exc)  # which tells the one that came last
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -69,11 +73,19 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head ends and the body begins."""
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_message_complete(self) -> None:
         """The request ends."""
         self._in_body, self._completed = False, True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The next request begins, if there is one."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than answers are written."""

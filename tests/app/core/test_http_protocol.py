@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from app.core.http_protocol import MAX_HEAD_BYTES, BoundedProtocol
 from app.core.settings import load_settings
@@ -124,6 +127,33 @@ async def test_unread_answers_are_bounded_and_the_longest_unread_goes_first(
             unread = [one.transport.get_write_buffer_size() for one in stuck]
             assert 0 < sum(unread) <= 1_000_000
             assert not Protocol.made[0].is_stuck
+
+
+@pytest.mark.parametrize("before", [0, 1])
+async def test_a_request_with_others_behind_it_is_told_of_a_lost_connection(
+    data_dir: Path, before: int
+) -> None:
+    app = create_app(load_settings(data_dir=data_dir))
+    waits, told = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: Request) -> Response:
+        waits.set()
+        while not await request.is_disconnected():  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+        told.set()
+        return Response()
+
+    app.router.routes.insert(0, Route("/wait", wait))
+    async with listening(app, BoundedProtocol) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        paths = [b"/health/live"] * before + [b"/wait"] + [b"/health/live"] * 2
+        writer.write(b"".join(asked % path for path in paths))
+        async with asyncio.timeout(5):
+            await waits.wait()
+            await asyncio.sleep(0.05)  # those behind it have come
+            writer.close()
+            await told.wait()
 
 
 async def talk(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
