@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from app.core.settings import load_settings
 from app.events.service import EventService
 from app.main import create_app
+from app.wiring import Services
 from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
@@ -181,6 +182,16 @@ async def test_lines_of_a_stream_that_goes_on_are_stored_soon(client: httpx2.Asy
 
     response = await client.post("/events", content=pieces(), headers=NDJSON)
     assert response.json()["accepted"] == 17
+
+
+async def test_the_loop_takes_turns_while_a_long_list_is_validated(services: Services) -> None:
+    validated = asyncio.create_task(services.events.add_rows([{"user": "u"}] * 50_000, 0))
+    turns = 0
+    while not validated.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await validated).rejected) == 50_000
+    assert turns > 100
 
 
 async def test_long_lines_are_stored_before_they_fill_the_memory(
