@@ -14,6 +14,7 @@ import pytest
 from app.core.errors import Unavailable
 from app.inference import batcher as module
 from app.inference.batcher import Batcher, ClientGone, IsGone
+from ncr_core.fold_in import Evidence
 from ncr_core.inference.engine import RankedItem
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from tests.app.conftest import until
@@ -196,6 +197,20 @@ async def test_a_pass_holds_as_many_long_lists_as_its_pairs_allow(batcher: Batch
     model.go.set()
     await asyncio.gather(*tasks)
     assert model.batches == [[1], [60, 61, 62], [63]]
+
+
+async def test_lists_that_are_explained_go_one_by_one(batcher: Batcher) -> None:
+    model = FakeEngine()
+    tasks = [await begin(batcher, model)]
+    for n in (2, 3):
+        everything = ItemFilter(np.ones(1, dtype=np.bool_))
+        request = RankRequest(UserState(0), n, everything, explain_by=Evidence(), key=0)
+        tasks.append(asyncio.create_task(batcher.rank(cast(Any, model), request, ready=True)))
+    tasks.append(ask(batcher, model, 4))
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches == [[1], [2], [4], [3]]
 
 
 async def test_a_short_list_waits_for_one_long_list_at_most(batcher: Batcher) -> None:
