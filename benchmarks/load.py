@@ -246,6 +246,7 @@ def _wait_ready(url: str) -> None:
 
 
 def main() -> None:
+    from app.cli.serve import http_protocol
     from app.core.logging import configure_logging
     from app.core.settings import load_settings
     from app.main import create_app
@@ -266,7 +267,7 @@ def main() -> None:
 
     app.router.routes.insert(0, Route("/noop", noop))
     app.get("/noop-fastapi", response_model=None)(noop_fastapi)
-    uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False)
+    uvicorn.run(app, port=int(sys.argv[1]), http=http_protocol(), log_config=None, access_log=False)
 
 
 if __name__ == "__main__":

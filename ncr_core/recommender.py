@@ -372,6 +372,9 @@ class Recommender:
     def rerank(self, user: str | int, items: Iterable[str | int]) -> list[ScoredItem]:
         """The given items in the order in which a user prefers them, by Algorithm 1.
 
+        Of more than 200 items the best 200 by their mean margin over the anchors are ranked so, and
+        the others follow in the order of that margin.
+
         Raises:
             DataError: the user or one of the items is unknown, or there is no item.
         """

@@ -184,7 +184,8 @@ class ConcurrencyMiddleware:
     Under more load than a server can take, requests wait for one another in queues of every kind.
     With a bound on how many there are, those that are admitted are answered as fast as ever, and
     refusing one costs next to nothing. A request that is going to wait for long, in a queue with a
-    bound of its own, gives its slot to others by the call that its scope holds as `RELEASE_KEY`.
+    bound of its own, gives its slot to others by the call that its scope holds as `RELEASE_KEY`. An
+    answer gives it back before it is sent: clients may take any time to read.
 
     Args:
         app: the application below.
@@ -220,8 +221,12 @@ class ConcurrencyMiddleware:
                 held = False
                 running[name] -= 1
 
+        async def release_and_send(message: Message) -> None:
+            release()
+            await send(message)
+
         scope[RELEASE_KEY] = release
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, release_and_send)
         finally:
             release()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -15,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app.core.access import Role, access
+from app.core.cache import SingleFlight
 from app.core.errors import Unavailable, problem_responses
 from app.core.logging import get_logger
 from app.core.requests import json_response
@@ -32,23 +35,38 @@ Check = Callable[[], Awaitable[str | None]]
 """Returns the reason why the service is not ready, or None."""
 
 CHECK_SECONDS = 2.0
+MAX_READINESS_AGE_SECONDS = 1.0
 
 
 class Readiness:
-    """The readiness checks of all features; `draining` overrides them."""
+    """The readiness checks of all features; `draining` overrides them.
+
+    Anyone may ask, without a key and at any rate: all share what the checks said within
+    ``MAX_READINESS_AGE_SECONDS``.
+    """
 
     def __init__(self) -> None:
         self._checks: dict[str, Check] = {}
+        self._runs: SingleFlight[None, dict[str, str]] = SingleFlight()
+        self._problems: dict[str, str] = {}
+        self._checked_at = -math.inf
         self.draining = False
 
     def add(self, name: str, check: Check) -> None:
         """Add the check of a feature."""
         self._checks[name] = check
+        self._checked_at = -math.inf
 
     async def problems(self) -> dict[str, str]:
         """The reasons why the service is not ready, by the names of the checks."""
         if self.draining:
             return {"service": "stopping"}
+        if time.monotonic() - self._checked_at <= MAX_READINESS_AGE_SECONDS:
+            return self._problems
+        return await self._runs.run(None, self._check)
+
+    async def _check(self) -> dict[str, str]:
+        started = time.monotonic()
         problems = {}
         for name, check in self._checks.items():
             try:
@@ -61,6 +79,7 @@ class Readiness:
                 problem = "cannot be reached"
             if problem is not None:
                 problems[name] = problem
+        self._problems, self._checked_at = problems, started
         return problems
 
 

@@ -1,14 +1,15 @@
 """Redis, which several servers share: cached values, rate limits and hints of changes.
 
 Redis makes requests faster and holds no data of record. A call without a response within some
-milliseconds counts as a miss. After failures no calls are made until a background task reaches
-Redis again.
+milliseconds counts as a miss, and so does one without a turn. After failures no calls are made
+until a background task reaches Redis again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -27,8 +28,10 @@ RESPONSE_SECONDS = 0.05
 PROBE_SECONDS = 1.0
 MAX_CALLS = 8
 """Concurrent calls; others wait. More would only wait for one another within Redis."""
+SLOW_SECONDS = RESPONSE_SECONDS / 2
+"""A response time that makes calls wait for turns in vain."""
 MAX_LATE_CALLS = 5
-"""Consecutive timeouts after which Redis counts as unavailable; one may be a busy moment here."""
+"""Timeouts without a quick response after which Redis counts as unavailable; one may be chance."""
 VALUE_SECONDS = 3600
 MAX_PENDING = 256
 LISTEN_SECONDS = 5.0
@@ -73,6 +76,7 @@ class RedisClient:
         self._client: redis.Redis = redis.Redis.from_url(url, **options)
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._late = 0
+        self._last_seconds = 0.0  # that the last response took
         # The listener waits for messages: it has a time limit on connecting only.
         self._listener: redis.Redis = redis.Redis.from_url(
             url, **(options | {"socket_timeout": None, "socket_keepalive": True})
@@ -180,9 +184,18 @@ class RedisClient:
     # Availability
 
     async def _try(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        async with self._slots:
+        try:
+            async with asyncio.timeout(RESPONSE_SECONDS):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            if self._last_seconds > SLOW_SECONDS:  # else there are only many calls
+                self._count_late(error)
+            self.calls["failed"] += 1
+            return None
+        try:
             if not self.available:
                 return None  # it failed while this call waited
+            started = time.monotonic()
             try:
                 async with asyncio.timeout(RESPONSE_SECONDS):
                     answer = await call()
@@ -191,16 +204,23 @@ class RedisClient:
                 self._late = 0
                 log.debug("redis refused", error=str(error))
             except (TimeoutError, RedisTimeout) as error:
-                self._late += 1
-                if self._late >= MAX_LATE_CALLS:
-                    self._mark_unavailable(error)
+                self._count_late(error)
             except (RedisError, OSError) as error:
                 self._mark_unavailable(error)
             else:
-                self._late = 0
+                self._last_seconds = time.monotonic() - started
+                if self._last_seconds <= SLOW_SECONDS:
+                    self._late = 0
                 return answer
+        finally:
+            self._slots.release()
         self.calls["failed"] += 1
         return None
+
+    def _count_late(self, error: BaseException) -> None:
+        self._late += 1
+        if self._late >= MAX_LATE_CALLS:
+            self._mark_unavailable(error)
 
     def _mark_unavailable(self, error: BaseException) -> None:
         if self.available:

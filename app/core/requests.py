@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 from urllib.parse import unquote_to_bytes
 
+import numpy as np
 import orjson
 from cachetools import LRUCache
 from fastapi import Depends, Path, Query
@@ -26,12 +28,20 @@ from app.core.access import ACCESS_KEY, RouteAccess
 from app.core.errors import (
     BadRequest,
     PayloadTooLarge,
+    Unavailable,
     Unprocessable,
     UnsupportedMedia,
     malformed_json,
 )
 from app.core.middleware import header
 
+LARGE_BODY_BYTES = 256 * 1024
+"""Larger bodies are parsed in a thread, and their number is limited."""
+MAX_LARGE_BODIES = 4
+"""Large bodies that are read and parsed at a time, if each has the largest size."""
+PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
+MAX_ROW_BYTES = 256 * 1024  # of a row in a large list
+MAX_VALUES = 1_000_000  # of a large list; of another large body a tenth
 MAX_ID_BYTES = 256
 MAX_KNOWN_QUERIES = 1024
 MAX_QUERY_BYTES = 256  # of a query string that is kept
@@ -55,6 +65,9 @@ class BodyLimit:
     The media type is checked on every write: a browser sends simple types across origins without
     a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
 
+    Large bodies count from their announcement to the start of the answer, by their bytes: beyond
+    ``MAX_LARGE_BODIES`` of the largest size further ones are 503.
+
     Args:
         app: the application below.
         max_bytes: the limit of routes that declare none.
@@ -63,6 +76,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self._large_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless its body is refused."""
@@ -89,7 +103,21 @@ class BodyLimit:
         too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
         if length > max_bytes:
             raise too_large
-        total = 0
+        total = held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            if size <= LARGE_BODY_BYTES or size <= held:
+                return
+            if self._large_bytes + size - held > MAX_LARGE_BODIES * max(self.max_bytes, max_bytes):
+                raise Unavailable("too many large bodies are being read", code="overloaded")
+            self._large_bytes += size - held
+            held = size
+
+        def release() -> None:
+            nonlocal held
+            self._large_bytes -= held
+            held = 0
 
         async def receive_limited() -> Message:
             nonlocal total
@@ -98,9 +126,18 @@ class BodyLimit:
                 total += len(message.get("body", b""))
                 if total > max_bytes:
                     raise too_large
+                hold(total)
             return message
 
-        await self.app(scope, receive_limited, send)
+        async def release_and_send(message: Message) -> None:
+            release()
+            await send(message)
+
+        hold(length)
+        try:
+            await self.app(scope, receive_limited, release_and_send)
+        finally:
+            release()
 
 
 def _content_length(scope: Scope) -> int:
@@ -276,9 +313,60 @@ def json_response(
 async def read_json(request: Request) -> Any:
     """The body as JSON in the strict sense; 400 if it is not."""
     try:
-        return orjson.loads(await request.body())
-    except orjson.JSONDecodeError:
+        return await parse_json(await request.body(), orjson.loads)
+    except ValueError:
         raise malformed_json() from None
+
+
+async def parse_json(body: bytes, loads: Callable[[bytes], Any]) -> Any:
+    """The JSON of a body; a large one is parsed in a thread.
+
+    Raises:
+        ValueError: the body is malformed.
+        PayloadTooLarge: a large body has too many values, or a row that is too large.
+    """
+    if len(body) <= LARGE_BODY_BYTES:
+        return loads(body)
+    return await asyncio.to_thread(_parse_large, body, loads)
+
+
+def _parse_large(body: bytes, loads: Callable[[bytes], Any]) -> Any:
+    body = body.strip(b" \t\r\n")
+    is_list = body[:1] == b"[" and body[-1:] == b"]"
+    max_values = MAX_VALUES if is_list else MAX_VALUES // 10
+    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > max_values:
+        raise PayloadTooLarge(
+            f"a body of this size has at most {max_values} values", code="too_many_values"
+        )
+    if not is_list:
+        return loads(body)
+    # Parts that are lists make a list, wherever the cuts are: what is malformed cannot pass.
+    rows: list[Any] = []
+    start, end = 1, len(body) - 1
+    for cut in (*_cuts(body), end):
+        if cut - start > MAX_ROW_BYTES:
+            raise PayloadTooLarge(
+                f"a row of this list is larger than {MAX_ROW_BYTES} bytes", code="row_too_large"
+            )
+        part = loads(b"[" + body[start:cut] + b"]")
+        if not part and (start > 1 or cut < end):
+            raise ValueError("a comma without a row")
+        rows += part
+        start = cut + 1
+    return rows
+
+
+def _cuts(body: bytes) -> list[int]:
+    """Positions of commas between rows of a list, at steps of about ``PART_BYTES``."""
+    # Of the same length, without quotes that do not end a string.
+    text = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    signs = np.frombuffer(text, np.uint8)
+    outside = (np.cumsum(signs == ord('"'), dtype=np.uint8) & 1) == 0
+    opening, closing = ((signs == ord(a)) | (signs == ord(b)) for a, b in ("[{", "]}"))
+    depth = np.cumsum((opening.astype(np.int8) - closing) * outside, dtype=np.int32)
+    commas = np.flatnonzero((signs == ord(",")) & outside & (depth == 1))
+    steps = np.searchsorted(commas, np.arange(PART_BYTES, len(body), PART_BYTES))
+    return [int(cut) for cut in commas[np.unique(steps[steps < len(commas)])]]
 
 
 async def read_optional_json(request: Request) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from app.core.requests import (
     loads_lenient,
     media_type,
     next_cursor,
+    parse_json,
 )
 from app.core.security import caller_of, check_user
 from app.core.tables import now_us
@@ -52,6 +54,8 @@ router = APIRouter(tags=["events"], route_class=StrictQuery)
 
 MAX_LINE_BYTES = 64 * 1024
 STREAM_GROUP_ROWS = 500
+STREAM_GROUP_BYTES = 2**20
+STREAM_GROUP_SECONDS = 0.1  # from a group's first line: whoever streams may pause at any time
 # A stream may be endless, but its rejections are held in memory until the answer.
 MAX_STREAM_REJECTED = 10_000
 
@@ -122,7 +126,7 @@ async def post_events(request: Request, service: Service) -> Response:
 
 async def _read_lenient(request: Request) -> Any:
     try:
-        return loads_lenient(await request.body())
+        return await parse_json(await request.body(), loads_lenient)
     except ValueError:
         raise malformed_json() from None
 
@@ -138,8 +142,9 @@ def _check_length(rows: list[Any], max_rows: int, name: str) -> None:
 async def _add_stream(request: Request, service: EventService) -> AppendResult:
     total = AppendResult()
     last_new = last_duplicate = next_index = 0
+    groups = _line_groups(request)
     try:
-        async for lines in _line_groups(request):
+        async for lines in groups:
             rows, indices, rejected = _parse_lines(lines)
             result = await service.add_rows(rows, now_us(), wait=True)
             rejected += [replace(bad, index=indices[bad.index]) for bad in result.rejected]
@@ -162,6 +167,8 @@ async def _add_stream(request: Request, service: EventService) -> AppendResult:
             accepted=total.accepted, duplicates=total.duplicates, next_index=next_index
         )
         raise
+    finally:
+        await groups.aclose()
     total.last_seq = last_new or last_duplicate or await service.last_seq()
     return total
 
@@ -188,38 +195,62 @@ def _parse_lines(
 
 async def _line_groups(
     request: Request,
-) -> AsyncIterator[list[tuple[int, bytes | None]]]:
+) -> AsyncGenerator[list[tuple[int, bytes | None]]]:
     """Yield groups of numbered lines; None stands for a line that is too long.
 
-    Empty lines are skipped, and have no number.
+    Empty lines are skipped, and have no number. A group ends by its rows, its bytes or its time.
     """
     group: list[tuple[int, bytes | None]] = []
     tail = b""
     too_long = False
-    index = 0
-    async for chunk in request.stream():
-        *lines, tail = (tail + chunk).split(b"\n")
-        for line in lines:
-            if too_long:
-                # The end of a line that was numbered when it grew too long.
-                too_long = False
-            elif line.strip():
-                group.append((index, line if len(line) <= MAX_LINE_BYTES else None))
-                index += 1
-                if len(group) == STREAM_GROUP_ROWS:
-                    yield group
-                    group = []
-        if len(tail) > MAX_LINE_BYTES:
-            # Dropped as it arrives: an endless line must not fill the memory.
-            tail = b""
-            if not too_long:
-                group.append((index, None))
-                index += 1
-                too_long = True
+    index = group_bytes = 0
+    clock = asyncio.get_running_loop().time
+    group_end = 0.0
+    chunks = request.stream()
+    following = asyncio.create_task(_next(chunks))
+    try:
+        while True:
+            await asyncio.wait({following}, timeout=group_end - clock() if group else None)
+            if group and clock() >= group_end:
+                yield group
+                group, group_bytes = [], 0
+            if not following.done():
+                continue
+            chunk = following.result()
+            if chunk is None:
+                break
+            following = asyncio.create_task(_next(chunks))
+            *lines, tail = (tail + chunk).split(b"\n")
+            for line in lines:
+                if too_long:
+                    # The end of a line that was numbered when it grew too long.
+                    too_long = False
+                elif line.strip():
+                    if not group:
+                        group_end = clock() + STREAM_GROUP_SECONDS
+                    group.append((index, line if len(line) <= MAX_LINE_BYTES else None))
+                    index += 1
+                    group_bytes += len(line)
+                    if len(group) == STREAM_GROUP_ROWS or group_bytes >= STREAM_GROUP_BYTES:
+                        yield group
+                        group, group_bytes = [], 0
+            if len(tail) > MAX_LINE_BYTES:
+                # Dropped as it arrives: an endless line must not fill the memory.
+                tail = b""
+                if not too_long:
+                    group.append((index, None))
+                    index += 1
+                    too_long = True
+    finally:
+        following.cancel()
     if tail.strip() and not too_long:
         group.append((index, tail))
     if group:
         yield group
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(chunks, None)
 
 
 @router.delete(

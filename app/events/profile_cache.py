@@ -22,6 +22,8 @@ MAX_STALENESS_SECONDS = 0.05
 MIN_HINTED_INTERVAL_SECONDS = 0.005  # between two reads of the counters, however many hints come
 MAX_DELTA_EVENTS = 5_000
 """With more events since the last look, all profiles are dropped without asking whose they are."""
+MAX_RECENT_EVENTS = 10_000
+"""Of a user with more events, the older ones count once for each item."""
 PROFILE_BYTES = 800  # of a profile without its arrays
 
 _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
@@ -60,6 +62,7 @@ class ProfileCache:
         self._database = database
         self._event_weights = event_weights
         self._statement = profile_statement(database.dialect, event_weights)
+        self._older = older_events_statement(database.dialect, event_weights)
         self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
         self._reads: SingleFlight[str, Profile] = SingleFlight()
         self._looks: SingleFlight[None, None] = SingleFlight()
@@ -106,13 +109,19 @@ class ProfileCache:
         return profile
 
     async def read(self, user: str) -> Profile:
-        """Read the user's profile from the database, in one query."""
-        row = (await self._database.fetch(self._statement, {"user": user}))[0]
+        """Read the user's profile from the database, in one query if they have few events."""
+        limit = MAX_RECENT_EVENTS
+        row = (await self._database.fetch(self._statement, {"user": user, "limit": limit}))[0]
         event_seq, catalog_seq, user_id, last_seq, packed_events, packed_preferences = row
         now = event_seq, catalog_seq, self._event_weights
         if user_id is None:
             return Profile(None, 0, _NO_IDS, _NO_IDS, _NO_WEIGHTS, _NO_IDS, _NO_PAIRS, *now)
-        items, seqs, timestamps, weights = orjson.loads(packed_events)
+        columns = [column[::-1] for column in orjson.loads(packed_events)]
+        if len(columns[0]) == limit:
+            more = {"user_id": user_id, "seq": columns[1][0]}
+            older = orjson.loads((await self._database.fetch(self._older, more))[0][0])
+            columns = [old + new for old, new in zip(older, columns, strict=True)]
+        items, seqs, timestamps, weights = columns
         pairs = orjson.loads(packed_preferences)
         return Profile(
             user_id,
@@ -178,15 +187,17 @@ class ProfileCache:
 def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
     """Return the query for a profile, which gives one row for an unknown user, too.
 
-    Lists come as JSON, which is faster to parse than the driver's arrays.
+    Lists come as JSON, which is faster to parse than the driver's arrays. Of the events they are
+    the latest of a number, newest first.
     """
-    weight = event_weights.expression(events.c.type, events.c.value).label("weight")
     columns = (
         _columns_as_json(
             dialect,
-            sa.select(events.c.item_id, events.c.seq, event_time(), weight)
+            _events(event_weights)
             .where(events.c.user_id == users.c.id)
-            .order_by(events.c.seq),
+            .order_by(events.c.seq.desc())
+            .limit(sa.bindparam("limit", type_=sa.BigInteger))
+            .correlate(users),
         ),
         _columns_as_json(
             dialect,
@@ -197,7 +208,8 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
                 preferences.c.timestamp,
             )
             .where(preferences.c.user_id == users.c.id)
-            .order_by(preferences.c.seq),
+            .order_by(preferences.c.seq)
+            .correlate(users),
         ),
     )
     counters = sa.select(
@@ -208,9 +220,36 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
     )
 
 
+def older_events_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
+    """Return the query for a user's events before a seq, as far as they decide something.
+
+    Of each item it is the latest event with a weight, or the latest. The user's first event is
+    there, too: it says since when they are known.
+    """
+    rows = (
+        _events(event_weights)
+        .where(
+            events.c.user_id == sa.bindparam("user_id", type_=sa.BigInteger), events.c.seq < _SINCE
+        )
+        .subquery()
+    )
+    order = (sa.case((rows.c.weight != 0, 0), else_=1), rows.c.timestamp.desc(), rows.c.seq.desc())
+    place = sa.func.row_number().over(partition_by=rows.c.item_id, order_by=order).label("place")
+    number = sa.func.row_number().over(order_by=rows.c.seq).label("number")
+    placed = sa.select(rows, place, number).subquery()
+    kept = sa.select(*list(placed.c)[:-2])
+    kept = kept.where((placed.c.place == 1) | (placed.c.number == 1)).order_by(placed.c.seq)
+    return sa.select(_columns_as_json(dialect, kept))
+
+
+def _events(event_weights: EventWeights) -> sa.Select[Any]:
+    weight = event_weights.expression(events.c.type, events.c.value).label("weight")
+    return sa.select(events.c.item_id, events.c.seq, event_time(), weight)
+
+
 def _columns_as_json(dialect: str, rows: sa.Select[Any]) -> sa.ScalarSelect[Any]:
-    """Return the user's rows as one JSON value: a list of the columns, each a list."""
-    ordered = rows.correlate(users).subquery()
+    """Return a user's rows as one JSON value: a list of the columns, each a list."""
+    ordered = rows.subquery()
     text: sa.ColumnElement[Any]
     if dialect == "sqlite":
         text = sa.func.json_array(*(sa.func.json_group_array(column) for column in ordered.c))

@@ -34,6 +34,7 @@ from app.events.schemas import (
 )
 from app.events.training_snapshot import EventSnapshot, read_snapshot
 
+MAX_ROWS_AT_ONCE = 1_000  # of a client, validated before other requests have a turn
 MAX_PREFERENCE_WRITES = 64  # lists of preferences that are written at a time
 
 EraseUser = Callable[[AsyncConnection, int], Awaitable[None]]
@@ -114,7 +115,7 @@ class EventService:
         Raises:
             Unavailable: too many events are waiting, or the database is away.
         """
-        valid, indices, rejected = _parse(parse_event, rows, now)
+        valid, indices, rejected = await _parsed(parse_event, rows, now)
         self.row_counts["rejected"] += len(rejected)
         if valid:
             result = await self.group_commit.submit(valid, wait=wait)
@@ -196,7 +197,7 @@ class EventService:
         Raises:
             Unavailable: too many lists are being written.
         """
-        valid, indices, rejected = _parse(parse_preference, rows, now)
+        valid, indices, rejected = await _parsed(parse_preference, rows, now)
         if not valid:
             return AppendResult(rejected=rejected, last_seq=await self.last_seq())
         with self._preference_writes.one():
@@ -306,6 +307,14 @@ class EventService:
     async def snapshot_for_training(self) -> EventSnapshot:
         """Return all events and stated preferences as arrays."""
         return await asyncio.to_thread(read_snapshot, self._database.url, self.event_weights)
+
+
+async def _parsed(
+    parse: Callable[[object, int, int], RowT | Rejection], rows: Sequence[object], now: int
+) -> tuple[list[RowT], list[int], list[Rejection]]:
+    if len(rows) <= MAX_ROWS_AT_ONCE:
+        return _parse(parse, rows, now)
+    return await asyncio.to_thread(_parse, parse, rows, now)
 
 
 def _parse(

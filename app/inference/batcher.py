@@ -24,8 +24,10 @@ from ncr_core.inference.engine import (
 from ncr_core.inference.retrieval import RankRequest, UserState
 
 MAX_BATCH = 64
-MAX_QUICK_ITEMS = 50  # longer lists take many times as long, as do users whose candidates have to
-MAX_SLOW_BATCH = 8  # be found first: they go by themselves, few at a time, in turns with the others
+MAX_BATCH_PAIRS = 2**16  # of items: 64 plain lists compare at most 55,424
+MAX_SHORT_ITEMS = 50  # longer lists take many times as long
+MAX_SLOW_BATCH = 8
+MAX_SLOW_BATCH_PAIRS = 20_000  # a list of 200 items in the worst order compares 19,900
 MAX_WAITING = 1024
 MAX_WAIT_SECONDS = 0.05  # of the first in a queue that is longer than a pass takes
 MAX_SLOW_WAIT_SECONDS = 5.0
@@ -56,6 +58,8 @@ class _Waiting:
     operation: Callable[[InferenceEngine, Sequence[Any]], list[Any]]
     """What is asked of the engine. A batch holds one operation on one engine."""
     request: Any
+    pairs: int
+    """How many pairs of items the request compares at most."""
     result: asyncio.Future[Any]
     since: float
     is_gone: IsGone | None
@@ -70,6 +74,8 @@ class _Queue:
     """Requests of one speed."""
 
     max_batch: int
+    max_pairs: int
+    """Pairs of items that a batch compares at most, unless one request alone has more."""
     max_wait: float
     waiting: deque[_Waiting] = field(default_factory=deque)
 
@@ -104,15 +110,21 @@ def _user_vectors(engine: InferenceEngine, users: Sequence[UserState]) -> list[N
 class Batcher:
     """Runs a pass as soon as the thread is free; while it is busy, requests collect.
 
+    Three queues take turns. Short lists of users whose vector and candidates are at hand are quick.
+    They have every second pass while there are any. The other passes alternate between short lists
+    that are not at hand and long or explained ones. A pass is bounded by its requests and by the
+    pairs of items that they compare, so that it is a small unit of work.
+
     A request that has gone away or waited too long is dropped before its pass. An error in a batch
     of several is tried again one by one, so that it fails only the request that caused it.
     """
 
     def __init__(self, threads: int, metrics: InferenceMetrics | None = None) -> None:
         self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
-        self._quick = _Queue(MAX_BATCH, MAX_WAIT_SECONDS)
-        self._slow = _Queue(MAX_SLOW_BATCH, MAX_SLOW_WAIT_SECONDS)
-        self._slow_is_next = False
+        self._quick = _Queue(MAX_BATCH, MAX_BATCH_PAIRS, MAX_WAIT_SECONDS)
+        slow = MAX_SLOW_BATCH, MAX_SLOW_BATCH_PAIRS, MAX_SLOW_WAIT_SECONDS
+        self._slow, self._long = _Queue(*slow), _Queue(*slow)
+        self._turns = deque([self._quick, self._slow, self._long])
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
         self._metrics = metrics or InferenceMetrics()
@@ -132,55 +144,67 @@ class Batcher:
             engine: the model.
             request: the list.
             is_gone: tells whether the client has disconnected.
-            on_slow: called where the request has to wait in the slow queue.
+            on_slow: called where the request has to wait among those that are not quick.
             ready: neither a vector nor candidates have to be computed, see `CandidateRetriever`.
 
         Raises:
             Unavailable: too many requests are waiting already.
             ClientGone: the request was dropped, for nobody waited for it.
         """
-        quick = ready and request.depth <= MAX_QUICK_ITEMS and request.explain_by is None
-        if not quick and on_slow is not None:
+        is_short = request.depth <= MAX_SHORT_ITEMS and request.explain_by is None
+        queue = self._queue(is_short, ready)
+        if queue is not self._quick and on_slow is not None:
             on_slow()
-        return await self._submit(engine, _rank, request, quick, is_gone)
+        pairs = engine.pairs_to_rank(request)
+        if request.explain_by is not None:
+            pairs = queue.max_pairs  # to explain a list takes longer than to rank it
+        return await self._submit(queue, engine, _rank, request, pairs, is_gone)
 
     async def rerank(
         self, engine: InferenceEngine, request: RerankRequest, is_gone: IsGone | None = None
     ) -> list[RankedItem]:
         """The request's items, ranked. Raises as ``rank``."""
-        quick = self._is_quick(engine, request)
-        return await self._submit(engine, _rerank, request, quick, is_gone)
+        queue, pairs = self._queue_of(engine, request), engine.pairs_to_rerank(request)
+        return await self._submit(queue, engine, _rerank, request, pairs, is_gone)
 
     async def compare(
         self, engine: InferenceEngine, request: RerankRequest, is_gone: IsGone | None = None
     ) -> PairwiseComparison:
         """The request's items, compared. Raises as ``rank``."""
-        quick = self._is_quick(engine, request)
-        return await self._submit(engine, _compare, request, quick, is_gone)
+        queue, pairs = self._queue_of(engine, request), engine.pairs_to_compare(request)
+        return await self._submit(queue, engine, _compare, request, pairs, is_gone)
 
     async def user_vector(
         self, engine: InferenceEngine, user: UserState, is_gone: IsGone | None = None
     ) -> NDArray[np.float32]:
         """(E,) the user's vector. Raises as ``rank``."""
-        quick = engine.retriever.has_vector(user)
-        return await self._submit(engine, _user_vectors, user, quick, is_gone)
+        queue = self._queue(True, engine.retriever.has_vector(user))
+        return await self._submit(queue, engine, _user_vectors, user, 0, is_gone)
 
-    def _is_quick(self, engine: InferenceEngine, request: RerankRequest) -> bool:
-        return len(request.rows) <= MAX_QUICK_ITEMS and engine.retriever.has_vector(request.user)
+    def _queue(self, is_short: bool, ready: bool) -> _Queue:
+        if not is_short:
+            return self._long
+        return self._quick if ready else self._slow
+
+    def _queue_of(self, engine: InferenceEngine, request: RerankRequest) -> _Queue:
+        is_short = len(request.rows) <= MAX_SHORT_ITEMS
+        return self._queue(is_short, engine.retriever.has_vector(request.user))
 
     async def _submit(
         self,
+        queue: _Queue,
         engine: InferenceEngine,
         operation: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
         request: Request,
-        quick: bool,
+        pairs: int,
         is_gone: IsGone | None,
     ) -> Result:
-        queue = self._quick if quick else self._slow
         self._check(queue)
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Result] = loop.create_future()
-        queue.waiting.append(_Waiting(engine, operation, request, result, loop.time(), is_gone))
+        queue.waiting.append(
+            _Waiting(engine, operation, request, pairs, result, loop.time(), is_gone)
+        )
         if self._runner is None or self._runner.done():
             self._runner = asyncio.create_task(self._run())
         return await result
@@ -204,7 +228,7 @@ class Batcher:
     async def close(self) -> None:
         """Ends the thread after the pass that it is in; what waits or comes later is 503."""
         self._closed = True
-        for queue in (self._quick, self._slow):
+        for queue in self._turns:
             for one in queue.waiting:
                 _set_exception(one, _stopping())
             queue.waiting.clear()
@@ -233,24 +257,30 @@ class Batcher:
                     _set_result(one, ranked)
 
     def _next_queue(self) -> _Queue | None:
-        turns = [self._quick, self._slow]
-        if self._slow_is_next:
-            turns.reverse()
-        for queue in turns:
+        """The queue whose turn it is: the first in ``_turns`` with a request."""
+        for queue in self._turns:
             if queue.waiting:
-                self._slow_is_next = queue is self._quick
+                self._turns.remove(queue)
+                if queue is not self._quick:  # quick requests come between any two others
+                    self._turns.remove(self._quick)
+                    self._turns.appendleft(self._quick)
+                self._turns.append(queue)
                 return queue
         return None
 
     async def _take(self, queue: _Queue) -> list[_Waiting]:
-        """The next requests of one kind that somebody still waits for."""
+        """The requests that join the oldest, oldest first, that somebody still waits for."""
         batch: list[_Waiting] = []
         now = asyncio.get_running_loop().time()
-        while queue.waiting and len(batch) < queue.max_batch:
-            one = queue.waiting[0]
+        waiting, position, pairs = queue.waiting, 0, 0
+        while position < len(waiting) and len(batch) < queue.max_batch:
+            one = waiting[position]
             if batch and not one.joins(batch[0]):
+                position += 1  # it keeps its place before those that come later
+                continue
+            if batch and pairs + one.pairs > queue.max_pairs:
                 break
-            queue.waiting.popleft()
+            del waiting[position]
             waited = now - one.since
             if one.result.done():
                 self._metrics.dropped.inc()
@@ -262,6 +292,7 @@ class Batcher:
                 _set_exception(one, ClientGone())
             else:
                 batch.append(one)
+                pairs += one.pairs
         return batch
 
     async def _in_thread(self, batch: Sequence[_Waiting]) -> list[Any]:

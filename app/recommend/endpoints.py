@@ -151,6 +151,9 @@ async def recommend_batch(request: Request, feature: Feature) -> Response:
 async def rerank(request: Request, feature: Feature) -> Response:
     """Algorithm 1 over exactly these items.
 
+    Of more than 200 items Algorithm 1 orders the 200 with the highest mean preference over the
+    model's anchor items. The others follow in the order of that mean.
+
     All given items are returned, including seen, disliked, hidden and deleted ones. Items that
     the model does not know come last, in the order given, as
     `popular`. For a user of whom nothing is known the order is by popularity.

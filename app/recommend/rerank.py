@@ -54,9 +54,10 @@ class RerankService:
     ) -> bytes:
         """The body of the answer: all the items, in the order in which the user would like them.
 
-        Items that the model knows come first, by Algorithm 1 over just these in the order given;
-        the others follow in that order. Seen, disliked and hidden items stay: they are the caller's
-        own choice. For a user of whom nothing is known the order is by popularity.
+        Items that the model knows come first, by Algorithm 1 over just these in the order given
+        (of many, as `InferenceEngine.rerank` says). The others follow in that order. Seen,
+        disliked and hidden items stay: they are the caller's own choice. For a user of whom
+        nothing is known the order is by popularity.
         """
         started = time.perf_counter()
         context = await self._contexts.load(user, query, is_gone)

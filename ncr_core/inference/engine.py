@@ -30,11 +30,13 @@ from ncr_core.inference.retrieval import (
 )
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.ranking import PAD, BoundRanker, ExactRanker, anchors_of, shortlist_for
+from ncr_core.ranking.candidates import BEST_LAST
 from ncr_core.ranking.similarity import ItemSpace, diversified
 
 CANDIDATE_SEED = 20_181_022
 SAMPLED_USERS = 256  # trained users whose answers stand for those of anyone
 MAX_REASONS = 3
+MAX_EXACT_ITEMS = 200  # of those that a caller names; 19,900 pairs in the worst order
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -135,7 +137,8 @@ class InferenceEngine:
         self.retriever = CandidateRetriever(
             self.model, generator, self.fold_in, candidates, vectors=vectors, lists=lists
         )
-        self.influence = InfluenceExplainer(self.fold_in, self.ranker, generator.anchors)
+        self._anchors = generator.anchors
+        self.influence = InfluenceExplainer(self.fold_in, self.ranker, self._anchors)
         self._space: ItemSpace | None = None
         self._space_lock = Lock()
 
@@ -178,12 +181,42 @@ class InferenceEngine:
         return self._within_memory(InferenceEngine._rank, requests)
 
     def rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
-        """All items of each request, by Algorithm 1 over them in the order given."""
+        """All items of each request, by Algorithm 1 over them in the order given.
+
+        Of more than ``MAX_EXACT_ITEMS`` the best by the mean margin over the anchors are ranked so.
+        The others follow in the order of that margin, as those beyond the candidates do in a list.
+        """
         return self._within_memory(InferenceEngine._rerank, requests)
 
     def compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
         """The items of each request, each with each."""
         return self._within_memory(InferenceEngine._compare, requests)
+
+    def pairs_to_rank(self, request: RankRequest) -> int:
+        """How many pairs ``rank`` compares for a request, at most, where the network is transitive.
+
+        0 for an additive model, which is sorted. So for the other two. For any thread.
+        """
+        m, k = min(self.n_candidates, self.n_items), request.depth
+        best = min(m, BEST_LAST)  # `cheap_to_rank`: all meet once, and the best each other
+        return self._pairs(m + _pairs_within(best) + _scan_pairs(m - best, k - best), k)
+
+    def pairs_to_rerank(self, request: RerankRequest) -> int:
+        """How many pairs ``rerank`` compares for a request, at most."""
+        m = len(request.rows)
+        found = len(self._anchors) * m if m > MAX_EXACT_ITEMS else 0
+        return self._pairs(found + _pairs_within(min(m, MAX_EXACT_ITEMS)), m)
+
+    def pairs_to_compare(self, request: RerankRequest) -> int:
+        """How many pairs ``compare`` compares for a request, at most."""
+        m = len(request.rows)
+        return self._pairs(m * m + _pairs_within(m), 0)
+
+    def _pairs(self, ranked: int, described: int) -> int:
+        """The pairs of a list: those that rank it, and those of its scores and probabilities."""
+        if self.ranker.margins.additive:
+            return 0
+        return ranked + described * (len(self.references) + 1)
 
     def question_pool(self, rows: IntArray) -> QuestionPool:
         """Questions about pairs of these (M,) items, by trained users' answers. For any thread."""
@@ -252,9 +285,29 @@ class InferenceEngine:
     def _rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
         bound, items = self._bound(requests)
         width = items.shape[1]
-        ranked = bound.rank(items, width)
+        if width <= MAX_EXACT_ITEMS or self.ranker.margins.additive:
+            ranked = bound.rank(items, width)
+        else:
+            best, rest = self._split(requests)
+            ranked = _left_filled(torch.cat([bound.rank(best, width), rest], dim=1))
         margins = bound.margins.list_margins(ranked, self.references)
         return self._described(ranked, margins, [width] * len(requests))
+
+    def _split(self, requests: Sequence[RerankRequest]) -> tuple[Tensor, Tensor]:
+        """The items of each request that are ranked exactly, in the order given, and the others.
+
+        Returns:
+            (B, ≤ MAX_EXACT_ITEMS) and (B, L) item rows, padded; the others best first.
+        """
+        best, rest = [], []
+        vectors = self.retriever.vectors([request.user for request in requests])
+        for request, vector in zip(requests, torch.split(vectors, 1), strict=True):
+            rows = torch.from_numpy(request.rows).to(self.ranker.device)
+            margins = self.ranker.bind(vector).margins.mean_margins(self._anchors, rows)[0]
+            order = margins.sort(descending=True, stable=True).indices
+            best.append(rows[order[:MAX_EXACT_ITEMS].sort().values])
+            rest.append(rows[order[MAX_EXACT_ITEMS:]])
+        return pad_sequence(best, True, PAD), pad_sequence(rest, True, PAD)
 
     @torch.inference_mode()
     def _compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
@@ -334,6 +387,16 @@ def preference_probability(margins: Tensor, temperature: float) -> NDArray[np.fl
         margins.cpu().numpy() / (4.0 * temperature)
     )
     return probability
+
+
+def _pairs_within(m: int) -> int:
+    return m * (m - 1) // 2
+
+
+def _scan_pairs(m: int, k: int) -> int:
+    """The pairs that Algorithm 1 looks at for the top ``k`` of ``m`` items, at most."""
+    k = max(0, min(k, m))
+    return _pairs_within(m) - _pairs_within(m - k)
 
 
 def _left_filled(ranked: Tensor) -> Tensor:

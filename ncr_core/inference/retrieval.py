@@ -247,6 +247,8 @@ class CandidateRetriever:
 
     def is_ready(self, request: RankRequest) -> bool:
         """Whether neither a vector nor candidates have to be computed. For any thread."""
+        if len(request.skipped) > SPARE_CANDIDATES:
+            return False  # those that are kept may be too few
         return self.has_vector(request.user) and (
             self._lists.has(request.key) or self._find_precomputed(request) is not None
         )

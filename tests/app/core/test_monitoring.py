@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import OperationalError
 
+from app.core import monitoring
 from app.core.settings import Settings
 from app.main import create_app
 from app.wiring import build_services
@@ -125,6 +127,30 @@ def _asked_for() -> set[str]:
     alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
     expressions += [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
     return {name for text in expressions for name in re.findall(r"ncr_[a-z_]+", text)}
+
+
+async def test_readiness_is_checked_once_for_all_who_ask_within_a_second(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+    go = asyncio.Event()
+
+    async def count() -> str | None:
+        nonlocal checks
+        checks += 1
+        await go.wait()
+        return "loading" if checks == 1 else None
+
+    app.state.readiness.add("slow", count)
+    asked = [asyncio.create_task(client.get("/health/ready")) for _ in range(20)]
+    await until(lambda: checks == 1)
+    go.set()
+    assert {response.status_code for response in await asyncio.gather(*asked)} == {503}
+    assert (await client.get("/health/ready")).status_code == 503
+    assert checks == 1
+    monkeypatch.setattr(monitoring, "MAX_READINESS_AGE_SECONDS", 0.0)
+    assert (await client.get("/health/ready")).status_code == 200
+    assert checks == 2
 
 
 async def test_readiness_reports_failed_checks_and_draining_without_secrets(

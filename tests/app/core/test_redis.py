@@ -126,6 +126,29 @@ async def test_many_concurrent_calls_do_not_mark_redis_unavailable(redis: RedisC
     assert redis.calls["hit"] > 1000
 
 
+async def test_a_slow_redis_is_left_alone_and_nobody_waits_for_a_turn_for_long(
+    redis: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call is in time, but 64 at once would wait for eight turns one after another."""
+    begun = 0
+
+    async def slow_take(keys: list[str], args: list[float]) -> list[Any]:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0.04)
+        return [1, b"3"]
+
+    monkeypatch.setattr(redis, "_take", slow_take)
+    grants = await asyncio.gather(*(redis.take("x", 1.0, 4) for _ in range(64)))
+    assert 8 <= begun <= 24
+    assert 64 - begun <= grants.count(None) < 64
+    assert not redis.available
+    assert redis.calls["failed"] >= 32
+    assert await redis.take("x", 1.0, 4) is None
+    assert begun <= 24
+    await until(lambda: redis.available)
+
+
 async def test_a_full_redis_is_read_and_not_written(own_redis: RedisServer) -> None:
     with Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory-policy", "noeviction")

@@ -1,16 +1,25 @@
-"""Ids in paths, and cursors of pages."""
+"""Ids in paths, large bodies, and cursors of pages."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import orjson
 import pytest
 from fastapi import FastAPI
 
-from app.core.requests import encode_cursor, text_problem, text_schema
+from app.core import requests as module
+from app.core.errors import AppError
+from app.core.requests import encode_cursor, loads_lenient, parse_json, text_problem, text_schema
+from app.core.settings import load_settings
+from app.main import create_app
 from tests.app.conftest import client_of
 from tests.app.core.conftest import check_problem
 
@@ -147,3 +156,114 @@ async def test_unknown_query_parameters_are_refused(shared_client: httpx2.AsyncC
         assert (await shared_client.get(path)).status_code == 200
     for path in ("/metrics?name[]=x", "/health/live?t=1"):
         assert (await shared_client.get(path)).status_code == 200
+
+
+# Large bodies
+
+
+def _random_value(draw: random.Random, depth: int = 0) -> Any:
+    kind = draw.randrange(7 if depth < 3 else 4)
+    if kind == 0:
+        return "".join(draw.choices('ab,[]{}"\\\n\té😀', k=draw.randrange(9)))
+    if kind == 1:
+        return draw.choice([None, True, False, 0, -1.5e9])
+    if kind < 4:
+        return draw.randrange(1000)
+    values = [_random_value(draw, depth + 1) for _ in range(draw.randrange(5))]
+    return values if kind < 6 else {str(n): value for n, value in enumerate(values)}
+
+
+@pytest.mark.parametrize("loads", [orjson.loads, loads_lenient])
+async def test_large_bodies_are_read_as_small_ones_are(
+    loads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are malformed, wherever they are cut into parts."""
+
+    async def outcome(body: bytes) -> Any:
+        try:
+            return repr(await parse_json(body, loads))
+        except ValueError:
+            return "malformed"
+
+    draw = random.Random(3)
+    bodies = [b"", b" ", b"[", b"]", b"[]", b"[ ]", b"[,]", b"[1,]", b"[,1]", b"[1]]", b"[1],[2]"]
+    bodies += [
+        b'["\\"]',
+        b'["\\\\",1]',
+        b'["\\",1]',
+        b'[1,"]',
+        b"[1 2]",
+        b'{"a":[1,2]}',
+        b'"[1,2]"',
+    ]
+    for _ in range(300):
+        values = [_random_value(draw) for _ in range(draw.randrange(1, 9))]
+        text = json.dumps(values, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1]))
+        body = bytearray(text.encode())
+        bodies.append(bytes(body))
+        body[draw.randrange(len(body))] = draw.choice(b'[]{},"\\1 ')
+        bodies.append(bytes(body))
+    expected = [await outcome(body) for body in bodies]
+    assert 50 < expected.count("malformed") < 500
+    monkeypatch.setattr(module, "LARGE_BODY_BYTES", -1)
+    monkeypatch.setattr(module, "PART_BYTES", 3)
+    assert [await outcome(body) for body in bodies] == expected
+
+
+async def test_the_loop_takes_turns_while_a_large_body_is_parsed() -> None:
+    rows = [{"user": f"u{n}", "item": "i", "x": list(range(150))} for n in range(6_000)]
+    parsed = asyncio.create_task(parse_json(orjson.dumps(rows), orjson.loads))
+    turns = 0
+    while not parsed.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert await parsed == rows
+    assert turns > 10
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"[" + b"{}," * 1_000_001 + b"1]", "too_many_values"),
+        (b'{"users":[' + b"[]," * 100_001 + b"1]}", "too_many_values"),
+        (b'["' + b"x" * 300_000 + b'",1]', "row_too_large"),
+    ],
+)
+async def test_large_bodies_of_a_shape_that_no_route_takes_are_413(body: bytes, code: str) -> None:
+    with pytest.raises(AppError) as refused:
+        await parse_json(body, orjson.loads)
+    assert (refused.value.status, refused.value.code) == (413, code)
+
+
+async def test_large_bodies_are_bounded_in_number_and_small_ones_are_not(data_dir: Any) -> None:
+    go = asyncio.Event()
+    body = b"[" + b",".join([b'{"id":"a"}' + b" " * 900] * 9_000) + b"]"
+    half = len(body) // 2
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:half]
+        await go.wait()
+        yield body[half:]
+
+    app = create_app(load_settings(data_dir=data_dir))
+    headers = {"Content-Type": "application/json"}
+    known = headers | {"Content-Length": str(len(body))}
+
+    async with app.router.lifespan_context(app), client_of(app) as client:
+
+        async def post(headers: dict[str, str]) -> httpx2.Response:
+            return await client.post("/items", content=slowly(), headers=headers)
+
+        # Of one the size is known, the others are counted as they arrive.
+        held = [asyncio.create_task(post(h)) for h in (known, headers, headers, headers)]
+        held += [asyncio.create_task(post(headers)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        refused = await post(known)
+        check_problem(refused, 503, "overloaded")
+        assert refused.headers["Retry-After"] == "1"
+        assert (await client.post("/items", json=[{"id": "a"}])).status_code == 200
+        go.set()
+        statuses = [response.status_code for response in await asyncio.gather(*held)]
+        assert statuses.count(503) >= 2
+        assert statuses.count(200) >= 3
+        assert (await post(known)).status_code == 200

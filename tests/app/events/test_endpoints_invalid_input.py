@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.core.settings import load_settings
+from app.events.service import EventService
 from app.main import create_app
+from app.wiring import Services
+from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
 
@@ -162,6 +165,52 @@ async def test_ndjson_lines_may_be_split_across_chunks(client: httpx2.AsyncClien
 
 
 @pytest.mark.slow
+async def test_lines_of_a_stream_that_goes_on_are_stored_soon(client: httpx2.AsyncClient) -> None:
+    async def stored(n: int) -> bool:
+        answer = (await client.get("/users/u/events")).json()
+        return len(answer.get("items", ())) == n
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"user": "u", "item": "a"}\n{"user": "u", "it'
+        await until(lambda: stored(1))
+        yield b'em": "b"}\n'
+        await until(lambda: stored(2))
+        for _ in range(15):  # lines that keep coming delay none before them
+            yield b'{"user": "v", "item": "c"}\n'
+            await asyncio.sleep(0.02)
+        assert (await client.get("/users/v/events")).status_code == 200
+
+    response = await client.post("/events", content=pieces(), headers=NDJSON)
+    assert response.json()["accepted"] == 17
+
+
+async def test_the_loop_takes_turns_while_a_long_list_is_validated(services: Services) -> None:
+    validated = asyncio.create_task(services.events.add_rows([{"user": "u"}] * 50_000, 0))
+    turns = 0
+    while not validated.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len((await validated).rejected) == 50_000
+    assert turns > 100
+
+
+async def test_long_lines_are_stored_before_they_fill_the_memory(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    add_rows = EventService.add_rows
+
+    async def count(self: EventService, rows: list[Any], *more: Any, **named: Any) -> Any:
+        groups.append(len(rows))
+        return await add_rows(self, rows, *more, **named)
+
+    monkeypatch.setattr(EventService, "add_rows", count)
+    line = b'{"user": "u", "item": "a", "x": "' + b"x" * 60_000 + b'"}\n'
+    response = await client.post("/events", content=line * 100, headers=NDJSON)
+    assert len(response.json()["rejected"]) == 100
+    assert max(groups) <= 18
+
+
 async def test_ndjson_is_not_bound_by_the_limits_on_lists(client: httpx2.AsyncClient) -> None:
     line = json.dumps({"user": "u", "item": "i", "recommendation_id": "r" * 250}) + "\n"
     response = await client.post("/events", content=(line * 10_500).encode(), headers=NDJSON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import numpy as np
 import pytest
@@ -87,6 +88,36 @@ async def test_a_profile_has_likes_and_dislikes_with_decayed_weights(weighted: S
     assert len(profile.seen) == 11
     assert profile.weights.tolist() == [3, 1, 0, 3, -2, -1, 1, 0, 0, 0, -1]
     assert profile.timestamps.tolist()[:2] == [20 * DAY, 0]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 40, 79, 80, 81])
+async def test_older_events_of_a_long_history_count_once_for_each_item(
+    weighted: Services, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they decide stays as it is; of their weights it is that of the deciding event."""
+    draw = random.Random(limit)
+    kinds = ["purchase", "click", "view", "dislike"]
+    days = [draw.randrange(40) for _ in range(80)]
+    await add(
+        weighted,
+        *(event("u", f"i{draw.randrange(9)}", draw.choice(kinds), day=day) for day in days),
+    )
+    await add(weighted, event("x", "a"), event("x", "b"))
+    await prefer(weighted, "ab", "ba")
+    profiles = weighted.events.profiles
+    whole = await profiles.read("u")
+    assert len(whole.seen) == 80
+    monkeypatch.setattr(profile_cache, "MAX_RECENT_EVENTS", limit)
+    profile = await profiles.read("u")
+    assert len(profile.seen) <= limit + len(set(whole.seen.tolist())) + 1
+    assert profile.seqs.tolist() == sorted(set(profile.seqs.tolist()) & set(whole.seqs.tolist()))
+    assert profile.seqs[-limit:].tolist() == whole.seqs[-limit:].tolist()
+    assert set(profile.seen.tolist()) == set(whole.seen.tolist())
+    assert profile.positives.tolist() == whole.positives.tolist()
+    assert profile.disliked.tolist() == whole.disliked.tolist()
+    assert profile.pairs.tolist() == whole.pairs.tolist()
+    found = (profile.first_seq, profile.latest_seq, profile.last_seq)
+    assert found == (whole.first_seq, whole.latest_seq, whole.last_seq)
 
 
 async def test_by_default_all_events_have_the_same_weight(services: Services) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from app.core.errors import Unavailable
 from app.inference import batcher as module
 from app.inference.batcher import Batcher, ClientGone, IsGone
+from ncr_core.fold_in import Evidence
 from ncr_core.inference.engine import RankedItem
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from tests.app.conftest import until
@@ -41,6 +43,9 @@ class FakeEngine:
 
     def is_ready(self, request: RankRequest) -> bool:
         return request.key == 0
+
+    def pairs_to_rank(self, request: RankRequest) -> int:
+        return 100 * request.n
 
 
 @pytest.fixture
@@ -131,8 +136,32 @@ async def test_a_batch_holds_requests_of_one_model(batcher: Batcher) -> None:
     await asyncio.sleep(0)
     a.go.set()
     await asyncio.gather(*tasks)
-    assert a.batches == [[1], [2], [5]]
+    assert a.batches == [[1], [2, 5]]
     assert b.batches == [[3, 4]]
+
+
+async def test_no_model_waits_while_requests_of_another_keep_coming(batcher: Batcher) -> None:
+    passes: list[str] = []
+    a, b = FakeEngine("a"), FakeEngine("b")
+    for engine in (a, b):
+        engine.rank = partial(_noted, passes, engine.name, engine.rank)  # type: ignore[method-assign]
+    batcher._quick.max_batch = 2
+    tasks = [await begin(batcher, a)]
+    tasks += [ask(batcher, b if n == 3 else a, n) for n in range(2, 8)]
+    await asyncio.sleep(0)
+    a.go.set()
+    await asyncio.gather(*tasks)
+    assert passes == ["a", "a", "b", "a", "a"]
+
+
+def _noted(
+    passes: list[str],
+    name: str,
+    rank: Callable[[Sequence[RankRequest]], list[list[RankedItem]]],
+    requests: Sequence[RankRequest],
+) -> list[list[RankedItem]]:
+    passes.append(name)
+    return rank(requests)
 
 
 async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,15 +179,51 @@ async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.Mon
     await asyncio.gather(*tasks)
 
 
-async def test_long_lists_take_turns_with_short_ones(batcher: Batcher) -> None:
+async def test_long_lists_go_by_themselves_in_turns_with_short_ones(batcher: Batcher) -> None:
     model = FakeEngine()
     tasks = [await begin(batcher, model)]
-    tasks += [ask(batcher, model, 1000) for _ in range(20)] + [ask(batcher, model, 2)]
+    tasks += [ask(batcher, model, 1000) for _ in range(3)] + [ask(batcher, model, 2)]
     await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
-    assert [len(batch) for batch in model.batches] == [1, 8, 1, 8, 4]
-    assert model.batches[2] == [2]
+    assert model.batches == [[1], [1000], [2], [1000], [1000]]
+
+
+async def test_a_pass_holds_as_many_long_lists_as_its_pairs_allow(batcher: Batcher) -> None:
+    model = FakeEngine()  # 60 items are 6,000 pairs, of the 20,000 that a pass may compare
+    tasks = [await begin(batcher, model)]
+    tasks += [ask(batcher, model, n) for n in (60, 61, 62, 63)]
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches == [[1], [60, 61, 62], [63]]
+
+
+async def test_lists_that_are_explained_go_one_by_one(batcher: Batcher) -> None:
+    model = FakeEngine()
+    tasks = [await begin(batcher, model)]
+    for n in (2, 3):
+        everything = ItemFilter(np.ones(1, dtype=np.bool_))
+        request = RankRequest(UserState(0), n, everything, explain_by=Evidence(), key=0)
+        tasks.append(asyncio.create_task(batcher.rank(cast(Any, model), request, ready=True)))
+    tasks.append(ask(batcher, model, 4))
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches == [[1], [2], [4], [3]]
+
+
+async def test_a_short_list_waits_for_one_long_list_at_most(batcher: Batcher) -> None:
+    """Also one of a user whose candidates have to be found first."""
+    model = FakeEngine()
+    tasks = [await begin(batcher, model)]
+    tasks += [ask(batcher, model, 1000) for _ in range(16)]
+    tasks += [ask(batcher, model, n, seq=1) for n in (3, 4)] + [ask(batcher, model, 2)]
+    await asyncio.sleep(0)
+    model.go.set()
+    await asyncio.gather(*tasks)
+    assert model.batches[:4] == [[1], [3, 4], [2], [1000]]
+    assert len(model.batches) == 19
 
 
 async def test_users_without_candidates_take_turns_with_the_others(batcher: Batcher) -> None:

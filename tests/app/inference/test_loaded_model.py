@@ -107,6 +107,9 @@ def test_candidates_are_kept_within_bounds_and_per_state_of_the_user(
     assert is_ready(ask(19))
     assert not is_ready(ask(0))
     assert not is_ready(ask(19, allowed=[1, 2]))
+    assert is_ready(ask(19, exclude=range(SPARE_CANDIDATES)))
+    # The catalogue has to be searched for what so many leave.
+    assert not is_ready(ask(19, exclude=range(SPARE_CANDIDATES + 1)))
     before = rows(model, ask(19, n=300, fold_in=[1, 2]))
     assert rows(model, ask(19, n=300, fold_in=[1, 2, 3])) != before
     together = rows(model, *(ask(user) for user in range(20)))  # more than are kept

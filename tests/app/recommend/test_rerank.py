@@ -7,10 +7,14 @@ import random
 from collections import Counter
 
 import httpx2
+import numpy as np
 import pytest
 from fastapi import FastAPI
 
 from app.wiring import Services
+from ncr_core.inference import engine as engine_module
+from ncr_core.inference.engine import RerankRequest
+from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from ncr_core.ranking import algorithm1
 from tests.app.conftest import SMALL, publish_model
 from tests.app.recommend.conftest import (
@@ -57,6 +61,55 @@ async def test_a_list_is_ranked_by_the_literal_algorithm_in_the_order_it_is_give
     for item in answer["items"]:
         if own.get(item["id"]) is not None:
             assert item["score"] == pytest.approx(own[item["id"]], abs=2e-6)
+
+
+@pytest.mark.parametrize("order", ["random", "best first"])
+async def test_of_many_items_the_best_are_ranked_exactly_and_the_others_by_their_mean_margin(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    served: str,
+    order: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = serving(app)
+    known = [item for item in ITEMS if item in set(model.item_ids)]
+    random.Random(2).shuffle(known)
+    if order == "best first":  # the worst order: the champion stays, and every pair is compared
+        known = ids(await post(client, "/rerank", user="user-1", items=known))
+    monkeypatch.setattr(engine_module, "MAX_EXACT_ITEMS", 12)
+    metrics = app.state.inference_metrics
+    pairs = metrics.pairs._value.get()
+    answer = await post(client, "/rerank", user="user-1", items=known)
+    assert metrics.pairs._value.get() - pairs <= 12 * 11 / 2
+    margins = margins_of(model, "user-1")
+    if model.engine.ranker.margins.additive:  # sorted: no pair is compared for any of them
+        expected = algorithm1(known, lambda x, y: margins[x, y] > 0, len(known))
+    else:
+        anchors = [model.item_ids[row] for row in model.engine._anchors.tolist()]
+        mean = {item: sum(margins[item, anchor] for anchor in anchors) for item in known}
+        by_margin = sorted(known, key=lambda item: -mean[item])
+        best = [item for item in known if item in by_margin[:12]]
+        expected = algorithm1(best, lambda x, y: margins[x, y] > 0, 12) + by_margin[12:]
+    assert ids(answer) == expected
+    assert set(sources(answer)) == {"model"}
+    assert all(0 < item["preferred_over_next"] < 1 for item in answer["items"][:-1])
+
+
+async def test_no_request_compares_more_pairs_than_the_batcher_expects_of_it(
+    app: FastAPI, client: httpx2.AsyncClient, served: str
+) -> None:
+    engine, pairs = serving(app).engine, app.state.inference_metrics.pairs._value
+    everything = ItemFilter(np.ones(engine.n_items, dtype=np.bool_))
+    for n in (1, 10, 40, 50):
+        before = pairs.get()
+        await ask(client, "user-1", n=n, exclude_seen=False)
+        expected = engine.pairs_to_rank(RankRequest(UserState(0), n, everything))
+        assert pairs.get() - before <= expected <= 50 * 49 / 2 + 50 * 17
+        before = pairs.get()
+        await post(client, "/rerank", user="user-1", items=ITEMS[:n])
+        expected = engine.pairs_to_rerank(RerankRequest(UserState(0), np.arange(n)))
+        assert pairs.get() - before <= expected
+        assert (expected == 0) == engine.ranker.margins.additive
 
 
 async def test_a_comparison_is_that_of_the_network(
