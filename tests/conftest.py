@@ -8,6 +8,7 @@ import runpy
 import secrets
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -165,7 +166,8 @@ def _migrate(url: str) -> None:
         await migrate(database)
         await database.close()
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(1) as thread:  # a fixture may be waited for in a running event loop
+        thread.submit(asyncio.run, run()).result()
 
 
 @pytest.fixture(scope="session")
