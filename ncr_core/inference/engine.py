@@ -151,9 +151,14 @@ class InferenceEngine:
         """Whether users' vectors are made of their items."""
         return self.model.config.users == "history"
 
+    @property
+    def knows_gaps(self) -> bool:
+        """Whether the time since a user's last interaction changes the list."""
+        return bool(self._fitted_gaps)
+
     def gap_class(self, seconds: float) -> int:
         """The class of the time since a user's last interaction; 0 where it changes nothing."""
-        number = gap_class(seconds) if self._fitted_gaps else 0
+        number = gap_class(seconds)
         return number if number in self._fitted_gaps else 0
 
     @property

@@ -172,7 +172,8 @@ def _popularity_vector(items: Tensor, counts: Tensor) -> Tensor:
 
     def loss(vector: Tensor) -> Tensor:
         ridge = POPULARITY_RIDGE * (vector * size).square().mean()
-        return ridge - (shares * torch.log_softmax(items @ vector, dim=0)).sum()
+        total: Tensor = ridge - shares @ torch.log_softmax(items @ vector, dim=0)
+        return total
 
     return _minimum(loss, torch.zeros_like(items[0]))
 
