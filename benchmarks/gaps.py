@@ -26,7 +26,7 @@ from ncr_core.data.dataset import load_interactions
 from ncr_core.data.interactions import Interactions, TimeArray
 from ncr_core.data.splits import MIN_ITEMS, Split
 from ncr_core.data.synthetic import synthetic_sittings
-from ncr_core.errors import DataError
+from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, Ranks, full_ranks
 from ncr_core.models.user_embeddings import GAPS_SECONDS
@@ -38,8 +38,8 @@ from ncr_core.training.gaps import learn_gaps
 
 HOUR, DAY = GAPS_SECONDS
 RECIPES = ("next-item", "next-item-nbpr", "als-nbpr")
-COLUMNS = ["method", "gap", "users", "hr@10", "±", "ndcg@10", "± ", "hr - popularity", "±  "]
-COLUMNS += ["hr - EASE", "±   "]
+COLUMNS = ["method", "gap", "users", "hr@10", "hr_error", "ndcg@10", "ndcg_error"]
+COLUMNS += ["hr_over_popularity", "hr_over_popularity_error", "hr_over_ease", "hr_over_ease_error"]
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +66,8 @@ def held_out_by(interactions: Interactions, cut: str) -> tuple[Split, TimeArray]
     gaps = interactions.gaps()
     if gaps is None:
         raise DataError("the data has no timestamps")
+    if cut not in ("latest", "return"):
+        raise ConfigError(f"the cut is latest or return, not {cut!r}")
     test = np.full(interactions.n_users, -1, dtype=np.int64)
     mask = np.ones(interactions.nnz, dtype=np.bool_)
     before = []

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.gaps import held_out_by
+from benchmarks.served import EASE_L2
 from ncr_core.data import build_interactions
 from ncr_core.data.interactions import BoolArray, IntArray, Interactions
 from ncr_core.data.splits import Split, leave_latest_out
@@ -21,7 +23,6 @@ from ncr_core.training import train_model
 from ncr_core.training.gaps import MIN_RETURNS, learn_gaps
 
 CLOSED = recipe("next-item").with_(factors=64)
-EASE_L2 = 500.0
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,10 @@ def world() -> Interactions:
 @pytest.fixture(scope="module")
 def split(world: Interactions) -> Split:
     """The first item after each user's latest break is held out, with all that follows."""
-    test = np.full(world.n_users, -1, dtype=np.int64)
-    mask = np.ones(world.nnz, dtype=np.bool_)
-    after_break = breaks(world)
-    for user, (start, end) in enumerate(zip(world.indptr[:-1], world.indptr[1:], strict=True)):
-        at = start + np.flatnonzero(after_break[start:end])
-        if len(at):
-            test[user] = world.items[at[-1]]
-            mask[at[-1] : end] = False
-    return Split(world.select(mask), np.full_like(test, -1), test)
+    split, gaps = held_out_by(world, "return")
+    test = split.test.copy()
+    test[np.flatnonzero(test >= 0)[gaps <= GAPS_SECONDS[0]]] = -1
+    return replace(split, test=test)
 
 
 def breaks(interactions: Interactions) -> BoolArray:
