@@ -24,7 +24,7 @@ from ncr_core.training.initializers import next_item_start
 
 MIN_RETURNS, MAX_RETURNS = 200, 2_000  # of a class that is fitted
 MAX_HELD_SHARE = 0.05  # of the interactions, for each class
-MAX_ITEMS = 8_192  # that a returning user's next item is compared with; of more a sample
+MAX_ITEMS = 4_096  # that a returning user's next item is compared with; of more a sample
 SEEN = -1e9  # the logit of an item that the user has had
 POPULARITY_RIDGE = 1e-3
 FIT_STEPS = 100
@@ -65,7 +65,7 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
         half = np.arange(len(at)) % 2 == 0
         if breaks.ndcg(breaks.fit(half), ~half) > breaks.ndcg((1.0, 0.0), ~half):
             by_score, by_popularity = breaks.fit(np.ones_like(half))
-            users.gap_scale[number] = by_score
+            users.gap_scale[number] = max(0.0, by_score)
             users.gap_offset[number] = by_popularity * popular
 
 
@@ -87,7 +87,8 @@ def _start_within_breaks(
     """The next-item start on sequences that end where a break begins."""
     indptr = np.union1d(train.indptr, at)
     sequences = Interactions(indptr, train.items, [""] * (len(indptr) - 1), train.item_ids)
-    model = build_model(config, sequences.n_users, sequences.n_items)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, 1, train.n_items)  # only lists of items will be asked for
     next_item_start(model, sequences, seed)
     return model
 
