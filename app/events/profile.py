@@ -156,8 +156,8 @@ class Profile:
 
     @property
     def latest_time(self) -> int:
-        """The time of the user's last event, in microseconds since 1970; 0 without events."""
-        return int(self.timestamps.max(initial=0))
+        """The time of the user's last event, in microseconds since 1970; there must be one."""
+        return int(self.timestamps.max())
 
     @property
     def positives(self) -> IntArray:

@@ -45,9 +45,10 @@ class RecommendationContext:
 
 def gap_class(context: RecommendationContext, model: LoadedModel) -> int:
     """The class of the time since the user's last event; 0 where the model makes no difference."""
-    if not model.engine.knows_gaps:
+    profile = context.profile
+    if not model.engine.knows_gaps or not len(profile.timestamps):
         return 0
-    return model.engine.gap_class((context.at_us - context.profile.latest_time) / 1e6)
+    return model.engine.gap_class((context.at_us - profile.latest_time) / 1e6)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
