@@ -74,6 +74,9 @@ class ModelConfig:
     by_length: bool = parameter(False, option=False)
     """Whether a pooled vector depends on how many items it is made of; see ``PooledUsers``."""
 
+    by_gap: bool = parameter(False, option=False)
+    """Whether a vector depends on the time since the last interaction; see ``PooledUsers``."""
+
     item_bias: bool = parameter(False, "With item biases.")
     """Adds b_i − b_j to the element-wise part."""
 
@@ -109,6 +112,8 @@ class ModelConfig:
             raise ConfigError('window_matrices=False is for users="history" only')
         if self.by_length and not self.ordered:
             raise ConfigError("by_length is for windows of so many items")
+        if self.by_gap and not (self.kind == "nbpr" and self.ordered):
+            raise ConfigError("by_gap is for nbpr with windows of so many items")
 
     @property
     def tower_embedding(self) -> int:

@@ -89,6 +89,9 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "windows": lambda v: v["users"] == "history",
     "window_matrices": lambda v: v["users"] == "history",
     "by_length": lambda v: v["users"] == "history" and tuple(v["windows"]) != (0,),
+    "by_gap": lambda v: (
+        v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
+    ),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
     "shared_negatives": lambda v: (
         v["kind"] == "nbpr"
@@ -235,7 +238,8 @@ def _from_next_item(kind: str, **training: Any) -> Sections:
     few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
     few["early_weight"] = 2.0
     training = {**_shared(16), **few, "validation": "full", **training}
-    return merge_sections(_history(kind, training), {"model": {"by_length": True}})
+    model = {"by_length": True, "by_gap": kind == "nbpr"}
+    return merge_sections(_history(kind, training), {"model": model})
 
 
 def _validated_in_full(sections: Sections) -> Sections:

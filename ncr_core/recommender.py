@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -43,6 +44,7 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 from ncr_core.recipes import AUTO_RECIPE, Recipe
 from ncr_core.recipes import recipe as named_recipe
+from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.pretraining import TrainingResult, learn_everything, train_model
 from ncr_core.training.selection import TriedRecipe, select_recipe
 from ncr_core.training.trainer import OnProgress
@@ -168,6 +170,7 @@ class Recommender:
         if isinstance(interactions, Split):
             split, dataset = interactions, Dataset(interactions.train)
             model = self._train(split, on_progress).model
+            learn_gaps(model, split.train, self.recipe.training.seed)
         else:
             dataset = load_interactions(
                 interactions, user=user, item=item, timestamp=timestamp, rating=rating
@@ -299,6 +302,7 @@ class Recommender:
         exclude_seen: bool = True,
         allowed: Iterable[str] | BoolArray | None = None,
         diversity: float = 0.0,
+        at: datetime | float | None = None,
     ) -> list[ScoredItem]:
         """The best items for a user that the model was trained on.
 
@@ -309,12 +313,16 @@ class Recommender:
             allowed: the only items that may be recommended: their ids, or an (n_items,) mask in the
                 order of `item_ids`.
             diversity: the share of the order that is given up for variety, 0 to 1.
+            at: the time of the list, in seconds since 1970 where it is a number. Users who come
+                back after more than an hour then get what the model has learned of such breaks. By
+                default the list goes on where the user's interactions end.
 
         Raises:
-            DataError: the user is unknown, no item is allowed, or what users have seen is unknown.
+            DataError: the user is unknown, no item is allowed, or what users have seen, or with
+                ``at`` when, is unknown.
         """
         return self.recommend_many(
-            [user], n, exclude_seen=exclude_seen, allowed=allowed, diversity=diversity
+            [user], n, exclude_seen=exclude_seen, allowed=allowed, diversity=diversity, at=at
         )[0]
 
     def recommend_many(
@@ -325,6 +333,7 @@ class Recommender:
         exclude_seen: bool = True,
         allowed: Iterable[str] | BoolArray | None = None,
         diversity: float = 0.0,
+        at: datetime | float | None = None,
     ) -> list[list[ScoredItem]]:
         """The list of each user, as of `recommend`, many in one pass."""
         mask = self._mask(allowed)
@@ -333,8 +342,9 @@ class Recommender:
         for user in users:
             row = self._user_row(user)
             seen = self._seen(row) if exclude_seen else _NO_ROWS
+            state = UserState(row, gap_class=0 if at is None else self._gap_class(row, at))
             items = ItemFilter(mask, seen)
-            requests.append(RankRequest(UserState(row), n, items, diversity=diversity))
+            requests.append(RankRequest(state, n, items, diversity=diversity))
         return self._rank(requests)
 
     def recommend_for(
@@ -506,6 +516,18 @@ class Recommender:
             )
         return self._interactions.items_of(row)
 
+    def _gap_class(self, row: int, at: datetime | float) -> int:
+        """The class of the time from the user's last interaction to ``at``."""
+        interactions = self._interactions
+        if interactions is None or interactions.times is None:
+            raise DataError(
+                "at needs the times of the interactions, which this recommender does not have"
+            )
+        if isinstance(at, datetime):
+            at = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        times = interactions.times[interactions.indptr[row] : interactions.indptr[row + 1]]
+        return self._fitted_engine.gap_class(at - float(times[-1])) if len(times) else 0
+
     def _mask(self, allowed: Iterable[str] | BoolArray | None) -> BoolArray:
         n_items = len(self.item_ids)
         if allowed is None:
@@ -599,6 +621,8 @@ def _pack_interactions(interactions: Interactions, titles: Mapping[str, str]) ->
     }
     if interactions.weights is not None:
         arrays["weights"] = interactions.weights
+    if interactions.times is not None:
+        arrays["times"] = interactions.times
     return save_arrays(arrays)
 
 
@@ -612,7 +636,8 @@ def _read_interactions(
     try:
         arrays = load_arrays(read_verified(folder / INTERACTIONS, str(file["sha256"])))
         indptr, items = arrays["indptr"], arrays["items"]
-        weights, titles = arrays.get("weights"), json.loads(arrays["titles"].tobytes())
+        weights, times = arrays.get("weights"), arrays.get("times")
+        titles = json.loads(arrays["titles"].tobytes())
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{INTERACTIONS} of {folder.name} is damaged: {error}") from None
     n_users, n_items = len(checkpoint.user_ids), len(checkpoint.item_ids)
@@ -622,10 +647,10 @@ def _read_interactions(
         and indptr[-1] == len(items)
         and bool((np.diff(indptr) >= 0).all())
         and (not len(items) or 0 <= items.min() <= items.max() < n_items)
-        and (weights is None or weights.shape == items.shape)
+        and all(part is None or part.shape == items.shape for part in (weights, times))
         and isinstance(titles, dict)
     )
     if not fits:
         raise CheckpointError(f"{INTERACTIONS} of {folder.name} does not fit its model")
     users, item_ids = checkpoint.user_ids, checkpoint.item_ids
-    return Interactions(indptr, items, users, item_ids, weights), titles
+    return Interactions(indptr, items, users, item_ids, weights, times=times), titles

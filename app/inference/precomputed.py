@@ -19,6 +19,7 @@ from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest,
 
 BATCH = 64  # users in one search
 FORMAT = "ncr-candidates-1"
+NO_GAP = 0  # the gap class of users who are in the middle of a sitting
 
 Report = Callable[[int, int], None]
 
@@ -46,7 +47,7 @@ class PrecomputedCandidates:
         row = self._rows.get(user)
         if row is None or self._seqs[row] != seq:
             return None
-        if request.key != (state, unfiltered_key(self.visible)):
+        if request.key != (state, NO_GAP, unfiltered_key(self.visible)):
             return None
         items = self._items[row]
         candidates = items[items >= 0]

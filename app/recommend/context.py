@@ -33,12 +33,22 @@ class RecommendationContext:
     """Tells whether the client has disconnected."""
     on_slow: Callable[[], None] | None = None
     """Called when the answer has to wait in the slow queue."""
+    at_us: int = 0
+    """The time of the request, in microseconds since 1970."""
 
     @property
     def user_key(self) -> Hashable:
         """What an answer depends on of the user."""
         profile = self.profile
         return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
+
+
+def gap_class(context: RecommendationContext, model: LoadedModel) -> int:
+    """The class of the time since the user's last event; 0 where the model makes no difference."""
+    profile = context.profile
+    if not model.engine.knows_gaps or not len(profile.timestamps):
+        return 0
+    return model.engine.gap_class((context.at_us - profile.latest_time) / 1e6)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
@@ -54,7 +64,8 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
         evidence = fold_in_evidence(profile, items, after)
     if row is None and evidence is None:
         return None
-    return UserState(row, evidence, (context.user, profile.last_seq))
+    key = (context.user, profile.last_seq)
+    return UserState(row, evidence, key, gap_class(context, model))
 
 
 def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequest | None:
@@ -85,7 +96,7 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         _explainable(fold_in_evidence(profile, items, 0), items, catalogue)
         if query.explain
         else None,
-        (user.key, items.candidates_key(query.exclude_seen, query.categories)),
+        (user.key, user.gap_class, items.candidates_key(query.exclude_seen, query.categories)),
         query.key_bytes,
     )
 

@@ -10,7 +10,13 @@ from app.core.cache import ByteCache, SingleFlight
 from app.core.redis import RedisClient
 from app.inference.batcher import Batcher, ClientGone
 from app.inference.loaded_model import LoadedModel
-from app.recommend.context import NEWCOMER, RecommendationContext, rank_request, source_of
+from app.recommend.context import (
+    NEWCOMER,
+    RecommendationContext,
+    gap_class,
+    rank_request,
+    source_of,
+)
 from app.recommend.exploration import Exploration
 from app.recommend.popularity import PopularityRanking, backfill
 from app.recommend.response import EMPTY_LIST, RankedList, shared_list_name
@@ -49,8 +55,8 @@ class ListBuilder:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         query, user_key = context.query, context.user_key
-        model_key = None if model is None else model.key
-        key = (model_key, user_key, context.catalogue.seq, query.key)
+        ranked_by = None if model is None else (model.key, gap_class(context, model))
+        key = (ranked_by, user_key, context.catalogue.seq, query.key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from app.catalog.service import CatalogService
 from app.core.errors import Conflict
 from app.core.recommendation_ids import new_recommendation_id
+from app.core.tables import now_us
 from app.events.service import EventService
 from app.inference.batcher import IsGone
 from app.inference.model_manager import ModelManager
@@ -44,7 +45,7 @@ class ContextLoader:
                 code="seq_not_reached",
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
-        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow)
+        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
 
 
 class RecommendService:

@@ -76,6 +76,7 @@ class TrainingEvents:
             item_ids=[self.item_ids[item] for item in items.tolist()],
             weights=feedback.liked_weights if np.ptp(feedback.liked_weights) > 0 else None,
             feedback=user_feedback if len(user_feedback) else None,
+            times=snapshot.timestamp[mask][feedback.liked] / 1e6,
         )
 
     def known_at(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ncr_core.data.interactions import IntArray, Interactions, build_interactions
+from ncr_core.data.interactions import IntArray, Interactions, TimeArray, build_interactions
 from ncr_core.data.readers import LATEST_OFFSET, BadRow, Columns, DataSource, open_source
 from ncr_core.data.readers.rows import (
     RowFault,
@@ -70,7 +70,8 @@ def load_interactions(
     Ids become strings, as in the service: 7 and 7.0 are "7". Each row is a positive interaction
     whatever its rating. Timestamps give the order of a user's items; without any, the order of the
     rows does. Timestamps in arrays, frames and rows may be times, ISO 8601 text or any finite
-    numbers.
+    numbers; where the time since a user's last interaction plays a part, numbers are seconds since
+    1970.
 
     Args:
         source: one of
@@ -126,16 +127,20 @@ def read_source(
     Raises:
         DataError: there is no row, or a file can no longer be read.
     """
-    chunks = source.interactions(on_bad=on_bad, on_bytes=on_bytes)
-    return build_interactions(
-        (
-            row.user,
-            row.item,
-            row.timestamp if row.timestamp is not None else float(row.position or 0),
-        )
-        for chunk in chunks
-        for row in chunk
-    )
+    is_timed = True
+
+    def rows() -> Iterator[tuple[str, str, float]]:
+        nonlocal is_timed
+        for chunk in source.interactions(on_bad=on_bad, on_bytes=on_bytes):
+            for row in chunk:
+                if row.timestamp is None:
+                    is_timed = False
+                    yield row.user, row.item, float(row.position or 0)
+                else:
+                    yield row.user, row.item, row.timestamp
+
+    interactions = build_interactions(rows(), timed=True)
+    return interactions if is_timed else replace(interactions, times=None)
 
 
 def _from_files(source: DataSource) -> Dataset:
@@ -239,20 +244,26 @@ def _from_named_columns(
             if name is not None:
                 cells = _parsed_cells(name, parts[name], parse)
                 order += unit * np.array([cell or 0 for cell in cells], dtype=np.float64)
-    return _from_columns(parts[names.user], parts[names.item], order)
+    timed = names.timestamp is not None
+    return _from_columns(parts[names.user], parts[names.item], order, timed=timed)
 
 
 def _names(columns: Columns, found: Sequence[str], where: str) -> Names:
     return interaction_names(columns, found, where, hint=lambda part: f'{part}="…"')
 
 
-def _from_columns(users: Any, items: Any, order: OrderArray | None) -> Interactions:
+def _from_columns(users: Any, items: Any, order: OrderArray | None, *, timed: bool) -> Interactions:
     if not len(users):
         raise DataError("there are no interactions to learn from")
     user_rows, user_ids = _number_ids("user", users)
     item_rows, item_ids = _number_ids("item", items)
     return Interactions.from_arrays(
-        user_rows, item_rows, order, user_ids=user_ids, item_ids=item_ids
+        user_rows,
+        item_rows,
+        order,
+        user_ids=user_ids,
+        item_ids=item_ids,
+        times=_seconds(order) if timed and order is not None else None,
     )
 
 
@@ -319,6 +330,13 @@ def _order(name: str, values: Any) -> OrderArray:
     if bad.any():
         raise DataError(f"row index {bad.argmax()}: {name} is missing or not finite")
     return order
+
+
+def _seconds(order: OrderArray) -> TimeArray:
+    """Seconds since 1970 of sort keys that are times; numbers as they are."""
+    if order.dtype.kind == "M":
+        order = order.astype("datetime64[us]").astype(np.int64) / 1e6
+    return order.astype(np.float64)
 
 
 def _sort_key(value: object) -> float:

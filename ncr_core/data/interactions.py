@@ -18,6 +18,7 @@ from ncr_core.errors import DataError
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+TimeArray = npt.NDArray[np.float64]
 
 
 def _no_rows(width: int) -> IntArray:
@@ -99,7 +100,8 @@ class Interactions:
     ``items[indptr[u]:indptr[u + 1]]`` are the items of user ``u`` from the oldest to the latest,
     each at most once. ``user_ids`` and ``item_ids`` give the client's ids of the rows and columns.
     ``weights`` (nnz,), above 0, are how much each entry counts in training beside the others; None:
-    all the same. ``feedback`` is what else is known of these users and items.
+    all the same. ``feedback`` is what else is known of these users and items. ``times`` (nnz,) are
+    the seconds since 1970 of each entry; None: only their order is known.
     """
 
     indptr: IntArray
@@ -108,6 +110,7 @@ class Interactions:
     item_ids: Sequence[str] = field(repr=False)
     weights: FloatArray | None = field(default=None, repr=False)
     feedback: UserFeedback | None = field(default=None, repr=False)
+    times: TimeArray | None = field(default=None, repr=False)
 
     @classmethod
     def from_arrays(
@@ -120,8 +123,9 @@ class Interactions:
         item_ids: Sequence[str],
         weights: FloatArray | None = None,
         feedback: UserFeedback | None = None,
+        times: TimeArray | None = None,
     ) -> Interactions:
-        """Builds the matrix from parallel arrays of row and column indices, and of weights.
+        """Builds the matrix from parallel arrays of row and column indices, weights and times.
 
         ``order`` sorts a user's items from old to new; rows of equal order, and all rows when it is
         None, stay in the order given. Of a repeated (user, item) the latest occurrence is kept.
@@ -139,7 +143,9 @@ class Interactions:
         np.cumsum(np.bincount(users, minlength=n_users), out=indptr[1:])
         if weights is not None:
             weights = weights[by_time][kept]
-        return cls(indptr, items.astype(np.int64), user_ids, item_ids, weights, feedback)
+        if times is not None:
+            times = times[by_time][kept]
+        return cls(indptr, items.astype(np.int64), user_ids, item_ids, weights, feedback, times)
 
     @property
     def n_users(self) -> int:
@@ -170,6 +176,14 @@ class Interactions:
         """The user's items, oldest first."""
         return self.items[self.indptr[user] : self.indptr[user + 1]]
 
+    def gaps(self) -> TimeArray | None:
+        """(nnz,) seconds since the user's entry before; 0 for the first; None without times."""
+        if self.times is None:
+            return None
+        gaps = np.diff(self.times, prepend=0.0)
+        gaps[self.indptr[:-1][np.diff(self.indptr) > 0]] = 0.0
+        return gaps
+
     def item_counts(self) -> IntArray:
         """(n_items,) how many users interacted with each item."""
         return np.bincount(self.items, minlength=self.n_items).astype(np.int64)
@@ -188,7 +202,8 @@ class Interactions:
         indptr = np.zeros(self.n_users + 1, dtype=np.int64)
         np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
         weights = None if self.weights is None else self.weights[mask]
-        return replace(self, indptr=indptr, items=self.items[mask], weights=weights)
+        times = None if self.times is None else self.times[mask]
+        return replace(self, indptr=indptr, items=self.items[mask], weights=weights, times=times)
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""
@@ -202,6 +217,7 @@ class Interactions:
             item_ids=item_ids,
             weights=None if self.weights is None else self.weights[known],
             feedback=None if self.feedback is None else self.feedback.reindexed(*new_indices),
+            times=None if self.times is None else self.times[known],
         )
 
     def with_seen(self) -> Interactions:
@@ -231,10 +247,13 @@ class IdIndex:
         return list(self._number)
 
 
-def build_interactions(rows: Iterable[tuple[str, str, float]]) -> Interactions:
+def build_interactions(
+    rows: Iterable[tuple[str, str, float]], *, timed: bool = False
+) -> Interactions:
     """Interactions from (user, item, order) rows, in one pass.
 
-    Raises DataError if there is no row.
+    With ``timed`` the order is in seconds since 1970, and kept as ``times``. Raises DataError if
+    there is no row.
     """
     users, items = IdIndex(), IdIndex()
     user_rows, item_rows, order = array("q"), array("q"), array("d")
@@ -244,12 +263,14 @@ def build_interactions(rows: Iterable[tuple[str, str, float]]) -> Interactions:
         order.append(when)
     if not user_rows:
         raise DataError("there are no interactions to learn from")
+    seconds = np.array(order, dtype=np.float64)
     return Interactions.from_arrays(
         np.array(user_rows, dtype=np.int64),
         np.array(item_rows, dtype=np.int64),
-        np.array(order, dtype=np.float64),
+        seconds,
         user_ids=users.ids(),
         item_ids=items.ids(),
+        times=seconds if timed else None,
     )
 
 
@@ -292,6 +313,7 @@ def compact(interactions: Interactions) -> Interactions:
         [interactions.item_ids[i] for i in item_rows.tolist()],
         interactions.weights,
         feedback,
+        interactions.times,
     )
 
 

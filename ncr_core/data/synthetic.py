@@ -1,8 +1,12 @@
-"""A small synthetic catalogue with something to learn, for a first try without any data.
+"""Synthetic data: a small catalogue for a first try, and users who come back with something new.
 
 Users like a few of the genres and, within them, one of several styles; items have a genre, a style
 and a popularity with a long tail. Interactions follow taste and popularity together, so that a
 personal model can beat the popularity list by a clear margin and still has noise to live with.
+
+In the other world a user's interactions come in sittings. Each sitting has one topic, drawn from
+the user's taste: what was taken up a minute ago tells what comes next, and says little after a
+break.
 """
 
 from __future__ import annotations
@@ -71,3 +75,43 @@ def synthetic_catalogue(
         rng.shuffle(chosen)
         rows += [(f"user-{user + 1}", items[i].id, order) for order, i in enumerate(chosen)]
     return SyntheticData(items, rows)
+
+
+TOPICS = 30
+OFF_TOPIC = 0.01  # the weight of an item of another topic than the sitting's
+BREAKS_SECONDS = (2 * 3_600.0, 3 * 86_400.0)  # up to twice as long, one or the other at random
+
+
+def synthetic_sittings(
+    n_users: int = 1_500,
+    n_items: int = 600,
+    sittings: int = 4,
+    mean_length: int = 8,
+    seed: int = 7,
+) -> list[tuple[str, str, float]]:
+    """Make (user, item, seconds) rows, oldest first within a user; a seed gives the same rows.
+
+    A user has ``sittings`` on average, with ``mean_length`` items on average. Within a sitting 10
+    to 120 seconds pass between two items. A taste is a share of each topic; topics and items have
+    a popularity with a long tail.
+    """
+    rng = np.random.default_rng(seed)
+    topic = rng.integers(TOPICS, size=n_items)
+    popularity = rng.permutation(1.0 / np.arange(2, n_items + 2) ** 0.8)
+    topic_popularity = 1.0 / np.arange(1, TOPICS + 1) ** 0.5
+    topic_popularity /= topic_popularity.sum()
+    rows: list[tuple[str, str, float]] = []
+    for user in range(n_users):
+        taste = 0.8 * rng.dirichlet(0.15 * TOPICS * topic_popularity) + 0.2 * topic_popularity
+        seconds = float(rng.integers(10**6))
+        weight = popularity.copy()
+        for _ in range(1 + rng.poisson(sittings - 1)):
+            on_topic = np.where(topic == rng.choice(TOPICS, p=taste), 1.0, OFF_TOPIC)
+            for _ in range(1 + rng.poisson(mean_length - 1)):
+                share = weight * on_topic
+                item = rng.choice(n_items, p=share / share.sum())
+                weight[item] = 0.0  # nobody takes up an item twice
+                rows.append((f"user-{user + 1}", f"item-{item + 1}", seconds))
+                seconds += float(rng.integers(10, 120))
+            seconds += float(rng.choice(BREAKS_SECONDS) * (1 + rng.random()))
+    return rows

@@ -52,17 +52,21 @@ class SplitWithNegatives(Protocol):
 
 
 class ModelRanks:
-    """Ranks candidates by a trained model."""
+    """Ranks candidates by a trained model.
 
-    def __init__(self, model: PairwiseRanker) -> None:
+    ``gap_classes`` (n_users,) say how long each user has been away, see ``PooledUsers``; by default
+    nobody has.
+    """
+
+    def __init__(self, model: PairwiseRanker, gap_classes: IntArray | None = None) -> None:
         self._model = model
+        self._gap_classes = gap_classes
         self._ranker = ExactRanker(model)
 
     @torch.inference_mode()
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """See `Ranks.rank`."""
-        rows = torch.from_numpy(users).to(self._model.device)
-        vectors = self._model.user_vectors(rows)
+        vectors = self._vectors(users)
         ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
         result: IntArray = ranked.cpu().numpy()
         return result
@@ -80,11 +84,10 @@ class ModelRanks:
 
         ``order`` (n_items,) are the items as candidates would hold them, which decides ties.
         """
-        rows = torch.from_numpy(users).to(self._model.device)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         ranked = self._ranker.top(
-            self._model.user_vectors(rows), k, torch.from_numpy(allowed), torch.from_numpy(place)
+            self._vectors(users), k, torch.from_numpy(allowed), torch.from_numpy(place)
         )
         result: IntArray = ranked.cpu().numpy()
         return result
@@ -96,10 +99,9 @@ class ModelRanks:
         For additive models, and wherever preferences are transitive, that is the held-out item's
         position in the list of Algorithm 1, for a fifth of the comparisons.
         """
-        rows = torch.from_numpy(users).to(self._model.device)
         items = torch.from_numpy(candidates).to(self._model.device)
         target = torch.from_numpy(held_out).to(self._model.device).unsqueeze(1).expand_as(items)
-        vectors = self._model.user_vectors(rows)
+        vectors = self._vectors(users)
         margins = self._ranker.compare(vectors, target, items.clamp(min=0))
         is_target = items == target
         target_column = is_target.long().argmax(dim=1, keepdim=True)
@@ -108,6 +110,14 @@ class ModelRanks:
         beaten = ~((margins > 0) | ((margins == 0) & ~before)) & (items != PAD) & ~is_target
         result: IntArray = beaten.sum(dim=1).cpu().numpy()
         return result
+
+    def _vectors(self, users: IntArray) -> torch.Tensor:
+        rows = torch.from_numpy(users).to(self._model.device)
+        vectors = self._model.user_vectors(rows)
+        if self._gap_classes is None:
+            return vectors
+        classes = torch.from_numpy(self._gap_classes[users]).to(self._model.device)
+        return self._model.after_gap(vectors, classes)
 
 
 @dataclass(frozen=True)

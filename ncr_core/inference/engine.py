@@ -29,6 +29,7 @@ from ncr_core.inference.retrieval import (
     UserState,
 )
 from ncr_core.models import PairwiseRanker, build_model
+from ncr_core.models.user_embeddings import gap_class
 from ncr_core.ranking import PAD, BoundRanker, ExactRanker, anchors_of, shortlist_for
 from ncr_core.ranking.candidates import BEST_LAST
 from ncr_core.ranking.similarity import ItemSpace, diversified
@@ -139,6 +140,7 @@ class InferenceEngine:
         )
         self._anchors = generator.anchors
         self.influence = InfluenceExplainer(self.fold_in, self.ranker, self._anchors)
+        self._fitted_gaps = self.model.fitted_gaps
         self._space: ItemSpace | None = None
         self._space_lock = Lock()
 
@@ -151,6 +153,16 @@ class InferenceEngine:
     def pools_users(self) -> bool:
         """Whether users' vectors are made of their items."""
         return self.model.config.users == "history"
+
+    @property
+    def knows_gaps(self) -> bool:
+        """Whether the time since a user's last interaction changes the list."""
+        return bool(self._fitted_gaps)
+
+    def gap_class(self, seconds: float) -> int:
+        """The class of the time since a user's last interaction; 0 where it changes nothing."""
+        number = gap_class(seconds)
+        return number if number in self._fitted_gaps else 0
 
     @property
     def item_space(self) -> ItemSpace:
@@ -374,6 +386,7 @@ class InferenceEngine:
         own, effects = self.influence.effects(
             vector, request.explain_by, shown, trained=request.user.row is not None
         )
+        effects = effects * self.model.gap_scale(request.user.gap_class)
         log_odds = effects / (2.0 * self.temperature)  # P = σ(margin / 2T)
         return [
             item._replace(because=_largest(own, of_item))

@@ -41,6 +41,8 @@ class UserState:
     vector is the mean of all users."""
     key: Hashable = None
     """Identifies the fitted vector in a cache: it changes with ``evidence``. None: no cache."""
+    gap_class: int = 0
+    """How long the user has been away, see `InferenceEngine.gap_class`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +96,8 @@ class RankRequest:
     explain_by: Evidence | None = None
     """All that is known of the user, to explain each item by; None: nothing is explained."""
     key: Hashable = None
-    """Identifies the candidates in a cache: it changes with ``user.key`` and ``items``. None: not
-    kept."""
+    """Identifies the candidates in a cache: it changes with ``items`` and with the user's key and
+    gap class. None: not kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
 
@@ -275,7 +277,11 @@ class CandidateRetriever:
                 vectors[position] = fitted
         if to_fit:
             self._fit(users, vectors, to_fit)
-        return torch.from_numpy(vectors)
+        known = torch.from_numpy(vectors)
+        if not any(user.gap_class for user in users):
+            return known
+        classes = torch.tensor([user.gap_class for user in users], device=self._model.device)
+        return self._model.after_gap(known.to(self._model.device), classes).cpu()
 
     def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
         """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""

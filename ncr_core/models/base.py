@@ -95,6 +95,32 @@ class PairwiseRanker(nn.Module, ABC):
         """(E,) the vector of one user, as ``pooled_vectors``; see ``PooledUsers.pool_one``."""
         return torch.cat([part.pool_one(items, weights) for part in self._pooled()])
 
+    def after_gap(self, vectors: Tensor, classes: Tensor) -> Tensor:
+        """(B, E) user vectors after gaps of these classes (B,); see ``PooledUsers``.
+
+        Class 0 leaves a vector as it is, and so does every class without ``by_gap``.
+        """
+        if not self.config.by_gap or not bool(classes.any()):
+            return vectors
+        (part,) = self._pooled()
+        return part.after_gap(vectors, classes)
+
+    def gap_scale(self, number: int) -> float:
+        """What a user's own items count after a gap of this class, beside no gap."""
+        if not self.config.by_gap:
+            return 1.0
+        (part,) = self._pooled()
+        return float(part.gap_scale[number])
+
+    @property
+    def fitted_gaps(self) -> frozenset[int]:
+        """The gap classes in which vectors differ from those in the middle of a sitting."""
+        if not self.config.by_gap:
+            return frozenset()
+        (part,) = self._pooled()
+        differs = (part.gap_scale != 1.0) | (part.gap_offset != 0.0).any(dim=1)
+        return frozenset(differs.nonzero().flatten().tolist())
+
     def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
         """Recomputes the vectors of the known users where they come from their items.
 
@@ -128,8 +154,9 @@ class PairwiseRanker(nn.Module, ABC):
             size,
             config.windows,
             config.embedding_std,
-            config.by_length,
-            config.window_matrices,
+            by_length=config.by_length,
+            matrices=config.window_matrices,
+            by_gap=config.by_gap,
         )
 
     def _pooled(self) -> list[PooledUsers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,13 @@ EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
 LENGTHS = (0, 1, 2, 3, 5, 8, 12, 20, 40)
 """The largest numbers of items of the classes of ``by_length`` but the last."""
+GAPS_SECONDS = (3_600.0, 86_400.0)
+"""The longest times since a user's last interaction of the classes of ``by_gap`` but the last."""
+
+
+def gap_class(seconds: float) -> int:
+    """The class of ``by_gap``; 0 for a user in the middle of a sitting."""
+    return bisect_left(GAPS_SECONDS, seconds)
 
 
 def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
@@ -47,6 +55,9 @@ class PooledUsers(nn.Module):
     of items by ``LENGTHS``: of few items the vector is short, and near to what newcomers like. The
     sum of window 0 is divided by n^½ still.
 
+    With ``by_gap`` the vector of a user whose last interaction lies in the gap class g is
+    s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always.
+
     ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
     them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
     items.
@@ -54,6 +65,8 @@ class PooledUsers(nn.Module):
 
     weight: Tensor
     lengths: Tensor
+    gap_scale: Tensor
+    gap_offset: Tensor
 
     def __init__(
         self,
@@ -62,8 +75,10 @@ class PooledUsers(nn.Module):
         size: int,
         windows: tuple[int, ...],
         std: float,
+        *,
         by_length: bool = False,
         matrices: bool = True,
+        by_gap: bool = False,
     ) -> None:
         super().__init__()
         self.windows = windows
@@ -76,6 +91,9 @@ class PooledUsers(nn.Module):
             self.gate = nn.Parameter(torch.ones(len(LENGTHS) + 1))
             self.offset = nn.Parameter(torch.zeros(len(LENGTHS) + 1, size))
             self.register_buffer("lengths", torch.tensor(LENGTHS), persistent=False)
+        if by_gap:
+            self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
+            self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
@@ -147,6 +165,10 @@ class PooledUsers(nn.Module):
             part = slice(int(ends[first] - lengths[first]), int(ends[users][-1]))
             part_weights = None if weights is None else weights[part]
             self.weight[users] = self.pool(items[part], lengths[users], part_weights)
+
+    def after_gap(self, vectors: Tensor, classes: Tensor) -> Tensor:
+        """(B, size) vectors and (B,) gap classes → (B, size) vectors after such a gap."""
+        return self.gap_scale[classes].unsqueeze(1) * vectors + self.gap_offset[classes]
 
     def _divisor(self, window: int, counts: Tensor) -> Tensor:
         """Whose square root the sum of so many items of a window is divided by."""

@@ -13,6 +13,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe
+from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.pretraining import refit_config, train_model
 from ncr_core.training.selection import TriedRecipe, select_recipe
 from ncr_core.training.trainer import History, OnProgress
@@ -92,11 +93,12 @@ def train_recipe(
         recipe, trained, tried = selection.recipe, selection.trained, selection.tried
     else:
         trained = train_model(recipe.model, recipe.training, split, on_progress)
-    history = trained.history
+    history, train = trained.history, split.train
     if refit:
         config = refit_config(recipe.model, recipe.training, history)
         split = split.with_validation_in_train()
         trained = train_model(recipe.model, config, split, on_progress)
+    learn_gaps(trained.model, train, recipe.training.seed)
     seconds = time.perf_counter() - started
     return OfflineTraining(recipe, trained.model, history, seconds, refit, tried)
 

@@ -18,6 +18,7 @@ from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
 from ncr_core.recipes import Recipe
 from ncr_core.train_config import TrainConfig
+from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
 from ncr_core.training.trainer import (
     Adam,
@@ -146,8 +147,17 @@ def learn_everything(
     From the next-item start it is fitted again where much was held out, with as many epochs as were
     chosen. Where little was, it stays as it is but for its users' vectors, which are made of their
     items; the closed form alone, which takes seconds, is always fitted again. From any other start,
-    or ``warm`` from another model, it gets a few more passes.
+    or ``warm`` from another model, it gets a few more passes. At the end it learns what breaks
+    change, see `learn_gaps`.
     """
+    model = _with_held_out(recipe, trained, split, interactions, warm)
+    learn_gaps(model, interactions, recipe.training.seed)
+    return model
+
+
+def _with_held_out(
+    recipe: Recipe, trained: TrainingResult, split: Split, interactions: Interactions, warm: bool
+) -> PairwiseRanker:
     config = recipe.training
     if config.start == "next-item" and (warm or config.epochs > 0):
         held_out = int((split.validation >= 0).sum() + (split.test >= 0).sum())

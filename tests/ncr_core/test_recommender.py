@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from ncr_core import Recommender, evaluate, leave_latest_out, load_interactions
 from ncr_core.checkpoint import save_checkpoint
 from ncr_core.data.splits import Split
-from ncr_core.data.synthetic import synthetic_catalogue
+from ncr_core.data.synthetic import synthetic_catalogue, synthetic_sittings
 from ncr_core.errors import CheckpointError, ConfigError, DataError
 from ncr_core.manifest import MANIFEST
 from ncr_core.ranking import ExactRanker, algorithm1
@@ -248,6 +249,29 @@ def test_the_closed_form_stays_as_it_is_when_it_learns_everything() -> None:
     nothing = np.full(every.n_users, -1)
     expected = train_model(closed.model, closed.training, Split(every, nothing, nothing)).model
     assert torch.equal(fitted.get_parameter("items.weight"), expected.get_parameter("items.weight"))
+
+
+@pytest.mark.slow
+def test_a_list_after_a_break_is_another_than_in_the_middle_of_a_sitting(tmp_path: Path) -> None:
+    rows = synthetic_sittings(n_users=400, n_items=100)
+    recommender = Recommender("next-item", factors=32).fit(rows)
+    user, _, last = rows[-1]
+    goes_on = recommender.recommend(user)
+    assert recommender.recommend(user, at=last + 3_600) == goes_on
+    assert recommender.recommend(user, at=last - 10) == goes_on
+    back = recommender.recommend(user, at=last + 90_000)
+    assert back != goes_on
+    day_later = datetime.fromtimestamp(last + 90_000, UTC)
+    assert recommender.recommend(user, at=day_later) == back
+    assert recommender.recommend(user, at=day_later.replace(tzinfo=None)) == back
+
+    recommender.save(tmp_path / "saved")
+    loaded = Recommender.load(tmp_path / "saved")
+    assert loaded.recommend(user) == goes_on
+    assert loaded.recommend_many([user, rows[0][0]], at=last + 90_000)[0] == back
+    untimed = Recommender.load(tmp_path / "saved", interactions=[row[:2] for row in rows])
+    with pytest.raises(DataError, match="at needs the times of the interactions"):
+        untimed.recommend(user, at=last)
 
 
 def test_importing_the_package_loads_no_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -12,12 +13,21 @@ from fastapi import FastAPI
 
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
+from app.events.schemas import NewEvent
 from app.inference.loaded_model import ItemIndex
-from app.recommend.context import MAX_EVIDENCE, RecommendationContext, fold_in_evidence
+from app.recommend import service
+from app.recommend.context import (
+    MAX_EVIDENCE,
+    RecommendationContext,
+    fold_in_evidence,
+    rank_request,
+    user_state,
+)
 from app.recommend.schemas import RecommendationQuery
 from app.wiring import Services
-from tests.app.conftest import publish_model
-from tests.app.recommend.conftest import ITEMS, ask, ids, post, serving
+from ncr_core.data.synthetic import synthetic_sittings
+from tests.app.conftest import publish_model, refresh
+from tests.app.recommend.conftest import ITEMS, ask, ids, post, serving, sources
 
 INDEX = ItemIndex(
     seq=1,
@@ -133,6 +143,62 @@ async def test_thousands_of_statements_are_fitted_to_the_latest(
     assert {place["source"] for place in answer["items"]} == {"fold_in"}
     questions = (await client.get("/users/talker/questions?n=3")).raise_for_status().json()
     assert len(questions["items"]) == 3
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_list_depends_on_how_long_the_user_has_been_away(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within an hour it goes on with the sitting; every class of gaps has its own cached list."""
+    services: Services = app.state.services
+    rows = synthetic_sittings(n_users=250, n_items=100)
+    await services.events.import_rows(
+        [
+            NewEvent(f"{user} {item}", user, item, timestamp=int(seconds * 1e6))
+            for user, item, seconds in rows
+        ]
+    )
+    await publish_model(services, recipe="next-item", factors=32)
+    await refresh(app)
+    user, _, last = rows[-1]
+
+    async def after(seconds: float) -> dict[str, Any]:
+        monkeypatch.setattr(service, "now_us", lambda: int((last + seconds) * 1e6))
+        answer = await ask(client, user, explain="pairwise")
+        batch = await post(client, "/recommend/batch", users=[user], n=10)
+        assert ids(batch["results"][0]) == ids(answer)
+        reranked = await post(client, "/rerank", user=user, items=sorted(ids(answer)))
+        assert ids(reranked) == ids(answer)
+        return answer
+
+    goes_on, back, much_later = [await after(seconds) for seconds in (60, 7_200, 90_000)]
+    assert ids(goes_on) != ids(back)
+    assert back["items"] != much_later["items"]  # the scores, at least
+    assert {*sources(goes_on), *sources(back)} == {"model"}
+    for seconds, answer in ((3_599, goes_on), (-60, goes_on), (86_399, back), (1e8, much_later)):
+        assert (await after(seconds))["items"] == answer["items"]
+    # So have the candidates.
+    profile = await services.events.profiles.get(user)
+    catalogue = await services.catalog.catalogue(profile.catalog_seq)
+    context = RecommendationContext(user, RecommendationQuery(10), profile, catalogue)
+    times = [int((last + seconds) * 1e6) for seconds in (60, 7_200, 90_000)]
+    requests = [rank_request(replace(context, at_us=at), serving(app)) for at in times]
+    assert len({request.key for request in requests if request is not None}) == 3
+    # Who has only stated preferences has never been away.
+    stated = {"user": "talker", "winner": "item-1", "loser": "item-2"}
+    (await client.post("/preferences", json=stated)).raise_for_status()
+    talker = await services.events.profiles.get("talker")
+    context = RecommendationContext(
+        "talker", RecommendationQuery(10), talker, catalogue, at_us=2**50
+    )
+    state = user_state(context, serving(app))
+    assert state is not None
+    assert state.gap_class == 0
+    # With an event the sitting goes on.
+    event = {"user": user, "item": ids(back)[0], "timestamp": last + 7_200}
+    (await client.post("/events", json=event)).raise_for_status()
+    assert sources(await after(7_260)) == ["fold_in"] * 10
 
 
 @pytest.mark.anyio

@@ -66,6 +66,17 @@ def test_equal_weights_give_an_unweighted_matrix() -> None:
         assert (matrix.weights, matrix.feedback) == (None, None)
 
 
+def test_times_are_those_of_the_events_in_seconds() -> None:
+    matrix = matrix_of([(1, 2, 1.0), (2, 2, 1.0), (1, 3, 1.0), (1, 2, 2.0), (1, 4, -1.0)])
+    assert named(matrix, np.stack([matrix.users, matrix.items], axis=1)) == [
+        ("u1", "i3"),
+        ("u1", "i2"),
+        ("u2", "i2"),
+    ]
+    assert matrix.times is not None
+    assert matrix.times.tolist() == [2e-6, 3e-6, 1e-6]
+
+
 def test_the_latest_feedback_on_each_item_counts() -> None:
     matrix = matrix_of(
         [

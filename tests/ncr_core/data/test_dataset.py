@@ -263,3 +263,21 @@ def test_a_data_set_is_returned_as_it_is() -> None:
         np.zeros(1, np.int64), np.zeros(1, np.int64), user_ids=["a"], item_ids=["b"]
     )
     assert "only one user" in error(one)
+
+
+def test_times_are_seconds_where_every_row_has_one(tmp_path: Path) -> None:
+    def times_of(source: InteractionSource) -> list[float] | None:
+        times = load_interactions(source).interactions.times
+        return None if times is None else times.tolist()
+
+    days = np.array(["1970-01-02", "1970-01-01", "1970-01-03"], dtype="datetime64[D]")
+    users, items = ["ann", "ann", "bob"], ["x", "y", "x"]
+    assert times_of((users, items, days)) == [0.0, 86400.0, 172800.0]
+    assert times_of((users, items, [3.0, 1.0, 5.0])) == [1.0, 3.0, 5.0]
+    assert times_of((users, items)) is None
+    timed = put(tmp_path / "timed.csv", "user,item,timestamp\nann,x,30\nann,y,10\nbob,x,50\n")
+    assert times_of(timed) == [10.0, 30.0, 50.0]
+    placed = put(tmp_path / "placed.csv", "user,item,position\nann,x,2\nann,y,1\nbob,x,1\n")
+    assert times_of(placed) is None
+    some = put(tmp_path / "some.csv", "user,item,timestamp\nann,x,30\nann,y,\nbob,x,50\n")
+    assert times_of(some) is None

@@ -52,6 +52,30 @@ def test_equal_times_keep_the_order_of_the_file() -> None:
     assert ids_of(matrix, "u") == ["d", "b", "c", "a"]
 
 
+def test_times_follow_their_interactions_through_every_filter() -> None:
+    rows = [("a", "y", 90.0), ("b", "x", 5.0), ("a", "x", 20.0), ("a", "x", 70.0), ("b", "z", 9.0)]
+    matrix = build_interactions(rows, timed=True)
+    assert matrix.times is not None
+    assert matrix.times.tolist() == [70.0, 90.0, 5.0, 9.0]
+    gaps = matrix.gaps()
+    assert gaps is not None
+    assert gaps.tolist() == [0.0, 20.0, 0.0, 4.0]
+
+    def by_ids(part: Interactions) -> set[tuple[str, str, float]]:
+        assert part.times is not None
+        return {
+            (part.user_ids[u], part.item_ids[i], t)
+            for u, i, t in zip(part.users, part.items, part.times, strict=True)
+        }
+
+    without_y = matrix.select(matrix.items != matrix.item_ids.index("y"))
+    assert by_ids(without_y) == {("a", "x", 70.0), ("b", "x", 5.0), ("b", "z", 9.0)}
+    assert by_ids(compact(without_y)) == by_ids(without_y)
+    assert by_ids(matrix.reindex(["b", "a"], ["z", "y"])) == {("b", "z", 9.0), ("a", "y", 90.0)}
+    assert build_interactions(rows).times is None
+    assert build_interactions(rows).gaps() is None
+
+
 def test_contains() -> None:
     matrix = build_interactions(ROWS)
     users, items = np.meshgrid(np.arange(2), np.arange(3), indexing="ij")

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ncr_core.checkpoint import Checkpoint
 from ncr_core.explain.influence import Floats, InfluenceExplainer, IntArray
 from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig
 from ncr_core.fold_in.evidence import PairSampler, WeightedPairs
-from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.inference.engine import InferenceEngine
+from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import ExactRanker
 from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
 
@@ -200,3 +203,24 @@ def test_a_trained_vector_gives_old_items_as_much_weight_as_new_ones() -> None:
     assert every.tolist() == many.tolist()
     by_size = np.abs(effects).sum(axis=0).argsort()[-10:]
     assert (by_size < 15).sum() > 2
+
+
+def test_after_a_break_own_items_count_as_much_less_as_the_scores_do() -> None:
+    config = ModelConfig(kind="nbpr", factors=4, users="history", windows=(2, 0), by_gap=True)
+    model = build_model(config, 1, 8).requires_grad_(False)
+    evidence, everything = Evidence(np.array([1, 6])), ItemFilter(np.ones(8, dtype=np.bool_))
+    model.remember(torch.from_numpy(evidence.items), torch.tensor([2]))
+    model.users.gap_scale[2] = 0.25  # type: ignore[union-attr,index]
+    items = [f"item-{row}" for row in range(8)]
+    checkpoint = Checkpoint(model, ["ann"], items, np.ones(8, dtype=np.int64), [0, 7], {})
+    engine = InferenceEngine(checkpoint, candidates=8)
+
+    def effects(seconds: float) -> dict[tuple[int, int], float]:
+        user = UserState(0, gap_class=engine.gap_class(seconds))
+        (ranked,) = engine.rank([RankRequest(user, 8, everything, explain_by=evidence)])
+        return {(item.row, why.row): why.effect for item in ranked for why in item.because}
+
+    in_a_sitting, after_a_day = effects(60), effects(90_000)
+    assert len(in_a_sitting) > 4
+    assert effects(7_200) == in_a_sitting  # of this class nothing was learned
+    assert after_a_day == pytest.approx({pair: e / 4 for pair, e in in_a_sitting.items()})

@@ -16,7 +16,7 @@ from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
 from ncr_core.models import user_embeddings as users_module
-from ncr_core.models.user_embeddings import PooledUsers, UserHistories
+from ncr_core.models.user_embeddings import PooledUsers, UserHistories, gap_class
 from ncr_core.ranking import ExactRanker
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import TrainConfig, train_model
@@ -264,6 +264,26 @@ def test_vectors_by_hand(windows: tuple[int, ...]) -> None:
     torch.testing.assert_close(
         users.without_positives(histories_of([3, 1], [0, 2, 1])), torch.stack(at)
     )
+
+
+def test_a_gap_scales_and_moves_vectors_of_its_class_alone() -> None:
+    config = ModelConfig(kind="nbpr", factors=2, users="history", windows=(2, 0), by_gap=True)
+    model = build_model(config, 3, 4)
+    vectors, classes = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([0, 1, 2])
+    assert model.fitted_gaps == frozenset()
+    assert torch.equal(model.after_gap(vectors, classes), vectors)
+    model.users.gap_scale[1:] = torch.tensor([0.5, 1.0])  # type: ignore[union-attr,index]
+    model.users.gap_offset[2] = torch.tensor([1.0, -1.0])  # type: ignore[union-attr,index]
+    moved = torch.tensor([[1.0, 2.0], [1.5, 2.0], [6.0, 5.0]])
+    assert torch.equal(model.after_gap(vectors, classes), moved)
+    assert model.fitted_gaps == {1, 2}
+    assert [gap_class(s) for s in (-1, 3_600, 3_600.5, 86_400, 86_401)] == [0, 0, 1, 1, 2]
+
+    before = build_model(replace(config, by_gap=False), 3, 4)
+    assert not [name for name in before.state_dict() if "gap" in name]  # as stored until now
+    assert torch.equal(before.after_gap(vectors, classes), vectors)
+    with pytest.raises(ConfigError, match="by_gap is for nbpr with windows"):
+        ModelConfig(kind="neupr", users="history", windows=(2, 0), by_gap=True)
 
 
 def test_vectors_by_length_by_hand() -> None:
