@@ -16,6 +16,8 @@ from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
+ARCHIVE_SECONDS = 30 * 86_400.0
+"""Where the newest event that the model was trained on is older, the data are an archive."""
 MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
 NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
 _NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -44,11 +46,16 @@ class RecommendationContext:
 
 
 def gap_class(context: RecommendationContext, model: LoadedModel) -> int:
-    """The class of the time since the user's last event; 0 where the model makes no difference."""
-    profile = context.profile
-    if not model.engine.knows_gaps or not len(profile.timestamps):
+    """The class of the time since the user's last event; 0 where the model makes no difference.
+
+    In an archive everybody would seem to be away: its lists go on where each user's events end.
+    """
+    profile, engine, at = context.profile, model.engine, context.at_us / 1e6
+    if not engine.knows_gaps or not len(profile.timestamps):
         return 0
-    return model.engine.gap_class((context.at_us - profile.latest_time) / 1e6)
+    if at - engine.latest_time > ARCHIVE_SECONDS:
+        return 0
+    return engine.gap_class(at - profile.latest_time / 1e6)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:

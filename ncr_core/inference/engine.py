@@ -141,6 +141,7 @@ class InferenceEngine:
         self._anchors = generator.anchors
         self.influence = InfluenceExplainer(self.fold_in, self.ranker, self._anchors)
         self._fitted_gaps = self.model.fitted_gaps
+        self.latest_time = self.model.latest_time
         self._space: ItemSpace | None = None
         self._space_lock = Lock()
 

@@ -105,6 +105,14 @@ class PairwiseRanker(nn.Module, ABC):
         (part,) = self._pooled()
         return part.after_gap(vectors, classes)
 
+    @property
+    def latest_time(self) -> float:
+        """The latest time that ``by_gap`` was fitted to, in seconds since 1970; 0 without."""
+        if not self.config.by_gap:
+            return 0.0
+        (part,) = self._pooled()
+        return float(part.latest_time)
+
     def gap_scale(self, number: int) -> float:
         """What a user's own items count after a gap of this class, beside no gap."""
         if not self.config.by_gap:

@@ -56,7 +56,8 @@ class PooledUsers(nn.Module):
     sum of window 0 is divided by n^½ still.
 
     With ``by_gap`` the vector of a user whose last interaction lies in the gap class g is
-    s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always.
+    s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always. ``latest_time``
+    is the latest time that they were fitted to, in seconds since 1970.
 
     ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
     them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
@@ -67,6 +68,7 @@ class PooledUsers(nn.Module):
     lengths: Tensor
     gap_scale: Tensor
     gap_offset: Tensor
+    latest_time: Tensor
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class PooledUsers(nn.Module):
         if by_gap:
             self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
             self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
+            self.register_buffer("latest_time", torch.zeros(1, dtype=torch.float64))
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""

@@ -8,7 +8,7 @@ for each class of gaps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ MAX_ITEMS = 4_096  # that a returning user's next item is compared with; of more
 SEEN = -1e9  # the logit of an item that the user has had
 POPULARITY_RIDGE = 1e-3
 FIT_STEPS = 100
+MAX_FACTORS = 64  # of the start that breaks are predicted with
 
 
 @torch.no_grad()
@@ -53,6 +54,7 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     assert isinstance(users, PooledUsers)  # noqa: S101 - `by_gap` says so
     users.gap_scale.fill_(1.0)
     users.gap_offset.zero_()
+    users.latest_time.fill_(float(train.times.max(initial=0.0)))
     rng = np.random.default_rng(seed)
     returns = {k: at for k, at in _breaks(train, rng).items() if len(at) >= MIN_RETURNS}
     if not returns:
@@ -87,6 +89,7 @@ def _start_within_breaks(
     """The next-item start on sequences that end where a break begins."""
     indptr = np.union1d(train.indptr, at)
     sequences = Interactions(indptr, train.items, [""] * (len(indptr) - 1), train.item_ids)
+    config = replace(config, factors=min(config.factors, MAX_FACTORS))
     with torch.random.fork_rng(devices=[]):
         model = build_model(config, 1, train.n_items)  # only lists of items will be asked for
     next_item_start(model, sequences, seed)
