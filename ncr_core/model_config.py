@@ -33,7 +33,7 @@ class ModelConfig:
     """nbpr (eq. 17, 19–22), dncr (eq. 23), neupr (eq. 25) or twotower (eq. 7–9)."""
 
     factors: int = parameter(
-        8, "d, the predictive factors.", ge=1, le=MAX_FACTORS, request={}, by_setting=True
+        8, "d, the predictive factors.", ge=1, le=MAX_FACTORS, request={"le": 512}, by_setting=True
     )
     """The width of the last hidden layer."""
 
