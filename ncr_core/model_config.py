@@ -16,6 +16,7 @@ Init = Literal["xavier", "paper"]
 Users = Literal["free", "history"]
 
 MAX_FACTORS = 1024
+MAX_REQUEST_FACTORS = 512  # more are for models in closed form
 MAX_EMBEDDING = 4096
 MAX_WINDOWS = 16
 
@@ -33,7 +34,12 @@ class ModelConfig:
     """nbpr (eq. 17, 19–22), dncr (eq. 23), neupr (eq. 25) or twotower (eq. 7–9)."""
 
     factors: int = parameter(
-        8, "d, the predictive factors.", ge=1, le=MAX_FACTORS, request={"le": 512}, by_setting=True
+        8,
+        "d, the predictive factors.",
+        ge=1,
+        le=MAX_FACTORS,
+        request={"le": MAX_REQUEST_FACTORS},
+        by_setting=True,
     )
     """The width of the last hidden layer."""
 

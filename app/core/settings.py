@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from app.core.cron import CronSchedule
 from app.core.errors import SettingsError
-from ncr_core.model_config import MAX_FACTORS, ServiceKind, Users
+from ncr_core.model_config import MAX_REQUEST_FACTORS, ServiceKind, Users
 from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, recipe
 
 _DEFAULT = recipe("default")
@@ -182,7 +182,7 @@ class Settings(BaseSettings):
     default_model: ServiceKind = _DEFAULT.value("kind")
     """Model of a training request that names none."""
 
-    default_factors: int = Field(default=_DEFAULT.model.factors, ge=1, le=MAX_FACTORS)
+    default_factors: int = Field(default=_DEFAULT.model.factors, ge=1, le=MAX_REQUEST_FACTORS)
     """Number of predictive factors of a training request that gives none."""
 
     default_users: Users = _DEFAULT.model.users
