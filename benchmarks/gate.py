@@ -1,6 +1,6 @@
 """Retrainings on MovieLens, judged beside the model before: the gate, and warm starts.
 
-    python -m benchmarks.gate DATA/ml-100k [TRIES [MODEL [FACTORS [NAME]]]]
+    python -m benchmarks.gate DATA/ml-100k [TRIES [RECIPE [NAME]]]
     python -m benchmarks.gate warm_start DATA/ml-1m [NEWEST [FACTORS [NAME [MODEL ...]]]]
 
 The gate: does it refuse models trained on corrupted data, and let equal ones pass? Models are
@@ -15,7 +15,8 @@ follows the other:
 The corrupted one is judged once more on a hold-out that is ``corrupted too``, as where an importer
 has spoilt the table of events itself. That says how far the gate can see then, and no more: half of
 what is held out is noise, and on noise a model that has learned noise is none the worse. Every
-training is a real one with the service's defaults; every decision is by the functions that a
+training is a real one by the recipe, and without one by the choice that the service makes by
+default; every decision is by the functions that a
 training job calls. All figures of each try go into the result, and from the ends of the intervals
 what other margins would have decided.
 
@@ -44,7 +45,9 @@ from ncr_core.data import Interactions, build_interactions, leave_latest_out
 from ncr_core.data.readers import open_source
 from ncr_core.data.splits import Split, hold_out_users
 from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.recipes import AUTO_RECIPE, recipe
 from ncr_core.training import TrainConfig, train_model
+from ncr_core.training.selection import select_recipe
 from ncr_core.training.warm_start import StartingPoint, train_warm
 
 MARGINS = (0.02, 0.03, 0.05, 0.1)
@@ -82,20 +85,19 @@ class Try:
 
 
 def main(
-    data: Path, tries: int = 20, model: str = "neupr", factors: int = 8, name: str = "gate"
+    data: Path, tries: int = 20, recipe_name: str = AUTO_RECIPE, name: str = "gate-auto"
 ) -> None:
-    config = ModelConfig.from_dict({"kind": model, "factors": factors})
     margin = Settings.model_fields["gate_margin"].default
     interactions = build_interactions((user, item, time) for time, user, item in _rows(data))
     held_out = _held_out(interactions)
     split = leave_latest_out(interactions, held_out)
-    incumbent = _train(config, split, 0)
+    incumbent = _train(recipe_name, split, 0)
     judged: list[Try] = []
     for seed in range(1, tries + 1):
         before = _incumbent(incumbent, split, interactions)
-        incumbent = _train(config, split, seed)
+        incumbent = _train(recipe_name, split, seed)
         bad_split = leave_latest_out(corrupted(interactions, seed), held_out)
-        bad = _train(config, bad_split, seed)
+        bad = _train(recipe_name, bad_split, seed)
         for challenger, hold_out, expected, model_, split_ in (
             ("equal", "frozen", True, incumbent, split),
             ("corrupted", "frozen", False, bad, split),
@@ -109,8 +111,7 @@ def main(
         COLUMNS,
         [one.row() for one in judged],
         data=data.name,
-        model=model,
-        factors=factors,
+        recipe=recipe_name,
         relative_margin=margin,
         interactions=interactions.nnz,
         summary=_summary(judged),
@@ -140,8 +141,12 @@ def _held_out(interactions: Interactions) -> Any:
     return hold_out_users(interactions)[0]
 
 
-def _train(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
-    model = train_model(config, TrainConfig(seed=seed, device="cpu"), split).model
+def _train(name: str, split: Split, seed: int) -> PairwiseRanker:
+    if name == AUTO_RECIPE:
+        model = select_recipe(split, device="cpu", seed=seed).trained.model
+    else:
+        named = recipe(name).with_(device="cpu", seed=seed)
+        model = train_model(named.model, named.training, split).model
     return model.requires_grad_(False).eval()
 
 
