@@ -252,6 +252,7 @@ AUTO_RECIPE = "auto"
 SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
 MANY_FACTORS = 1024  # with which the closed form is within 1 % of its whole matrix
+MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
     "next-item": {"factors": MANY_FACTORS},
@@ -277,7 +278,9 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
+    solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
     recipes = (each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO)
+    most = min(most, solved)
     return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)
 
 

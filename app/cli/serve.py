@@ -12,7 +12,6 @@ import typer
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
-    from app.registry.service import ModelRegistry
 
 
 def register(app: typer.Typer) -> None:
@@ -124,29 +123,11 @@ async def _check_start(settings: Settings) -> bool:
     models = ModelRegistry(database, open_checkpoint_store(settings))
     try:
         await ensure_schema(database)
-        await _claim_store(models)
+        await models.check_store()
         return await KeyService(database).any()
     finally:
         models.close()
         await database.close()
-
-
-async def _claim_store(models: ModelRegistry) -> None:
-    """Refuse the checkpoint store of another database; one that is away is no reason not to start.
-
-    Raises:
-        ForeignStore: the store belongs to another database.
-    """
-    from app.core.logging import get_logger
-    from app.registry.checkpoint_store import ForeignStore
-    from ncr_core.errors import CheckpointError
-
-    try:
-        await models.claim_store()
-    except ForeignStore:
-        raise
-    except CheckpointError as error:
-        get_logger(__name__).warning("the checkpoint store has no mark yet", reason=str(error))
 
 
 def worker() -> None:
@@ -167,5 +148,5 @@ async def _work(settings: Settings) -> None:
         loop.add_signal_handler(name, stop.set)
     _check_device(settings)
     async with services_of(settings) as services:
-        await _claim_store(services.models)
+        await services.models.check_store()
         await build_worker(services).run(stop)

@@ -34,6 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _since = 0.0
     _unread_bytes = 0
     _unread_since = 0.0
+    _is_next_due = False  # once the client has read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer."""
@@ -82,7 +83,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The next request begins, if there is one."""
+        """The next request begins, if there is one and the client has read the answer before."""
+        if self.flow.write_paused and not self.transport.is_closing():
+            # Its answer would be made and wait in memory, uncounted.
+            self._is_next_due = True
+            return
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         super().on_response_complete()
@@ -90,6 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """The client reads more slowly than answers are written."""
         super().pause_writing()
+        self.flow.pause_reading()
         self._unread_since = self.loop.time()
         unread = [one for one in self.connections if isinstance(one, BoundedProtocol)]
         unread = [one for one in unread if one.flow.write_paused]
@@ -104,6 +110,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client reads again."""
         super().resume_writing()
         self._unread_bytes = 0
+        if not self.pipeline:
+            self.flow.resume_reading()
+        if self._is_next_due:
+            self._is_next_due = False
+            self.on_response_complete()
 
     def _schedule_check(self) -> None:
         self._timer = self.loop.call_later(self.head_seconds / 4, self._check)

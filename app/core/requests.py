@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 import re
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
@@ -38,6 +39,7 @@ from app.core.middleware import header
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, and their number is limited."""
 MAX_LARGE_BODIES = 4
+MAX_BODY_SECONDS = 120.0  # for a large body to come whole
 """Large bodies that are read and parsed at a time, if each has the largest size."""
 PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
 MAX_ROW_BYTES = 256 * 1024  # of a row in a large list
@@ -65,8 +67,9 @@ class BodyLimit:
     The media type is checked on every write: a browser sends simple types across origins without
     a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
 
-    Large bodies count from their announcement to the start of the answer, by their bytes: beyond
-    ``MAX_LARGE_BODIES`` of the largest size further ones are 503.
+    Large bodies count to the start of the answer, by the bytes that have come: beyond
+    ``MAX_LARGE_BODIES`` of the largest size further ones are 503. One that has not come whole after
+    ``MAX_BODY_SECONDS`` is refused, so that nobody holds that memory by sending slowly.
 
     Args:
         app: the application below.
@@ -103,14 +106,19 @@ class BodyLimit:
         too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
         if length > max_bytes:
             raise too_large
+        too_many = Unavailable("too many large bodies are being read", code="overloaded")
+        limit = MAX_LARGE_BODIES * max(self.max_bytes, max_bytes)
         total = held = 0
+        began = time.monotonic()
 
         def hold(size: int) -> None:
             nonlocal held
             if size <= LARGE_BODY_BYTES or size <= held:
                 return
-            if self._large_bytes + size - held > MAX_LARGE_BODIES * max(self.max_bytes, max_bytes):
-                raise Unavailable("too many large bodies are being read", code="overloaded")
+            if self._large_bytes + size - held > limit:
+                raise too_many
+            if time.monotonic() - began > MAX_BODY_SECONDS:
+                raise BadRequest("the body comes too slowly", code="body_too_slow")
             self._large_bytes += size - held
             held = size
 
@@ -133,7 +141,8 @@ class BodyLimit:
             release()
             await send(message)
 
-        hold(length)
+        if length > LARGE_BODY_BYTES and self._large_bytes + length > limit:
+            raise too_many
         try:
             await self.app(scope, receive_limited, release_and_send)
         finally:
@@ -344,7 +353,7 @@ def _parse_large(body: bytes, loads: Callable[[bytes], Any]) -> Any:
     rows: list[Any] = []
     start, end = 1, len(body) - 1
     for cut in (*_cuts(body), end):
-        if cut - start > MAX_ROW_BYTES:
+        if cut - start > MAX_ROW_BYTES + PART_BYTES:  # small rows may be before it
             raise PayloadTooLarge(
                 f"a row of this list is larger than {MAX_ROW_BYTES} bytes", code="row_too_large"
             )

@@ -26,10 +26,13 @@ from app.core.errors import (
     Unauthorized,
     Unavailable,
 )
+from app.core.logging import get_logger
 from app.core.middleware import header
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
+
+log = get_logger(__name__)
 
 RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 MAX_CALLERS = 10_000  # with a token bucket in memory
@@ -211,6 +214,7 @@ class WrongKeys:
         grant = await self._buckets.take(address, WRONG_KEYS_PER_SECOND, MAX_WRONG_KEYS)
         if grant.retry:
             self._refused_until[address] = self._clock() + grant.retry
+            log.warning("too many wrong keys", address=address)
 
 
 def is_loopback(host: str) -> bool:

@@ -97,7 +97,7 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
 async def post_events(request: Request, service: Service) -> Response:
     """Answers after the accepted events are stored durably. Rejected rows do not affect others.
 
-    With a token all rows have to be of its user, and the body is JSON.
+    With a token all rows have to be of its user and about known items, and the body is JSON.
     """
     caller = caller_of(request)
     if media_type(request.scope) == NDJSON:
@@ -113,7 +113,8 @@ async def post_events(request: Request, service: Service) -> Response:
         if caller.user is not None:
             for row in rows:
                 check_user(caller, row.get("user") if isinstance(row, dict) else None)
-        result = await service.add_rows(rows, now_us())
+        known_items_only = caller.user is not None  # what a page says makes no items for everybody
+        result = await service.add_rows(rows, now_us(), known_items_only=known_items_only)
     return json_response(
         {
             "accepted": result.accepted,

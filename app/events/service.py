@@ -103,7 +103,12 @@ class EventService:
     # Events
 
     async def add_rows(
-        self, rows: Sequence[object], now: int, *, wait: bool = False
+        self,
+        rows: Sequence[object],
+        now: int,
+        *,
+        wait: bool = False,
+        known_items_only: bool = False,
     ) -> AppendResult:
         """Validate rows of a client and store the valid ones; returns after the commit.
 
@@ -111,11 +116,23 @@ class EventService:
             rows: parsed JSON values.
             now: the default timestamp, in microseconds since 1970.
             wait: waits while too many events are waiting, instead of raising.
+            known_items_only: rejects rows about items that the catalogue does not have.
 
         Raises:
             Unavailable: too many events are waiting, or the database is away.
         """
         valid, indices, rejected = await _parsed(parse_event, rows, now)
+        if known_items_only and valid:
+            known = await self._catalog.ids_of({event.item for event in valid})
+            unknown = [
+                Rejection(index, "unknown_item", f"there is no item {event.item[:64]!r}")
+                for event, index in zip(valid, indices, strict=True)
+                if event.item not in known
+            ]
+            rejected = [*rejected, *unknown]
+            valid = [event for event in valid if event.item in known]
+            outside = {rejection.index for rejection in rejected}
+            indices = [index for index in indices if index not in outside]
         self.row_counts["rejected"] += len(rejected)
         if valid:
             result = await self.group_commit.submit(valid, wait=wait)

@@ -54,6 +54,8 @@ class _ModelUsers:
 
     rows: list[int]
     weights: torch.Tensor
+    number: int
+    """How many of the model's users took the item up, of whom ``rows`` are the latest."""
 
 
 @dataclass(slots=True)
@@ -128,7 +130,10 @@ class NewItems:
             return
         user_vectors = [model.engine.trained_vectors(users.rows) for users in changed.values()]
         weights = [users.weights for users in changed.values()]
-        vectors = await asyncio.to_thread(lambda: model.trained.item_fold_in(user_vectors, weights))
+        numbers = [users.number for users in changed.values()]
+        vectors = await asyncio.to_thread(
+            lambda: model.trained.item_fold_in(user_vectors, weights, numbers)
+        )
         for (item, users), vector in zip(changed.items(), vectors, strict=True):
             n = len(users.rows)
             progress.fitted[item] = _FittedItem(n, vector)
@@ -167,7 +172,9 @@ class NewItems:
             if row is not None:
                 strongest[row] = max(strongest.get(row, 0.0), adoption.weight * left)
         rows = list(strongest)[-MAX_USERS:]
-        return _ModelUsers(rows, torch.tensor([strongest[row] for row in rows]))
+        # Of an item with more than are read nobody counts them: anybody may have taken it up.
+        number = len(strongest) if len(adoptions) < MAX_ADOPTERS else len(model.user_rows)
+        return _ModelUsers(rows, torch.tensor([strongest[row] for row in rows]), number)
 
     async def _extend(self, progress: _Progress, model: LoadedModel) -> LoadedModel | None:
         catalogue = await self._catalog.catalogue()

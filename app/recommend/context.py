@@ -17,7 +17,7 @@ from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
 ARCHIVE_SECONDS = 30 * 86_400.0
-"""Where the newest event that the model was trained on is older, the data are an archive."""
+"""Older interactions of the training are an archive to users who have no newer event."""
 MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
 NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
 _NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -53,9 +53,10 @@ def gap_class(context: RecommendationContext, model: LoadedModel) -> int:
     profile, engine, at = context.profile, model.engine, context.at_us / 1e6
     if not engine.knows_gaps or not len(profile.timestamps):
         return 0
-    if at - engine.latest_time > ARCHIVE_SECONDS:
+    last = profile.latest_time / 1e6
+    if last <= engine.latest_time < at - ARCHIVE_SECONDS:
         return 0
-    return engine.gap_class(at - profile.latest_time / 1e6)
+    return engine.gap_class(at - last)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:

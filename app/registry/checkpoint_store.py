@@ -29,6 +29,10 @@ class ForeignStore(CheckpointError):  # noqa: N818 - a state of the store
     """The store belongs to another database, so nothing may be written or removed there."""
 
 
+class UnknownVersions(CheckpointError):  # noqa: N818 - a state of the store
+    """The store has no mark, and some of its versions may be another database's."""
+
+
 class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after the HTTP error
     """The store could not be used, which says nothing about the checkpoints in it."""
 

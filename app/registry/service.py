@@ -25,7 +25,7 @@ from app.registry.checkpoint_store import (
     CheckpointStore,
     ForeignStore,
     LocalCheckpointStore,
-    StoreUnavailable,
+    UnknownVersions,
     check_files,
     check_manifest,
     checked_version,
@@ -142,8 +142,8 @@ class ModelRegistry:
 
         Raises:
             ForeignStore: the store belongs to another database.
-            CheckpointError: some versions in the store may be another database's, or the store
-                could not be used.
+            UnknownVersions: some versions in the store may be another database's.
+            CheckpointError: the store could not be used, or its mark names no database.
         """
         name = await instance_id(self._database)
         owners = await asyncio.to_thread(self._store.owners)
@@ -157,6 +157,19 @@ class ModelRegistry:
         await asyncio.to_thread(self._store.mark, name)
         # Another database may have been faster.
         _refuse_other_owners(await asyncio.to_thread(self._store.owners), name)
+
+    async def check_store(self, known: Collection[str] = ()) -> None:
+        """As `claim_store`, but a store without a mark, or one that is away, gives a warning.
+
+        Raises:
+            ForeignStore: the store belongs to another database.
+        """
+        try:
+            await self.claim_store(known)
+        except ForeignStore:
+            raise
+        except CheckpointError as error:
+            log.warning("the checkpoint store has no mark yet", reason=str(error))
 
     async def discard(self, version: str) -> None:
         """Removes the files of a version, unless it was published after all."""
@@ -192,11 +205,11 @@ class ModelRegistry:
         """
         try:
             await self.claim_store()
-        except (ForeignStore, StoreUnavailable) as error:
+        except UnknownVersions:
+            pass  # versions with a row of this database may go all the same
+        except CheckpointError as error:
             log.warning("old checkpoints stay", reason=str(error))
             return []
-        except CheckpointError:
-            pass  # versions with a row of this database may go all the same
         async with self._database.write() as conn:
             # Until the end of the transaction nobody can activate one of them.
             activation = await self._repository.lock_activation(conn)
@@ -412,16 +425,17 @@ def _refuse_other_owners(owners: dict[str, str | None], name: str) -> None:
 
 def _unknown_versions(
     owners: Collection[str], versions: set[str], unknown: set[str]
-) -> CheckpointError:
+) -> ForeignStore | UnknownVersions:
     named = ", ".join(sorted(unknown)[:MAX_NAMED])
     more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
     place = " or ".join(owners)
     if unknown == versions:
         return ForeignStore(
             f"{place} holds model versions, and this database knows none of them ({named}{more}): "
-            "set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE, or move them away"
+            "set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE, or, if trainings of this database "
+            "left them when they were killed, move them away"
         )
-    return CheckpointError(
+    return UnknownVersions(
         f"{place} holds model versions that this database does not know ({named}{more}): move them "
         "away, for until then nothing left over is removed there"
     )

@@ -20,6 +20,7 @@ from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainOrder
 from app.jobs.triggers import Triggers
+from app.registry.checkpoint_store import ForeignStore
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.wiring import Services
@@ -185,6 +186,7 @@ class Worker:
         log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
         task: TrainingTask | PrecomputeTask | None = None
         try:
+            await self._models.check_store()  # its owner would remove the model
             task = await self._task(claim)
             summary = await self._run_task(
                 task,
@@ -211,7 +213,7 @@ class Worker:
             log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
         except Cancelled:
             await self._end(claim, "cancelled")
-        except TrainingFailed as error:
+        except (TrainingFailed, ForeignStore) as error:
             await self._end(claim, "failed", error=str(error))
         except asyncio.CancelledError:
             await asyncio.shield(self._jobs.requeue(claim))

@@ -117,27 +117,34 @@ class ItemFoldIn:
         self._crowd = model.user_vectors(torch.from_numpy(rows).to(model.device)).detach()
         self._crowd_bars = self._bars(self._crowd)
 
-    def __call__(self, users: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> Tensor:
+    def __call__(
+        self,
+        users: Sequence[Tensor],
+        weights: Sequence[Tensor] | None = None,
+        n_users: Sequence[int] | None = None,
+    ) -> Tensor:
         """Item vectors (m, F), as ``extended`` takes them, in float32 on the CPU.
 
         ``users`` are, for each of m items, the (k, E) vectors of its users, and ``weights`` (k,)
-        how much each counts, above 0. An item without users gets the mean item's vector. Raises
-        DataError for weights that do not fit.
+        how much each counts, above 0. ``n_users`` are how many took each item up, where that is
+        more than are given. An item without users gets the mean item's vector. Raises DataError for
+        weights that do not fit.
         """
         vectors = torch.empty((len(users), len(self._prior.mean)))
         with torch.inference_mode(False):
             for item, adopters in enumerate(users):
                 counts = torch.ones(len(adopters)) if weights is None else weights[item]
-                vectors[item] = torch.from_numpy(self._fit(adopters, counts))
+                n = len(adopters) if n_users is None else n_users[item]
+                vectors[item] = torch.from_numpy(self._fit(adopters, counts, n))
         return vectors
 
-    def _fit(self, users: Tensor, weights: Tensor) -> Floats:
+    def _fit(self, users: Tensor, weights: Tensor, n_users: int) -> Floats:
         if weights.shape != (len(users),):
             raise DataError(f"{len(users)} users, but weights of shape {tuple(weights.shape)}")
         if not bool((weights.isfinite() & (weights > 0)).all()):
             raise DataError("weights must be finite and above 0")
         config = self.config
-        most = max(config.shown, len(users) / self._model.n_users)
+        most = max(config.shown, n_users / self._model.n_users)
         users, weights = users[-config.events :], weights[-config.events :]
         if len(users) == 0:
             return self._prior.mean

@@ -107,7 +107,7 @@ class PairwiseRanker(nn.Module, ABC):
 
     @property
     def latest_time(self) -> float:
-        """The latest time that ``by_gap`` was fitted to, in seconds since 1970; 0 without."""
+        """The end of the times that ``by_gap`` was fitted to, in seconds since 1970; 0 without."""
         if not self.config.by_gap:
             return 0.0
         (part,) = self._pooled()

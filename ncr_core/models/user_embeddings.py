@@ -57,7 +57,7 @@ class PooledUsers(nn.Module):
 
     With ``by_gap`` the vector of a user whose last interaction lies in the gap class g is
     s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always. ``latest_time``
-    is the latest time that they were fitted to, in seconds since 1970.
+    is the time, in seconds since 1970, before which nearly all lie that they were fitted to.
 
     ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
     them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
@@ -65,7 +65,6 @@ class PooledUsers(nn.Module):
     """
 
     weight: Tensor
-    lengths: Tensor
     gap_scale: Tensor
     gap_offset: Tensor
     latest_time: Tensor
@@ -92,7 +91,6 @@ class PooledUsers(nn.Module):
         if by_length:
             self.gate = nn.Parameter(torch.ones(len(LENGTHS) + 1))
             self.offset = nn.Parameter(torch.zeros(len(LENGTHS) + 1, size))
-            self.register_buffer("lengths", torch.tensor(LENGTHS), persistent=False)
         if by_gap:
             self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
             self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
@@ -183,7 +181,7 @@ class PooledUsers(nn.Module):
         """(B, size) sums of the windows → vectors of users with so many items."""
         if not self.by_length:
             return vectors
-        at = torch.searchsorted(self.lengths, lengths)
+        at = torch.searchsorted(torch.tensor(LENGTHS, device=lengths.device), lengths)
         return self.gate[at].unsqueeze(1) * vectors + self.offset[at]
 
     @staticmethod

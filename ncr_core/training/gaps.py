@@ -7,6 +7,7 @@ for each class of gaps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -54,7 +55,8 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     assert isinstance(users, PooledUsers)  # noqa: S101 - `by_gap` says so
     users.gap_scale.fill_(1.0)
     users.gap_offset.zero_()
-    users.latest_time.fill_(float(train.times.max(initial=0.0)))
+    # A few events with a wrong time, or after the end of an archive, do not move it.
+    users.latest_time.fill_(float(np.quantile(train.times, 0.99)) if train.nnz else 0.0)
     rng = np.random.default_rng(seed)
     returns = {k: at for k, at in _breaks(train, rng).items() if len(at) >= MIN_RETURNS}
     if not returns:
@@ -67,8 +69,10 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
         half = np.arange(len(at)) % 2 == 0
         if breaks.ndcg(breaks.fit(half), ~half) > breaks.ndcg((1.0, 0.0), ~half):
             by_score, by_popularity = breaks.fit(np.ones_like(half))
-            users.gap_scale[number] = max(0.0, by_score)
-            users.gap_offset[number] = by_popularity * popular
+            offset = by_popularity * popular
+            if math.isfinite(by_score) and bool(offset.isfinite().all()):
+                users.gap_scale[number] = max(0.0, by_score)
+                users.gap_offset[number] = offset
 
 
 def _breaks(train: Interactions, rng: np.random.Generator) -> dict[int, IntArray]:
@@ -151,7 +155,7 @@ class _BreakScores:
         part = torch.from_numpy(rows)
         logits = self._logits(*weights, part)
         own = logits.gather(1, self.targets[part].unsqueeze(1))
-        places = (logits > own).sum(dim=1)
+        places = (~(logits < own)).sum(dim=1) - 1  # ties and what is no number are above
         gains = torch.where(places < K, 1.0 / torch.log2(places + 2.0), 0.0)
         return float(gains.mean())
 

@@ -226,13 +226,41 @@ async def test_the_loop_takes_turns_while_a_large_body_is_parsed() -> None:
     [
         (b"[" + b"{}," * 1_000_001 + b"1]", "too_many_values"),
         (b'{"users":[' + b"[]," * 100_001 + b"1]}", "too_many_values"),
-        (b'["' + b"x" * 300_000 + b'",1]', "row_too_large"),
+        (b'["' + b"x" * 400_000 + b'",1]', "row_too_large"),
     ],
 )
 async def test_large_bodies_of_a_shape_that_no_route_takes_are_413(body: bytes, code: str) -> None:
     with pytest.raises(AppError) as refused:
         await parse_json(body, orjson.loads)
     assert (refused.value.status, refused.value.code) == (413, code)
+
+
+async def test_bodies_that_are_announced_or_come_slowly_hold_up_no_others(
+    data_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = asyncio.Event()
+    app = create_app(load_settings(data_dir=data_dir))
+    headers = {"Content-Type": "application/json"}
+    large = b'[{"id":"a"}' + b" " * 300_000 + b"]"
+
+    async def late() -> AsyncIterator[bytes]:
+        await go.wait()
+        yield b"[]"
+
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        announced = headers | {"Content-Length": "8000000"}
+        held = [
+            asyncio.create_task(client.post("/items", content=late(), headers=announced))
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.2)
+        assert (await client.post("/items", content=large, headers=headers)).status_code == 200
+        go.set()
+        await asyncio.gather(*held)
+        monkeypatch.setattr(module, "MAX_BODY_SECONDS", -1.0)
+        slow = await client.post("/items", content=large, headers=headers)
+        check_problem(slow, 400, "body_too_slow")
+        assert (await client.post("/items", json=[{"id": "a"}])).status_code == 200
 
 
 async def test_large_bodies_are_bounded_in_number_and_small_ones_are_not(data_dir: Any) -> None:

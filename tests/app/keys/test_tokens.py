@@ -97,6 +97,7 @@ class Shop:
 async def shop(app: FastAPI) -> AsyncIterator[Shop]:
     services: Services = app.state.services
     row, key = await services.keys.create("shop", [Role.RECOMMEND, Role.EVENTS, Role.TOKENS])
+    await services.catalog.upsert_rows([{"id": "tea"}])
     async with client_of(app) as client:
         yield Shop(client, services, row.key_id, key)
 
@@ -110,6 +111,16 @@ async def test_a_token_opens_the_lists_and_the_events_of_its_user(shop: Shop) ->
     odd = "ann/é %2F\x01"
     answer = await shop.send(await shop.token(odd), path=f"/recommend/{quote(odd, safe='')}")
     assert answer.json()["user"] == odd
+
+
+@pytest.mark.anyio
+async def test_a_token_makes_no_items(shop: Shop) -> None:
+    rows = [{"user": "ann", "item": "visit evil.example"}, ANN, {"user": "ann"}, ANN]
+    answer = (await shop.send(await shop.token("ann"), "POST", "/events", json=rows)).json()
+    assert answer["accepted"] == 2
+    assert {(r["index"], r["code"]) for r in answer["rejected"]} >= {(0, "unknown_item")}
+    assert [r["index"] for r in answer["rejected"]] == [0, 2]
+    assert await shop.services.catalog.ids_of(["visit evil.example"]) == {}
 
 
 @pytest.mark.anyio

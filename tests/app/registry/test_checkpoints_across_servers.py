@@ -108,6 +108,7 @@ async def test_a_model_trained_on_one_machine_is_served_on_another(
     assert contents(folder) == contents(here.models.folder(version))
     assert there.settings.data_dir in folder.parents
     assert objects.names() == {
+        MARK,
         f"{version}.candidates.safetensors",
         *(f"{version}/{name}" for name in contents(folder)),
     }

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from app.core.settings import Settings, load_settings
 from app.core.tables import instance, instance_id
+from app.jobs.schemas import TrainParams
 from app.registry import service
 from app.registry.checkpoint_store import MARK, ForeignStore, LocalCheckpointStore
 from app.registry.object_store import RemoteCheckpointStore
@@ -22,6 +23,7 @@ from app.transfer.backup import write_backup
 from app.transfer.restore import restore_backup
 from app.wiring import Services, build_services
 from ncr_core.errors import CheckpointError
+from tests.app.conftest import QUICK, add_small_data, thread_worker
 from tests.app.registry.conftest import ObjectStore, copies, write
 from tests.cluster.process import wait_until
 from tests.cluster.servers import NcrWorker
@@ -216,6 +218,32 @@ async def test_a_new_database_is_refused_an_old_store_without_a_mark(services: S
         await services.models.claim_store()
     await services.models.sweep()
     assert names_in(root_of(services)) == before
+
+
+async def test_a_mark_that_names_no_database_keeps_everything(services: Services) -> None:
+    await copies(services, 3)
+    root = root_of(services)
+    (root / MARK).write_text("x")
+    before = names_in(root)
+    rule = RetentionRule(newest=1, grace_seconds=0)
+    registry = ModelRegistry(services.database, LocalCheckpointStore(root), rule)
+    assert await registry.clean() == []
+    await registry.check_store()  # it warns
+    assert names_in(root) == before
+
+
+@ON_SQLITE
+async def test_no_job_writes_into_the_store_of_another_database(
+    services: Services, settings: Settings
+) -> None:
+    """It may have been away when the worker started."""
+    LocalCheckpointStore(root_of(services)).mark("another")
+    await add_small_data(services)
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    assert await thread_worker(services, settings).run_once()
+    job = await services.jobs.get(job_id)
+    assert (job.status, names_in(root_of(services))) == ("failed", {MARK})
+    assert "another database" in str(job.error)
 
 
 async def test_processes_that_start_at_once_on_an_empty_folder_agree(services: Services) -> None:

@@ -14,6 +14,7 @@ from app.core.settings import Settings
 from app.core.tables import metadata
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import JobRow, TrainParams
+from app.registry.checkpoint_store import MARK
 from app.registry.schemas import Activation
 from app.wiring import Services
 from app.worker.child_process import Cancelled, LostJob
@@ -136,7 +137,7 @@ async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
     job = await services.jobs.get(job_id)
     assert (job.status, job.model_version) == ("cancelled", None)
     assert await active(services) is None
-    assert not list((settings.data_dir / "models").iterdir())
+    assert [path.name for path in (settings.data_dir / "models").iterdir()] == [MARK]
 
 
 class PublisherWithoutDatabase(Publisher):

@@ -18,6 +18,7 @@ from ncr_core.fold_in.users import UserMargins
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import ExactRanker
 from ncr_core.ranking.similarity import ItemSpace
+from ncr_core.recipes import recipe
 from ncr_core.training import TrainConfig, train_model
 from tests.ncr_core.conftest import config_name, wild_model
 
@@ -50,11 +51,21 @@ def test_a_larger_model_shares_what_it_has_in_common() -> None:
     assert twice.n_items == N + 3
 
 
-def test_new_items_add_nothing_to_pooled_users() -> None:
-    shape = ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0))
+@pytest.mark.parametrize("by_length", [False, True])
+def test_new_items_add_nothing_to_pooled_users(by_length: bool) -> None:
+    shape = ModelConfig(
+        kind="neupr",
+        factors=3,
+        layers=3,
+        users="history",
+        windows=(2, 0),
+        by_length=by_length,
+    )
     model = wild_model(shape, USERS, N)
     larger = extended(model, item_rows(model, torch.tensor([1])))
-    assert larger.pooled_vector(torch.tensor([N])).eq(0).all()
+    assert all(not tensor.is_meta for tensor in [*larger.parameters(), *larger.buffers()])
+    if not by_length:
+        assert larger.pooled_vector(torch.tensor([N])).eq(0).all()
     own = torch.tensor([3, 4])
     assert larger.pooled_vector(own).equal(model.pooled_vector(own))
     fold_in = FoldIn(larger, trained_items=N)
@@ -143,6 +154,7 @@ TRAINED = [
     ModelConfig(kind="dncr", factors=8),
     ModelConfig(kind="neupr", factors=8),
     ModelConfig(kind="neupr", factors=8, users="history", windows=(2, 0), item_bias=True),
+    recipe("next-item").with_(factors=8).model,
 ]
 
 
@@ -172,6 +184,11 @@ def test_an_item_is_shown_to_few_who_did_not_take_it_up(config: ModelConfig, spl
         assert 0.6 * least < share < 1.6 * most, len(own)
         ahead.append(float(wins[:5].mean() - wins[5:].mean()))
     assert ahead[1] > ahead[0] > 0
+    # As many as took it up may have it, however many of them are given.
+    fold_in = ItemFoldIn(model, FoldInConfig(shown=0.001))
+    of_all, of_few = (fold_in([every[:90]], n_users=[n])[0] for n in (90, 1))
+    assert not of_all.equal(of_few)
+    assert fold_in([every[:90]])[0].equal(of_all)
 
 
 @pytest.mark.slow
