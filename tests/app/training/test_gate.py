@@ -15,6 +15,7 @@ from app.core.settings import Settings
 from app.events.schemas import NewEvent
 from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.service import JobService
+from app.registry.checkpoint_store import MARK
 from app.wiring import Services
 from app.worker.worker import Worker
 from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
@@ -325,7 +326,10 @@ async def test_a_job_cancelled_during_the_comparison_leaves_no_files(
     assert (job.status, job.model_version) == ("cancelled", None)
     assert (await services.models.activation()).version == first
     assert not children()
-    assert [path.name for path in (settings.data_dir / "models").iterdir()] == [first]
+    assert sorted(path.name for path in (settings.data_dir / "models").iterdir()) == [
+        first,
+        MARK,
+    ]
 
 
 async def test_an_unreadable_incumbent_is_replaced_without_comparison(
