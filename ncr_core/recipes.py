@@ -251,7 +251,7 @@ AUTO_RECIPE = "auto"
 
 SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
-MANY_FACTORS = 1024  # with which the closed form is within 1 % of its whole matrix
+MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
 MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
