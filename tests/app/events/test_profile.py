@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,6 +232,33 @@ async def test_all_profiles_are_dropped_after_very_many_events(
     await add(services, *(event("v", f"i{n}") for n in range(20)))
     await profiles.get("u")
     assert profiles.reads == ["u", "u"]
+
+
+async def test_users_who_ask_at_once_are_read_together(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = [f"u{n}é'\\" for n in range(40)]
+    await add(
+        services,
+        *(event(user, f"i{n % (place + 1)}") for place, user in enumerate(users) for n in range(3)),
+    )
+    queries = 0
+    fetch = services.database.fetch
+
+    async def counted(*args: Any) -> Any:
+        nonlocal queries
+        queries += 1
+        return await fetch(*args)
+
+    monkeypatch.setattr(services.database, "fetch", counted)
+    found = await asyncio.gather(*map(services.events.profiles.get, [*users, "nobody"]))
+    assert queries < 10
+    monkeypatch.undo()
+    assert [len(set(profile.seen.tolist())) for profile in found] == [1, 2, *[3] * 38, 0]
+    for user, profile in zip(users, found, strict=False):
+        alone = await services.events.profiles.read(user)
+        assert (alone.user_id, alone.last_seq) == (profile.user_id, profile.last_seq)
+        assert alone.seqs.tolist() == profile.seqs.tolist()
 
 
 async def test_a_read_that_began_before_an_event_is_not_cached(services: Services) -> None:
