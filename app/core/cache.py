@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -50,8 +50,8 @@ class ByteCache(Generic[K, V]):
         self._entries.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
-        """All keys with their values."""
-        return [(key, value) for key, (value, _) in self._entries.items()]
+        """All keys with their values, without counting it as a use."""
+        return [(key, Cache.__getitem__(self._entries, key)[0]) for key in self._entries]
 
     def clear(self) -> None:
         """Remove every key."""

@@ -45,7 +45,11 @@ _USERS_SINCE = sa.union(
         for table in (events, preferences)
     )
 )
-_RETRACTED_SINCE = sa.select(retractions.c.user_id).where(retractions.c.seq > _SINCE)
+_RETRACTED_SINCE = (
+    sa.select(users.c.external_id, retractions.c.user_id)
+    .select_from(retractions.outerjoin(users, users.c.id == retractions.c.user_id))
+    .where(retractions.c.seq > _SINCE)
+)
 _ROWS_SINCE = sa.select(
     *(
         sa.select(sa.func.count()).select_from(table).where(table.c.seq > _SINCE).scalar_subquery()
@@ -184,10 +188,14 @@ class ProfileCache:
         for (user,) in await self._database.fetch(_USERS_SINCE, since):
             self._cache.pop(user)
             self._reads.forget(user)
-        retracted = {row[0] for row in await self._database.fetch(_RETRACTED_SINCE, since)}
-        if retracted:
+        retracted = await self._database.fetch(_RETRACTED_SINCE, since)
+        for user, _ in retracted:
+            self._cache.pop(user)
+            self._reads.forget(user)
+        erased = {user_id for user, user_id in retracted if user is None}
+        if erased:  # their names are gone
             self._reads.forget_all()
-            for user in [u for u, p in self._cache.items() if p.user_id in retracted]:
+            for user in [u for u, p in self._cache.items() if p.user_id in erased]:
                 self._cache.pop(user)
 
     async def _has_gap(self, event_seq: int) -> bool:

@@ -21,6 +21,9 @@ def test_the_cache_evicts_the_least_recently_used_beyond_its_bytes() -> None:
     cache.put("d", "D", 10)
     assert [cache.has(key) for key in "abcd"] == [True, False, True, True]
     assert (cache.get("b"), cache.hits, cache.misses) == (None, 1, 1)
+    assert dict(cache.items()) == {"a": "A", "c": "C", "d": "D"}
+    cache.put("e", "E", 10)
+    assert not cache.has("c")  # to look at all of them is no use of any
     cache.put("large", "L", 3 * (ENTRY_BYTES + 10))
     assert not cache.has("large")
     cache.put("a", "again", 10)
