@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events import profile_cache
+from app.events import profile_cache, repository
 from app.events.profile import Profile, latest_preferences, resolve_feedback
 from app.events.profile_cache import ProfileCache
+from app.events.tables import retractions
 from app.wiring import Services
 from tests.app.events.conftest import DAY, add, event, item_names, prefer
 
@@ -232,6 +234,20 @@ async def test_all_profiles_are_dropped_after_very_many_events(
     await add(services, *(event("v", f"i{n}") for n in range(20)))
     await profiles.get("u")
     assert profiles.reads == ["u", "u"]
+
+
+async def test_old_retractions_are_deleted(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = event("u", "a"), event("u", "b")
+    await add(services, first, second, event("u", "c"))
+    for gone in (first, second):  # seqs 4 and 5
+        await services.events.delete_event(gone.event_id)
+    monkeypatch.setattr(repository, "KEPT_SEQS", 0)
+    await services.events.delete_old_retractions()
+    left = await services.database.fetch(sa.select(retractions.c.seq))
+    assert [row[0] for row in left] == [5]
+    assert len((await services.events.profiles.get("u")).seen) == 1
 
 
 async def test_users_who_ask_at_once_are_read_together(
