@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _NO_IDS = np.zeros(0, np.int64)
+MAX_COMPARED = 16  # rows of a change: more are taken for changes of what lists show
 
 
 class CatalogueRow(NamedTuple):
@@ -29,7 +30,7 @@ class Catalogue:
     """A state of the catalogue. A change makes another instance."""
 
     seq: int = 0
-    """The number of the latest change in this state; part of cache keys."""
+    """The number of the latest change in this state."""
     external_ids: Sequence[str] = ()
     """The client's id by internal id; empty where no item exists."""
     titles: Sequence[str | None] = ()
@@ -42,6 +43,10 @@ class Catalogue:
     """The internal ids in each category, ascending; hidden items included, deleted ones not."""
     deleted: frozenset[int] = frozenset()
     """Internal ids of deleted items."""
+    shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(size,) the number of each item's latest change of what lists depend on."""
+    shown_seq: int = 0
+    """The highest number in ``shown``; part of cache keys."""
 
     @property
     def size(self) -> int:
@@ -60,14 +65,22 @@ class Catalogue:
         return mask
 
     def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:
-        """Return the state after these changes, in any order."""
+        """Return the state after these changes, in any order.
+
+        A change that lists do not show, as of an attribute, leaves everything but ``seq``.
+        """
+        seq = max([self.seq, *(row.seq for row in rows)])
+        if len(rows) <= MAX_COMPARED:
+            rows = [row for row in rows if self._is_shown(row)]
         if not rows:
-            return self
+            return self if seq == self.seq else replace(self, seq=seq)
         size = max(self.size, max(row.id for row in rows) + 1)
         external_ids = [*self.external_ids, *([""] * (size - self.size))]
         titles = [*self.titles, *([None] * (size - self.size))]
         visible = np.zeros(size, np.bool_)
         visible[: self.size] = self.visible
+        shown = np.zeros(size, np.int64)
+        shown[: self.size] = self.shown
         internal_ids = dict(self.internal_ids)
         deleted = set(self.deleted)
         members: dict[str, list[int]] = {}
@@ -75,6 +88,7 @@ class Catalogue:
             external_ids[row.id] = row.external_id
             titles[row.id] = row.title
             visible[row.id] = not (row.hidden or row.deleted)
+            shown[row.id] = row.seq
             internal_ids[row.external_id] = row.id
             if row.deleted:
                 deleted.add(row.id)
@@ -94,11 +108,30 @@ class Catalogue:
             if len(ids):
                 categories[name] = ids
         return Catalogue(
-            seq=max(self.seq, max(row.seq for row in rows)),
+            seq=seq,
             external_ids=external_ids,
             titles=titles,
             visible=visible,
             internal_ids=internal_ids,
             categories=categories,
             deleted=frozenset(deleted),
+            shown=shown,
+            shown_seq=max([self.shown_seq, *(row.seq for row in rows)]),
         )
+
+    def _is_shown(self, row: CatalogueRow) -> bool:
+        """Return whether lists depend on what the row changes."""
+        if row.id >= self.size:
+            return True
+        now = (row.external_id, row.title, not (row.hidden or row.deleted), row.deleted)
+        before = (self.external_ids[row.id], self.titles[row.id], bool(self.visible[row.id]))
+        if now != (*before, row.id in self.deleted):
+            return True
+        named = set() if row.deleted else set(row.categories)
+        return named != {name for name, ids in self.categories.items() if _has(ids, row.id)}
+
+
+def _has(ids: NDArray[np.int64], wanted: int) -> bool:
+    """Return whether ascending ids have one of them."""
+    position = int(ids.searchsorted(wanted))
+    return position < len(ids) and int(ids[position]) == wanted

@@ -42,6 +42,14 @@ def one_of(
     return column == sa.any_(array)
 
 
+def each_of(parameter: sa.BindParameter[str], dialect: str) -> sa.TableValuedAlias:
+    """A table with the texts of a JSON list as its column ``value``."""
+    if dialect == "sqlite":
+        return sa.func.json_each(parameter).table_valued("value")
+    texts = sa.func.jsonb_array_elements_text(sa.cast(parameter, JSONB_TEXT))
+    return texts.table_valued("value").render_derived()
+
+
 class _JsonbText(sa.types.UserDefinedType[str]):
     """jsonb that is already serialised."""
 

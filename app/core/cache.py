@@ -1,13 +1,14 @@
-"""In-process caches: an LRU bounded in bytes, and single-flight computations."""
+"""In-process caches: an LRU bounded in bytes, single-flight computations, and shared reads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -49,8 +50,8 @@ class ByteCache(Generic[K, V]):
         self._entries.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
-        """All keys with their values."""
-        return [(key, value) for key, (value, _) in self._entries.items()]
+        """All keys with their values, without counting it as a use."""
+        return [(key, Cache.__getitem__(self._entries, key)[0]) for key in self._entries]
 
     def clear(self) -> None:
         """Remove every key."""
@@ -149,3 +150,53 @@ class SingleFlight(Generic[K, V]):
         flight = self._flights.get(key)
         if flight is not None and flight.task is task:
             del self._flights[key]
+
+
+class BatchLoader(Generic[K, V]):
+    """Loads what concurrent callers ask for together.
+
+    Keys that are asked for while ``max_running`` loads run wait for the next one. A load begins
+    after all of its callers have asked.
+
+    Args:
+        load: the value of each of these keys.
+        max_keys: the number of keys in one load, at most.
+        max_running: the number of loads at a time.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]],
+        max_keys: int,
+        max_running: int,
+    ) -> None:
+        self._load = load
+        self._max_keys = max_keys
+        self._max_running = max_running
+        self._waiting: dict[K, asyncio.Future[V]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def get(self, key: K) -> V:
+        """The value of a key. Raises what its load raises."""
+        future = self._waiting.get(key)
+        if future is None:
+            future = self._waiting[key] = asyncio.get_running_loop().create_future()
+            if len(self._running) < self._max_running:
+                task = asyncio.create_task(self._run())
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        return await asyncio.shield(future)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            keys = list(islice(self._waiting, self._max_keys))
+            futures = {key: self._waiting.pop(key) for key in keys}
+            try:
+                values = await self._load(keys)
+                for key, future in futures.items():
+                    future.set_result(values[key])
+            except Exception as error:
+                for future in futures.values():
+                    if not future.done():
+                        future.set_exception(error)
+                        future.exception()  # its caller may have gone: nothing is to be logged

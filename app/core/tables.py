@@ -87,3 +87,14 @@ def current_value(name: str) -> sa.ScalarSelect[int]:
 def now_us() -> int:
     """The current time in microseconds since 1970, UTC, as all tables store it."""
     return time.time_ns() // 1000
+
+
+def clock_us(dialect: str) -> sa.ColumnElement[int]:
+    """The database's time in microseconds since 1970: the same for processes of any machine.
+
+    SQLite's is that of this process: the file is open on one machine only.
+    """
+    if dialect == "sqlite":
+        return sa.literal(now_us(), sa.BigInteger)
+    seconds = sa.extract("epoch", sa.func.clock_timestamp())
+    return sa.cast(seconds * 1_000_000, sa.BigInteger)

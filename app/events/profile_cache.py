@@ -1,9 +1,9 @@
-"""Profile cache: users' profiles in memory, read by one query and dropped when the user changes."""
+"""Profile cache: users' profiles in memory, read many at once, dropped when the user changes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import orjson
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from app.core.cache import ByteCache, SingleFlight
+from app.core.bulk import each_of
+from app.core.cache import BatchLoader, ByteCache, SingleFlight
 from app.core.database import Database
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
 from app.events.event_weights import EventWeights
@@ -25,10 +26,14 @@ MAX_DELTA_EVENTS = 5_000
 MAX_RECENT_EVENTS = 10_000
 """Of a user with more events, the older ones count once for each item."""
 PROFILE_BYTES = 800  # of a profile without its arrays
+MAX_USERS_READ = 32  # by one query
+MAX_QUERIES = 2  # at a time: while they run, requests collect for the next
 
 _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 _NO_WEIGHTS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 _NO_PAIRS: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
+
+_Row = tuple[Any, ...]
 
 _SINCE = sa.bindparam("seq", type_=sa.BigInteger)
 _COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
@@ -40,7 +45,11 @@ _USERS_SINCE = sa.union(
         for table in (events, preferences)
     )
 )
-_RETRACTED_SINCE = sa.select(retractions.c.user_id).where(retractions.c.seq > _SINCE)
+_RETRACTED_SINCE = (
+    sa.select(users.c.external_id, retractions.c.user_id)
+    .select_from(retractions.outerjoin(users, users.c.id == retractions.c.user_id))
+    .where(retractions.c.seq > _SINCE)
+)
 _ROWS_SINCE = sa.select(
     *(
         sa.select(sa.func.count()).select_from(table).where(table.c.seq > _SINCE).scalar_subquery()
@@ -65,6 +74,9 @@ class ProfileCache:
         self._older = older_events_statement(database.dialect, event_weights)
         self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
         self._reads: SingleFlight[str, Profile] = SingleFlight()
+        self._rows: BatchLoader[str, _Row] = BatchLoader(
+            self._read_rows, MAX_USERS_READ, MAX_QUERIES
+        )
         self._looks: SingleFlight[None, None] = SingleFlight()
         self._event_seq = self._catalog_seq = -1
         self._commits_seen = -1
@@ -109,9 +121,12 @@ class ProfileCache:
         return profile
 
     async def read(self, user: str) -> Profile:
-        """Read the user's profile from the database, in one query if they have few events."""
+        """Read the user's profile from the database, in one query for all who ask meanwhile.
+
+        A user with many events takes another query.
+        """
         limit = MAX_RECENT_EVENTS
-        row = (await self._database.fetch(self._statement, {"user": user, "limit": limit}))[0]
+        row = await self._rows.get(user)
         event_seq, catalog_seq, user_id, last_seq, packed_events, packed_preferences = row
         now = event_seq, catalog_seq, self._event_weights
         if user_id is None:
@@ -133,6 +148,11 @@ class ProfileCache:
             np.array(pairs, dtype=np.int64).T if pairs[0] else _NO_PAIRS,
             *now,
         )
+
+    async def _read_rows(self, users: Sequence[str]) -> dict[str, _Row]:
+        parameters = {"users": orjson.dumps(users).decode(), "limit": MAX_RECENT_EVENTS}
+        rows = await self._database.fetch(self._statement, parameters)
+        return {user: tuple(row) for user, *row in rows}
 
     async def _read_and_cache(self, user: str) -> Profile:
         profile = await self.read(user)
@@ -168,10 +188,14 @@ class ProfileCache:
         for (user,) in await self._database.fetch(_USERS_SINCE, since):
             self._cache.pop(user)
             self._reads.forget(user)
-        retracted = {row[0] for row in await self._database.fetch(_RETRACTED_SINCE, since)}
-        if retracted:
+        retracted = await self._database.fetch(_RETRACTED_SINCE, since)
+        for user, _ in retracted:
+            self._cache.pop(user)
+            self._reads.forget(user)
+        erased = {user_id for user, user_id in retracted if user is None}
+        if erased:  # their names are gone
             self._reads.forget_all()
-            for user in [u for u, p in self._cache.items() if p.user_id in retracted]:
+            for user in [u for u, p in self._cache.items() if p.user_id in erased]:
                 self._cache.pop(user)
 
     async def _has_gap(self, event_seq: int) -> bool:
@@ -185,7 +209,7 @@ class ProfileCache:
 
 
 def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
-    """Return the query for a profile, which gives one row for an unknown user, too.
+    """Return the query for profiles: a row for each user, of whom unknown ones have no id.
 
     Lists come as JSON, which is faster to parse than the driver's arrays. Of the events they are
     the latest of a number, newest first.
@@ -215,8 +239,9 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
     counters = sa.select(
         current_value(EVENT_SEQ).label("event_seq"), current_value(CATALOG_SEQ).label("catalog_seq")
     ).subquery()
-    return sa.select(counters, users.c.id, users.c.last_seq, *columns).select_from(
-        counters.outerjoin(users, users.c.external_id == sa.bindparam("user", type_=sa.Text))
+    asked = each_of(sa.bindparam("users", type_=sa.Text), dialect)
+    return sa.select(asked.c.value, counters, users.c.id, users.c.last_seq, *columns).select_from(
+        asked.join(counters, sa.true()).outerjoin(users, users.c.external_id == asked.c.value)
     )
 
 

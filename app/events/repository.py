@@ -19,6 +19,9 @@ from app.events.event_weights import EventWeights
 from app.events.schemas import NewEvent, StoredEvent, StoredPreference
 from app.events.tables import events, preferences, retractions, users
 
+KEPT_SEQS = 1_000_000
+"""Retractions so far back are kept. Servers that are further behind drop all profiles."""
+
 _EVENT_FIELDS = StoredEvent._fields
 _EVENT = tuple(events.c[name] for name in _EVENT_FIELDS)
 _PREFERENCE_FIELDS = StoredPreference._fields
@@ -171,6 +174,12 @@ class EventRepository:
         """Record that an event of the user's was deleted: their last change is now ``seq``."""
         await conn.execute(users.update().where(users.c.id == user_id).values(last_seq=seq))
         await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
+
+    async def delete_old_retractions(self) -> None:
+        """Delete the retractions that lie further back than any server looks."""
+        before = sa.select(current_value(EVENT_SEQ) - KEPT_SEQS).scalar_subquery()
+        async with self._database.write() as conn:
+            await conn.execute(retractions.delete().where(retractions.c.seq < before))
 
     async def history(self, user_id: int, below: int | None, n: int) -> list[StoredEvent]:
         """Return at most ``n`` of the user's events below a seq, newest first."""

@@ -280,6 +280,10 @@ class EventService:
         """Return ``(internal id, client's id, last seq)`` of the ``n`` users who changed last."""
         return await self._repository.active_users(n)
 
+    async def delete_old_retractions(self) -> None:
+        """Delete the retractions that lie further back than any server looks."""
+        await self._repository.delete_old_retractions()
+
     async def external_users(self, ids: Collection[int]) -> dict[int, str]:
         """Return the clients' ids by internal id."""
         return await self._repository.external_users(ids)

@@ -18,9 +18,35 @@ from ncr_core.checkpoint import Checkpoint
 from ncr_core.fold_in import ItemFoldIn, extended
 from ncr_core.fold_in.prior import Prior, prior_of
 from ncr_core.inference.engine import InferenceEngine
-from ncr_core.inference.retrieval import CandidateList
+from ncr_core.inference.retrieval import CandidateList, CandidateSource
 
+MAX_HIDDEN = 16  # items that candidates were searched with and that are left out of lists
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedItems:
+    """The items that were visible when candidates were searched for."""
+
+    mask: NDArray[np.bool_]
+    """(n_items,) whether an item was."""
+    digest: str
+    """A digest of the mask."""
+
+    @classmethod
+    def of(cls, mask: NDArray[np.bool_]) -> SearchedItems:
+        """Those of a mask."""
+        return cls(mask, digest_of_mask(mask))
+
+    def hidden(self, visible: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+        """The rows that are no longer visible; None where candidates must be searched anew.
+
+        The best of fewer items are the best of all without those that are missing.
+        """
+        if len(visible) != len(self.mask) or (visible & ~self.mask).any():
+            return None
+        rows = np.flatnonzero(self.mask & ~visible)
+        return rows if len(rows) <= MAX_HIDDEN else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +59,14 @@ class ItemIndex:
     """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
     visible: NDArray[np.bool_]
     """(n_items,) items that may be recommended at all."""
-    visible_digest: str
-    """A digest of ``visible``: it stays while what may be recommended stays."""
+    searched: SearchedItems
+    """What candidates are searched in: it stays while items are hidden, up to ``MAX_HIDDEN``."""
+    hidden: NDArray[np.int64]
+    """Rows that are searched and no longer visible: requests skip them."""
+    shown_seq: int
+    """The number of the latest change of these items that lists show; part of cache keys."""
+    catalogue_shown_seq: int
+    """The same of all items of the catalogue."""
     row_of: NDArray[np.int64]
     """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
 
@@ -49,8 +81,8 @@ class ItemIndex:
         """What candidates depend on beside the user."""
         # A change of the catalogue that hides and shows nothing leaves candidates as they are.
         if not categories:
-            return unfiltered_key(self.visible_digest, exclude_seen)
-        return (exclude_seen, categories, self.seq)
+            return unfiltered_key(self.searched.digest, exclude_seen)
+        return (exclude_seen, categories, self.shown_seq)
 
 
 def unfiltered_key(visible_digest: str, exclude_seen: bool = True) -> Hashable:
@@ -64,7 +96,10 @@ def digest_of_mask(mask: NDArray[np.bool_]) -> str:
 
 
 def index_items(
-    catalogue: Catalogue, item_ids: Sequence[str], previous: ItemIndex | None
+    catalogue: Catalogue,
+    item_ids: Sequence[str],
+    previous: ItemIndex | None,
+    precomputed: SearchedItems | None = None,
 ) -> ItemIndex:
     """The items in this state of the catalogue.
 
@@ -73,8 +108,11 @@ def index_items(
         item_ids: the client's id of each of the model's rows.
         previous: an index of the same items. One of a later state is ignored: it has ids that
             this state may not have yet.
+        precomputed: the items that a worker searched for candidates in.
     """
     ids = catalogue.internal_ids
+    if previous is not None and previous.catalogue_shown_seq == catalogue.shown_seq:
+        return replace(previous, seq=catalogue.seq)
     if previous is not None and previous.seq > catalogue.seq:
         previous = None
     if previous is None:
@@ -97,7 +135,21 @@ def index_items(
     else:
         row_of = np.full(int(internal.max(initial=-1)) + 1, -1, dtype=np.int64)
         row_of[internal[known]] = np.flatnonzero(known)
-    return ItemIndex(catalogue.seq, internal, visible, digest_of_mask(visible), row_of)
+    searched, hidden = SearchedItems.of(visible), np.zeros(0, np.int64)
+    for earlier in (precomputed, None if previous is None else previous.searched):
+        if earlier is not None and (since := earlier.hidden(visible)) is not None:
+            searched, hidden = earlier, since
+            break
+    return ItemIndex(
+        seq=catalogue.seq,
+        internal=internal,
+        visible=visible,
+        searched=searched,
+        hidden=hidden,
+        row_of=row_of,
+        shown_seq=int(catalogue.shown[internal[known]].max(initial=0)),
+        catalogue_shown_seq=catalogue.shown_seq,
+    )
 
 
 class TrainedModel:
@@ -188,6 +240,7 @@ class LoadedModel:
             on_fallback=on_fallback,
         )
         self._items: ItemIndex | None = None
+        self._precomputed: SearchedItems | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -198,8 +251,14 @@ class LoadedModel:
         """The model's items in this state of the catalogue."""
         items = self._items
         if items is None or items.seq != catalogue.seq:
-            self._items = items = index_items(catalogue, self.item_ids, items)
+            items = index_items(catalogue, self.item_ids, items, self._precomputed)
+            self._items = items
         return items
+
+    def use_precomputed(self, candidates: CandidateSource, searched: SearchedItems | None) -> None:
+        """Takes candidates that a worker found among the ``searched`` items."""
+        self.engine.retriever.precomputed = candidates
+        self._precomputed, self._items = searched, None
 
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
         """The version as it was trained, with more items, whose vectors (m, F) were fitted."""

@@ -36,6 +36,14 @@ class ModelManager:
     ``current`` is the model to answer with; a request keeps the one it began with.
 
     A version that cannot be loaded is refused and reported, and the one before goes on serving.
+
+    Args:
+        registry: the versions.
+        settings: the settings of the service.
+        on_model: called with each model that is served from then on.
+        metrics: counts passes and fallbacks.
+        new_items: finds items that are newer than the model.
+        warm_up: awaited with a model that is about to take the place of another.
     """
 
     def __init__(
@@ -45,7 +53,9 @@ class ModelManager:
         on_model: Callable[[LoadedModel], None] = lambda model: None,
         metrics: InferenceMetrics | None = None,
         new_items: NewItems | None = None,
+        warm_up: Callable[[LoadedModel], Awaitable[None]] | None = None,
     ) -> None:
+        self._warm_up = warm_up
         self.current: LoadedModel | None = None
         self.refused: str | None = None
         """Why the active version is not the one that serves; None when all is well."""
@@ -124,6 +134,8 @@ class ModelManager:
                     model = await self._load(await self._registry.get(activation.version))
                 self._candidates_checked = None
                 await self._load_candidates(model)
+                if self.current is not None and self._warm_up is not None:
+                    await self._warm_up(model)
             except Exception as error:
                 # Not only a damaged file: too little memory for it, say. The old one goes on.
                 reason = str(error).partition("\n")[0] or type(error).__name__
@@ -173,7 +185,7 @@ class ModelManager:
             log.warning("precomputed candidates are not used", reason=str(error))
         else:
             self._candidates_checked = model.version
-            model.engine.retriever.precomputed = candidates
+            model.use_precomputed(candidates, candidates.searched)
             log.info("candidates loaded", version=model.version, users=len(candidates))
 
     def _record_fallback(self, to: str) -> None:
@@ -198,6 +210,8 @@ class ModelManager:
         """Adds the items that enough users adopted since the training of the current model."""
         current = self.current
         extended = None if current is None else await new_items.extend(current)
+        if extended is not None and self._warm_up is not None:
+            await self._warm_up(extended)
         # Another version may have taken its place meanwhile.
         if extended is not None and self.current is current:
             self.current = extended

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from app.inference.loaded_model import digest_of_mask, unfiltered_key
+from app.inference.loaded_model import SearchedItems, unfiltered_key
 from ncr_core.atomic_files import atomic_write
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest, UserState
@@ -28,12 +28,19 @@ class PrecomputedCandidates:
     """Candidates of (U,) users at the seqs they were at, for what was visible then."""
 
     def __init__(
-        self, users: Sequence[str], seqs: NDArray[np.int64], items: NDArray[np.int32], visible: str
+        self,
+        users: Sequence[str],
+        seqs: NDArray[np.int64],
+        items: NDArray[np.int32],
+        visible: str,
+        searched: SearchedItems | None = None,
     ) -> None:
         self._seqs, self._items = seqs, items
         self._users = list(users)
         self._rows = {user: row for row, user in enumerate(users)}
         self.visible = visible
+        self.searched = searched
+        """The items that were visible then; None in the files of earlier versions."""
 
     def __len__(self) -> int:
         return len(self._users)
@@ -57,6 +64,8 @@ class PrecomputedCandidates:
         """Writes the file whole or not at all."""
         ids = np.frombuffer(json.dumps(self._users).encode(), dtype=np.uint8)
         arrays: dict[str, NDArray[Any]] = {"users": ids, "seqs": self._seqs, "items": self._items}
+        if self.searched is not None:
+            arrays["searched"] = np.packbits(self.searched.mask)
         content = save(arrays, {"format": FORMAT, "visible": self.visible})
         atomic_write(path, content, replace=True)
 
@@ -67,6 +76,7 @@ class PrecomputedCandidates:
             with safe_open(path, framework="numpy") as file:
                 about = file.metadata() or {}
                 ids, seqs, items = (file.get_tensor(name) for name in ("users", "seqs", "items"))
+                packed = file.get_tensor("searched") if "searched" in file.keys() else None  # noqa: SIM118
             users = json.loads(ids.tobytes())
         except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name} is damaged: {error}") from None
@@ -79,7 +89,12 @@ class PrecomputedCandidates:
             or (items.size and (items.min() < -1 or items.max() >= n_items))
         ):
             raise ValueError(f"{path.name} does not fit its model")
-        return cls(users, seqs, items, about.get("visible", ""))
+        searched, visible = None, about.get("visible", "")
+        if packed is not None and packed.dtype == np.uint8 and len(packed) == -(-n_items // 8):
+            searched = SearchedItems.of(np.unpackbits(packed, count=n_items).astype(np.bool_))
+        if searched is not None and searched.digest != visible:
+            raise ValueError(f"{path.name} does not fit its model")
+        return cls(users, seqs, items, visible, searched)
 
 
 def compute(
@@ -89,7 +104,6 @@ def compute(
     report: Report,
 ) -> PrecomputedCandidates:
     """Candidates of users, given as (id, row, last seq, rows of what they have seen)."""
-    digest = digest_of_mask(visible)
     lists: list[NDArray[np.int32]] = []
     for start in range(0, len(users), BATCH):
         batch = users[start : start + BATCH]
@@ -102,4 +116,7 @@ def compute(
     for row, of_user in zip(items, lists, strict=True):
         row[: len(of_user)] = of_user
     seqs = np.array([seq for _, _, seq, _ in users], dtype=np.int64)
-    return PrecomputedCandidates([user for user, *_ in users], seqs, items, digest)
+    searched = SearchedItems.of(visible)
+    return PrecomputedCandidates(
+        [user for user, *_ in users], seqs, items, searched.digest, searched
+    )

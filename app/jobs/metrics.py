@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from typing import get_args
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from app.core.tables import now_us
+from app.jobs.schemas import Kind, Status
 from app.jobs.service import JobService
 
 
@@ -25,10 +28,14 @@ class JobMetrics:
         """The metrics, as of the last refresh."""
         states = GaugeMetricFamily("ncr_jobs", "Jobs by state.", labels=["kind", "status"])
         waited = 0.0
+        # Zeros, too: the first failure would otherwise be no change of a series.
+        counts = dict.fromkeys(product(get_args(Kind), get_args(Status)), 0)
         for kind, status, count, oldest in self._states:
-            states.add_metric([kind, status], count)
+            counts[kind, status] = count
             if status == "queued":
                 waited = max(waited, (now_us() - oldest) / 1e6)
+        for labels, count in counts.items():
+            states.add_metric(labels, count)
         yield states
         yield GaugeMetricFamily(
             "ncr_job_waiting_seconds", "How long the oldest job in the queue waits.", value=waited

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import insert_many
 from app.core.database import Database
-from app.core.tables import now_us
+from app.core.tables import clock_us, now_us
 from app.jobs.schemas import JobRow
 from app.jobs.tables import jobs, triggers
 
@@ -92,8 +92,12 @@ class JobRepository:
         claimed (the partial unique index decides when two workers try at once). A lost job that was
         cancelled or has spent its attempts is ended instead.
         """
-        now = now_us()
+        now = clock_us(self.database.dialect)
         lost = (jobs.c.status == "running") & (jobs.c.lease_until < now)
+        other = jobs.alias()
+        training = sa.exists().where((other.c.kind == "train") & (other.c.status == "running"))
+        # Not left to the index alone: each worker would run into it at each poll.
+        queued = (jobs.c.status == "queued") & ((jobs.c.kind != "train") | ~training)
         async with self.database.write() as conn:
             # Spent or cancelled while no worker was there to act on it.
             await conn.execute(
@@ -111,7 +115,7 @@ class JobRepository:
             rows = (
                 await conn.execute(
                     sa.select(jobs.c.job_id, jobs.c.kind, jobs.c.attempt, jobs.c.params)
-                    .where(lost | (jobs.c.status == "queued"))
+                    .where(lost | queued)
                     # Lost jobs first: until one is claimed, the index lets no other training run.
                     # Then candidates, which are quick and wanted at once.
                     .order_by(jobs.c.status.desc(), jobs.c.kind, jobs.c.created_at, jobs.c.job_id)
@@ -148,7 +152,7 @@ class JobRepository:
         self, claim: Claim, lease_us: int, progress: dict[str, Any] | None
     ) -> bool | None:
         """Renews the lease and writes progress: whether to cancel, None if the job is lost."""
-        values: dict[str, Any] = {"lease_until": now_us() + lease_us}
+        values: dict[str, Any] = {"lease_until": clock_us(self.database.dialect) + lease_us}
         if progress is not None:
             values["progress"] = progress
         async with self.database.write() as conn:

@@ -19,6 +19,7 @@ from ncr_core.parameters import ConfigField, parameters_of
 from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, Recipe, recipe
 from ncr_core.train_config import TrainConfig
 
+Kind = Literal["train", "candidates"]
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
 Trigger = Literal["request", "schedule", "events"]
 """What queued a training: a client, the schedule, or the number of new events."""

@@ -20,7 +20,6 @@ ARCHIVE_SECONDS = 30 * 86_400.0
 """Older interactions of the training are an archive to users who have no newer event."""
 MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
 NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
-_NO_ROWS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True, eq=False)  # not frozen: there is one for each request, and that costs more
@@ -86,15 +85,15 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
     withheld = profile.disliked
     if query.exclude_seen:
         withheld = np.concatenate([profile.seen, withheld]) if len(withheld) else profile.seen
-    skipped = _NO_ROWS
+    skipped = items.hidden
     if query.exclude:
-        skipped = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
-        skipped = skipped[skipped >= 0]
+        excluded = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
+        skipped = np.concatenate([skipped, excluded[excluded >= 0]])
     return RankRequest(
         user,
         query.n,
         ItemFilter(
-            items.visible,
+            items.searched.mask,
             withheld,
             catalogue.members(query.categories) if query.categories else None,
             items.row_of,

@@ -56,7 +56,7 @@ class ListBuilder:
         """
         query, user_key = context.query, context.user_key
         ranked_by = None if model is None else (model.key, gap_class(context, model))
-        key = (ranked_by, user_key, context.catalogue.seq, query.key)
+        key = (ranked_by, user_key, context.catalogue.shown_seq, query.key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:
@@ -64,13 +64,15 @@ class ListBuilder:
                 key_now = (key, self._popularity.number)
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
         elif model is not None:
-            cached = self.cache.get(key)
+            # A change of an item that the model does not have changes no list of its own.
+            own = (ranked_by, user_key, model.items(context.catalogue).shown_seq, query.key)
+            cached = self.cache.get(own)
             while cached is None:
                 self._batcher.check()  # before anything is done for a request that will be refused
                 try:
                     # Requests for the same list wait for one computation.
                     cached = await self._flights.run(
-                        key, partial(self._rank, key, context, model), context.on_slow
+                        own, partial(self._rank, own, context, model), context.on_slow
                     )
                 except ClientGone:
                     # It may have been another's client who asked for the same list.

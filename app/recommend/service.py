@@ -49,7 +49,15 @@ class ContextLoader:
 
 
 class RecommendService:
-    """Answers with the list of one user. ``ab_tests`` tries a second version beside the first."""
+    """Answers with the list of one user.
+
+    Args:
+        contexts: looks up what a request is answered from.
+        models: the active version, and others by name.
+        lists: builds the list.
+        ab_tests: tries a second version beside the first.
+        on_list: called with each user and query that was answered.
+    """
 
     def __init__(
         self,
@@ -57,7 +65,9 @@ class RecommendService:
         models: ModelManager,
         lists: ListBuilder,
         ab_tests: ABTestRouter | None = None,
+        on_list: Callable[[str, RecommendationQuery], None] = lambda user, query: None,
     ) -> None:
+        self._on_list = on_list
         self._contexts = contexts
         self._models = models
         self._lists = lists
@@ -94,5 +104,6 @@ class RecommendService:
         else:
             ranked = await self._lists.build(context, model)
             recommendation_id = new_recommendation_id(version or "none")
+        self._on_list(user, query)
         as_of_seq = context.profile.event_seq
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)

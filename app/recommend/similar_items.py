@@ -71,7 +71,7 @@ class SimilarItemsService:
         state: Hashable = int(time.time()) // COUNT_SECONDS
         if model is not None and row >= 0:
             state = model.key  # a new item changes lists of the same version
-        key = (state, internal, catalogue.seq, n)
+        key = (state, internal, catalogue.shown_seq, n)
         answer = self._cache.get(key)
         if answer is None:
 

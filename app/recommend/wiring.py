@@ -24,6 +24,7 @@ from app.recommend.rerank import RerankService
 from app.recommend.service import ContextLoader, RecommendService
 from app.recommend.shadow_tests import ShadowTester
 from app.recommend.similar_items import SimilarItemsService
+from app.recommend.warm_up import WarmUp
 from app.registry.service import ModelRegistry
 
 
@@ -52,16 +53,19 @@ class RecommendFeature:
         self._popularity = popularity = PopularityRanking(events)
         # Newcomers' lists differ, and there may be any number of them: only parts are kept.
         exploration = Exploration(settings.exploration, cache_bytes // 16)
-        self.models = models = ModelManager(registry, settings, on_model, metrics, new_items)
         self.batcher = batcher = Batcher(settings.inference_threads, metrics)
         self.lists = lists = ListBuilder(batcher, popularity, exploration, cache_bytes, redis)
+        self.warm_up = WarmUp(contexts, lists)
+        self.models = models = ModelManager(
+            registry, settings, on_model, metrics, new_items, self.warm_up.run
+        )
         self.shadows: ShadowTester | None = None
         self.ab_tests: ABTestRouter | None = None
         if ab_tests is not None:
             if ab_tests.shadow is not None:
                 self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
             self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
-        self.service = RecommendService(contexts, models, lists, self.ab_tests)
+        self.service = RecommendService(contexts, models, lists, self.ab_tests, self.warm_up.record)
         self.batch = BatchService(models, self.service)
         self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
         self.questions = QuestionService(contexts, models, popularity, batcher)

@@ -324,6 +324,7 @@ def build_worker(services: Services) -> Worker:
         PeriodicTask("clean", CLEAN_SECONDS, models.clean),
         PeriodicTask("trials", END_TRIALS_SECONDS, trials.end_outdated),
         PeriodicTask("forget", FORGET_SECONDS, trials.delete_old_impressions),
+        PeriodicTask("retractions", FORGET_SECONDS, services.events.delete_old_retractions),
     ]
     if settings.return_drop > 0:
         from app.ab_tests.auto_rollback import AutoRollback  # optional

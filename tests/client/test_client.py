@@ -11,7 +11,14 @@ from typing import Any
 import httpx2
 import orjson
 import pytest
-from ncr_client import AsyncClient, Client, JobFailedError, NotReachedError, ServiceError
+from ncr_client import (
+    AsyncClient,
+    Client,
+    JobFailedError,
+    NotReachedError,
+    ServiceError,
+    with_event_ids,
+)
 from ncr_client import calls as calls_module
 
 from app.core.http_protocol import BoundedProtocol
@@ -93,6 +100,34 @@ def test_an_own_event_id_stays_and_lists_are_cut() -> None:
     lists = [orjson.loads(request.content) for request in sent]
     assert [row for rows in lists for row in rows] == events
     assert ncr.post_events([]) == []
+
+
+def test_what_is_left_after_a_failure_keeps_its_ids() -> None:
+    """Also of an iterator, which cannot be gone through again."""
+    verdict, lost = httpx2.Response(200, json=VERDICT), httpx2.ReadTimeout("the answer was lost")
+    ncr, sent = client(verdict, *[lost] * 4, *[BUSY] * 4, verdict, verdict)
+    with pytest.raises(NotReachedError) as first:
+        ncr.post_events({"user": "u", "item": str(n)} for n in range(2_500))
+    with pytest.raises(ServiceError) as second:
+        ncr.post_events(first.value.remaining)
+    assert (first.value.stored, second.value.stored) == ([VERDICT], [])
+    assert len(ncr.post_events(second.value.remaining)) == 2
+    lists = [orjson.loads(request.content) for request in sent]
+    assert lists[1:5] == lists[5:9] == [lists[9]] * 4
+    kept = [row for rows in (lists[0], lists[9], lists[10]) for row in rows]
+    assert [row["item"] for row in kept] == [str(n) for n in range(2_500)]
+    assert len({row["event_id"] for row in kept}) == 2_500
+
+
+def test_events_may_get_their_ids_before() -> None:
+    ncr, sent = client(*[httpx2.Response(200, json=VERDICT)] * 2)
+    event = {"user": "ann", "item": "tea", "timestamp": datetime(2026, 5, 1, 12, tzinfo=UTC)}
+    queue = with_event_ids([event, event | {"event_id": "mine"}])
+    for _ in range(2):
+        ncr.post_events(queue)
+    assert sent[0].content == sent[1].content
+    assert [row["event_id"] for row in queue][1:] == ["mine"]
+    assert "event_id" not in event
 
 
 def test_what_may_have_been_done_is_not_done_twice() -> None:
@@ -274,3 +309,35 @@ async def test_any_id_is_one_segment_of_the_path(ncr: AsyncClient) -> None:
         patched = await ncr.patch_item(name, title=None)
         assert (patched["title"], patched["hidden"]) == (None, True)
         await ncr.delete_item(name)
+
+
+class _LostAnswers(httpx2.AsyncBaseTransport):
+    """Passes requests on, and loses the answers to some."""
+
+    def __init__(self, lost: set[int]) -> None:
+        self._transport = httpx2.AsyncHTTPTransport()
+        self._lost, self._sent = lost, 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        self._sent += 1
+        answer = await self._transport.handle_async_request(request)
+        if self._sent in self._lost:
+            await answer.aread()
+            raise httpx2.ReadTimeout("the answer was lost")
+        return answer
+
+
+@pytest.mark.anyio
+async def test_events_posted_again_after_a_failure_count_once(tmp_path: Path) -> None:
+    app = create_app(load_settings(data_dir=tmp_path, precompute_users=0))
+    async with listening(app, BoundedProtocol) as port:
+        transport = _LostAnswers({2, 3, 4, 5})  # the list in the middle, with all tries
+        async with AsyncClient(f"http://127.0.0.1:{port}", transport=transport) as ncr:
+            events = [{"user": "ann", "item": str(n)} for n in range(2_100)]
+            with pytest.raises(NotReachedError) as caught:
+                await ncr.post_events(events)
+            again = await ncr.post_events(caught.value.remaining)
+            found = [*caught.value.stored, *again]
+            assert [answer["accepted"] for answer in found] == [1_000, 0, 100]
+            assert found[1]["duplicates"] == 1_000
+            assert len([event async for event in ncr.events_of("ann", n=1_000)]) == 2_100

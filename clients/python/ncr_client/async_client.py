@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from types import EllipsisType, TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -18,15 +19,15 @@ from ncr_client.calls import (
     RETRY_STATUSES,
     TOO_MANY_REQUESTS,
     Body,
+    lists_to_post,
     moment,
     path,
     result,
     waits,
-    with_ids,
     without_none,
     without_unset,
 )
-from ncr_client.errors import JobFailedError, NotReachedError
+from ncr_client.errors import JobFailedError, NotReachedError, RequestError
 
 
 class AsyncClient:
@@ -36,7 +37,8 @@ class AsyncClient:
 
     What can be sent twice without harm is tried again, a few times, while the service cannot be
     reached or says 429 or 503; events can, because each gets an ``event_id``, and what is to be
-    deleted may be gone by the second time. What would be done twice (a training, a preference, a
+    deleted may be gone by the second time. What the caller posts again needs those ids, too: see
+    ``post_events``. What would be done twice (a training, a preference, a
     trial, a rollback, the end of a job or a trial) is tried again only where it was surely not
     done: after a 429, and where no connection came about. A 503 may come after it was done.
     Raises ServiceError for what the service refuses and NotReachedError when it cannot be reached.
@@ -177,9 +179,21 @@ class AsyncClient:
         An event has ``user`` and ``item``, and may have ``type``, ``value``, ``timestamp`` (a
         datetime, ISO-8601 or epoch seconds), ``recommendation_id`` and ``event_id``. A row that is
         rejected harms no other: see ``rejected`` in the answers.
+
+        A RequestError has what is ``stored`` and the ``remaining`` events with their ids: post
+        those again, for the events themselves would get other ids and count twice.
         """
-        answer = [await self._send("POST", "/events", body=rows) for rows in with_ids(events)]
-        return cast(list[answers.EventsAnswer], answer)
+        stored: list[answers.EventsAnswer] = []
+        lists = lists_to_post(events)
+        for rows in lists:
+            try:
+                answer = await self._send("POST", "/events", body=rows)
+            except RequestError as error:
+                error.stored = stored
+                error.remaining = chain(rows, chain.from_iterable(lists))
+                raise
+            stored.append(answer)
+        return stored
 
     async def post_event(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -48,21 +49,28 @@ def moment(when: datetime | str | float | None) -> str | float | None:
     return when.isoformat() if isinstance(when, datetime) else when
 
 
-def with_ids(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def with_event_ids(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the events, each with an ``event_id``: posted any number of times, they count once.
+
+    For events that are kept until they are known to be stored, in a queue or a file, say.
+    """
+    return [_with_id(event) for event in events]
+
+
+def lists_to_post(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Lists of events to post. Each event has an id, so that a list sent twice counts once."""
-    rows: list[dict[str, Any]] = []
-    for event in events:
-        row = dict(event)
-        if row.get("event_id") is None:  # the service would give each try an id of its own
-            row["event_id"] = uuid.uuid4().hex
-        if "timestamp" in row:
-            row["timestamp"] = moment(row["timestamp"])
-        rows.append(row)
-        if len(rows) == MAX_EVENTS_PER_REQUEST:
-            yield rows
-            rows = []
-    if rows:
+    rest = map(_with_id, events)
+    while rows := list(islice(rest, MAX_EVENTS_PER_REQUEST)):
         yield rows
+
+
+def _with_id(event: Mapping[str, Any]) -> dict[str, Any]:
+    row = dict(event)
+    if row.get("event_id") is None:  # the service would give each try an id of its own
+        row["event_id"] = uuid.uuid4().hex
+    if "timestamp" in row:
+        row["timestamp"] = moment(row["timestamp"])
+    return row
 
 
 def waits(answer: httpx2.Response | None, tried: int) -> float:

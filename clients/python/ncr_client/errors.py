@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ncr_client.answers import EventsAnswer
 
-class ServiceError(Exception):
+
+class RequestError(Exception):
+    """A request was not answered as it should be. The attributes are for `post_events`."""
+
+    stored: Sequence[EventsAnswer] = ()
+    """The answers to the lists before the one that failed."""
+    remaining: Iterable[dict[str, Any]] = ()
+    """The events of the list that failed and all after it, each with its id: an iterator.
+
+    Some may be stored. Posted again they count once."""
+
+
+class ServiceError(RequestError):
     """The service refused a request, or could not answer it.
 
     ``code`` is stable and meant for programs; ``detail`` says more to people; ``request_id`` finds
@@ -21,7 +35,7 @@ class ServiceError(Exception):
         super().__init__(f"{status} {self.code}: {self.detail}")
 
 
-class NotReachedError(Exception):
+class NotReachedError(RequestError):
     """The service could not be reached, or did not answer in time, however often it was tried."""
 
 

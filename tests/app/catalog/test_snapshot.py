@@ -38,6 +38,33 @@ def test_an_update_makes_another_catalogue() -> None:
     assert second.updated([row(1, 5, categories=["x"])]).deleted == frozenset()
 
 
+async def test_a_change_that_no_list_shows_leaves_what_lists_are_made_from(
+    services: Services,
+) -> None:
+    for name in "abc":
+        await services.catalog.put(name, {"title": name, "categories": ["x"]})
+    before = await services.catalog.catalogue()
+    await services.catalog.patch("b", {"attributes": {"price": 1}})
+    after = await services.catalog.catalogue()
+    assert after.seq > before.seq
+    assert (after.shown_seq, after.titles) == (before.shown_seq, before.titles)
+    assert after.categories is before.categories
+    for change in (
+        {"title": "B"}, {"hidden": True}, {"hidden": False}, {"categories": ["x", "y"]},
+        {"categories": ["y"]}, {"categories": []},
+    ):  # fmt: skip
+        await services.catalog.patch("b", change)
+        before, after = after, await services.catalog.catalogue()
+        b = after.internal_ids["b"]
+        assert before.shown_seq < after.shown_seq == after.seq == after.shown[b]
+        assert after.shown[after.internal_ids["a"]] < before.seq
+    await services.catalog.delete("b")
+    gone = await services.catalog.catalogue()
+    assert gone.shown_seq > after.shown_seq
+    await services.catalog.put("new", {})
+    assert (await services.catalog.catalogue()).shown_seq > gone.shown_seq
+
+
 async def test_the_catalogue_follows_every_change(services: Services) -> None:
     before = await services.catalog.catalogue()
     assert before.size == 0

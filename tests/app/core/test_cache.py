@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from app.core.cache import ENTRY_BYTES, ByteCache, SingleFlight
+from app.core.cache import ENTRY_BYTES, BatchLoader, ByteCache, SingleFlight
 from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
@@ -20,6 +21,9 @@ def test_the_cache_evicts_the_least_recently_used_beyond_its_bytes() -> None:
     cache.put("d", "D", 10)
     assert [cache.has(key) for key in "abcd"] == [True, False, True, True]
     assert (cache.get("b"), cache.hits, cache.misses) == (None, 1, 1)
+    assert dict(cache.items()) == {"a": "A", "c": "C", "d": "D"}
+    cache.put("e", "E", 10)
+    assert not cache.has("c")  # to look at all of them is no use of any
     cache.put("large", "L", 3 * (ENTRY_BYTES + 10))
     assert not cache.has("large")
     cache.put("a", "again", 10)
@@ -162,3 +166,29 @@ async def test_single_flight_does_not_join_a_finished_computation() -> None:
     assert await flights.run("a", make) == 1
     await probed.wait()
     assert stale == []
+
+
+async def test_a_batch_loader_loads_what_is_asked_for_meanwhile_at_once() -> None:
+    loads: list[list[str]] = []
+    go_on = asyncio.Event()
+
+    async def load(keys: Sequence[str]) -> dict[str, str]:
+        loads.append(list(keys))
+        await go_on.wait()
+        if "bad" in keys:
+            raise ValueError("a load failed")
+        return {key: key.upper() for key in keys}
+
+    loader: BatchLoader[str, str] = BatchLoader(load, 3, 1)
+    first = asyncio.create_task(loader.get("a"))
+    await until(lambda: len(loads) == 1)
+    names = ["b", "c", "a", "c", "d"]  # one is asked for again: its load began too early for that
+    others = [asyncio.create_task(loader.get(name)) for name in names]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    go_on.set()
+    assert await asyncio.gather(first, *others[1:]) == ["A", "C", "A", "C", "D"]
+    assert loads == [["a"], ["b", "c", "a"], ["d"]]
+    failed = await asyncio.gather(loader.get("bad"), loader.get("e"), return_exceptions=True)
+    assert [str(error) for error in failed] == ["a load failed"] * 2
+    assert await loader.get("e") == "E"

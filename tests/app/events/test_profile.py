@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events import profile_cache
+from app.events import profile_cache, repository
 from app.events.profile import Profile, latest_preferences, resolve_feedback
 from app.events.profile_cache import ProfileCache
+from app.events.tables import retractions
 from app.wiring import Services
 from tests.app.events.conftest import DAY, add, event, item_names, prefer
 
@@ -231,6 +234,47 @@ async def test_all_profiles_are_dropped_after_very_many_events(
     await add(services, *(event("v", f"i{n}") for n in range(20)))
     await profiles.get("u")
     assert profiles.reads == ["u", "u"]
+
+
+async def test_old_retractions_are_deleted(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = event("u", "a"), event("u", "b")
+    await add(services, first, second, event("u", "c"))
+    for gone in (first, second):  # seqs 4 and 5
+        await services.events.delete_event(gone.event_id)
+    monkeypatch.setattr(repository, "KEPT_SEQS", 0)
+    await services.events.delete_old_retractions()
+    left = await services.database.fetch(sa.select(retractions.c.seq))
+    assert [row[0] for row in left] == [5]
+    assert len((await services.events.profiles.get("u")).seen) == 1
+
+
+async def test_users_who_ask_at_once_are_read_together(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = [f"u{n}é'\\" for n in range(40)]
+    await add(
+        services,
+        *(event(user, f"i{n % (place + 1)}") for place, user in enumerate(users) for n in range(3)),
+    )
+    queries = 0
+    fetch = services.database.fetch
+
+    async def counted(*args: Any) -> Any:
+        nonlocal queries
+        queries += 1
+        return await fetch(*args)
+
+    monkeypatch.setattr(services.database, "fetch", counted)
+    found = await asyncio.gather(*map(services.events.profiles.get, [*users, "nobody"]))
+    assert queries < 10
+    monkeypatch.undo()
+    assert [len(set(profile.seen.tolist())) for profile in found] == [1, 2, *[3] * 38, 0]
+    for user, profile in zip(users, found, strict=False):
+        alone = await services.events.profiles.read(user)
+        assert (alone.user_id, alone.last_seq) == (profile.user_id, profile.last_seq)
+        assert alone.seqs.tolist() == profile.seqs.tolist()
 
 
 async def test_a_read_that_began_before_an_event_is_not_cached(services: Services) -> None:

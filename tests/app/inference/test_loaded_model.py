@@ -12,7 +12,7 @@ import torch
 
 from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.core.cache import ENTRY_BYTES
-from app.inference.loaded_model import LoadedModel
+from app.inference.loaded_model import MAX_HIDDEN, LoadedModel
 from app.registry.schemas import ModelRow
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.fold_in import Evidence
@@ -147,11 +147,17 @@ def test_a_change_of_the_catalogue_that_shows_and_hides_nothing_keeps_candidates
     first = model.items(half)
     assert first.internal.tolist() == [*range(1, 151), *[-1] * 150]
     titled = half.updated([row(7, 2)])
-    assert model.items(titled).visible_digest == first.visible_digest
+    assert model.items(titled).searched is first.searched
+    assert model.items(titled).shown_seq == 1  # nothing of row 7 has changed
     hidden = titled.updated([row(7, 3, hidden=True)])
-    assert model.items(hidden).visible_digest != first.visible_digest
-    assert not model.items(hidden).visible[7]
-    whole = hidden.updated([row(n, 4) for n in range(150, 300)])
+    items = model.items(hidden)
+    assert (items.searched, items.hidden.tolist()) == (first.searched, [7])
+    assert (bool(items.visible[7]), items.shown_seq) == (False, 3)
+    many = hidden.updated([row(n, 4, hidden=True) for n in range(20, 20 + MAX_HIDDEN)])
+    assert model.items(many).searched.mask.tolist() == model.items(many).visible.tolist()
+    hidden = many.updated([row(n, 5) for n in range(20, 20 + MAX_HIDDEN)])
+    assert len(model.items(hidden).hidden) == 0
+    whole = hidden.updated([row(n, 6) for n in range(150, 300)])
     assert model.items(whole).internal.tolist() == list(range(1, 301))
     assert first.candidates_key(True, ()) != model.items(whole).candidates_key(True, ())
 

@@ -104,10 +104,44 @@ async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
     assert len(seen["items"]) == 50
     await client.patch(f"/items/{first[1]}", json={"hidden": True})
     assert first[1] not in ids(await ask(client, "user-3", n=50))
-    assert len(cache) == 3
     await client.patch(f"/items/{first[1]}", json={"hidden": False})
     assert len(ids(await ask(client, "user-3", n=50))) == 50 - 12
-    assert len(cache) == 3  # as they were computed
+    assert len(cache) == 2  # as they were computed
+    await client.patch(f"/items/{first[1]}", json={"hidden": True})
+    await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    cache = current(app).candidate_cache
+    await client.patch(f"/items/{first[1]}", json={"hidden": False})
+    assert len(ids(await ask(client, "user-3", n=50))) == 50 - 12
+    assert len(cache) == 1  # it may be among the best of each
+
+
+@ON_SQLITE
+async def test_lists_without_hidden_items_are_those_of_a_search_without_them(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    await services.catalog.delete("film-2")
+    await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    model, users = current(app), [f"user-{n}" for n in range(1, 9)]
+    best = ids(await ask(client, "user-1", n=30))
+
+    async def lists() -> list[list[Any]]:
+        return [(await ask(client, user, n=12, exclude="film-9"))["items"] for user in users]
+
+    for hide in (best[:1], best[1:5], best[3:16], best[2:3], best[16:20], best[20:29]):
+        for item in hide:
+            hidden = not (await client.get(f"/items/{item}")).json()["hidden"]
+            await client.patch(f"/items/{item}", json={"hidden": hidden})
+        found = await lists()
+        fresh = LoadedModel(model.row, model.trained.checkpoint, settings.candidates)
+        app.state.recommend.models.current = fresh
+        app.state.recommend.lists.cache.clear()
+        assert await lists() == found
+        app.state.recommend.models.current = model
+        app.state.recommend.lists.cache.clear()
 
 
 @ON_SQLITE

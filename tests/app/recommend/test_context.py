@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
 from app.events.schemas import NewEvent
-from app.inference.loaded_model import ItemIndex
+from app.inference.loaded_model import ItemIndex, SearchedItems
 from app.recommend import service
 from app.recommend.context import (
     MAX_EVIDENCE,
@@ -33,8 +33,11 @@ INDEX = ItemIndex(
     seq=1,
     internal=np.arange(10),
     visible=np.ones(10, dtype=np.bool_),
-    visible_digest="e",
+    searched=SearchedItems.of(np.ones(10, dtype=np.bool_)),
+    hidden=np.arange(0),
     row_of=np.arange(10),
+    shown_seq=1,
+    catalogue_shown_seq=1,
 )
 
 

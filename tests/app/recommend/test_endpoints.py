@@ -268,7 +268,12 @@ async def test_lists_are_kept_until_what_they_depend_on_changes(
     await client.post("/events", json={"user": "user-2", "item": ids(first)[0]})
     assert (await ask(client, "user-1"))["as_of_seq"] == first["as_of_seq"] + 1
     assert lists.hits == 2
+    # An attribute and an item that the model does not have leave it, too.
     top = ids(first)[0]
+    await client.patch(f"/items/{top}", json={"attributes": {"price": 1}})
+    await client.put("/items/fresh", json={"title": "Fresh"})
+    assert (await ask(client, "user-1"))["items"] == first["items"]
+    assert lists.hits == 3
     await client.patch(f"/items/{top}", json={"title": "New"})
     assert (await ask(client, "user-1"))["items"][0]["title"] == "New"
     await client.patch(f"/items/{top}", json={"hidden": True})

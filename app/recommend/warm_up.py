@@ -1,0 +1,60 @@
+"""Warm-up: the lists that were asked for last, made with a model before it is served."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.core.errors import Unavailable
+from app.core.logging import get_logger
+from app.inference.loaded_model import LoadedModel
+from app.recommend.context import NEWCOMER
+from app.recommend.list_builder import ListBuilder
+from app.recommend.schemas import RecommendationQuery
+from app.recommend.service import ContextLoader
+
+log = get_logger(__name__)
+
+MAX_USERS = 2_000
+MAX_SECONDS = 2.0  # by which a new model is served later
+AT_ONCE = 8  # lists: as many as a pass of those whose candidates are searched for
+MAX_ITEMS = 50  # of a list that is made
+
+
+class WarmUp:
+    """Remembers who asked last, and makes their lists with a model that is about to be served."""
+
+    def __init__(self, contexts: ContextLoader, lists: ListBuilder) -> None:
+        self._contexts = contexts
+        self._lists = lists
+        self._asked: dict[str, RecommendationQuery] = {}
+
+    def record(self, user: str, query: RecommendationQuery) -> None:
+        """Remembers a request, in the place of the user's earlier ones."""
+        if query.model is not None or query.exclude or query.explain or query.n > MAX_ITEMS:
+            return
+        self._asked.pop(user, None)
+        self._asked[user] = query
+        if len(self._asked) > MAX_USERS:
+            del self._asked[next(iter(self._asked))]
+
+    async def run(self, model: LoadedModel) -> None:
+        """Makes the lists, those asked for last first, for at most ``MAX_SECONDS``."""
+        asked = reversed(list(self._asked.items()))
+        made = 0
+
+        async def make() -> None:
+            nonlocal made
+            for user, query in asked:
+                context = await self._contexts.load(user, query)
+                if context.user_key is not NEWCOMER:
+                    await self._lists.build(context, model)
+                    made += 1
+
+        try:
+            async with asyncio.timeout(MAX_SECONDS):
+                await asyncio.gather(*(make() for _ in range(AT_ONCE)))
+        except (TimeoutError, Unavailable):
+            pass  # that is all the time there is, or others need the inference thread
+        except Exception as error:  # no reason to go on with the model before
+            log.warning("lists are not made ahead", error=str(error).partition("\n")[0])
+        log.info("lists made ahead", version=model.version, lists=made)
