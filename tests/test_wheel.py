@@ -131,6 +131,7 @@ def test_the_service_trains_and_serves_from_a_folder_that_has_an_app_of_its_own(
     environment: Path, crowded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # a new folder: every kernel, for no list
     port = free_port()
     command = [str(environment / "bin" / "ncr"), "serve", "--with-worker", "--port", str(port)]
     server = Process(command, crowded / "server.log", cwd=crowded)

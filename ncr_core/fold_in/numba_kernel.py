@@ -228,16 +228,19 @@ def fit(
         for b in range(r):
             loss += tried[b] * tried[b] / 2
         if loss <= best + 1e-9:
-            v[:] = tried
+            for b in range(r):  # to numba, loops are seconds quicker to compile than whole arrays
+                v[b] = tried[b]
             best, size = loss, 1.0
             if _newton_step(basis, gradient, curvature, v, step) < least:
-                v += step
+                for b in range(r):
+                    v[b] += step[b]
                 break
         elif np.isfinite(best):
             size *= STEP_DECAY
         if size < MIN_STEP or not np.isfinite(best):
             break
-        tried[:] = v + size * step
+        for b in range(r):
+            tried[b] = v[b] + size * step[b]
     return v
 
 

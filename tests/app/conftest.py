@@ -244,16 +244,22 @@ async def redis(redis_url: str, redis_prefix: str) -> AsyncIterator[RedisClient]
     await redis.close()
 
 
-@pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """An object store of the test's own."""
-    from tests.app.registry.conftest import ObjectStore  # a second to import, for few tests
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectStore]:
+    """An object store for the tests of a process."""
+    from tests.app.registry.conftest import ObjectStore  # which imports from here
 
-    store = ObjectStore(monkeypatch)
-    try:
-        yield store
-    finally:
-        store.clear()
+    store = ObjectStore()
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def objects(object_server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A bucket of the test's own."""
+    object_server.open(monkeypatch)
+    yield object_server
+    object_server.clear()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

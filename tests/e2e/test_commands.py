@@ -18,7 +18,7 @@ from app.registry.checkpoint_store import MARK, LocalCheckpointStore
 from ncr_core.data.synthetic import synthetic_catalogue
 from tests.e2e.support import ncr
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 COMMANDS = (
     "demo", "serve", "worker", "import", "download", "train", "evaluate", "db upgrade",

@@ -14,7 +14,7 @@ import pytest
 from tests.fuzzing import bodies
 from tests.fuzzing.server import KEY, FuzzedServer, fuzz_schema
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 HOST = b"Host: 127.0.0.1\r\nConnection: close\r\n"
 JSON = HOST + b"Content-Type: application/json\r\n"

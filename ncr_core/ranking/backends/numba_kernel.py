@@ -293,7 +293,8 @@ def bind(users: Any, tower: Any, width: int, tanh: bool, fits: bool, sizes: Any)
             x = double[b, o]
             size = max(size, abs(x)) if x == x else np.inf
             single[b, o], by_exp[b, o] = x, np.exp(2.0 * x)
-        own[b] = users[b, start : start + e]
+        for f in range(e):  # to numba, a loop is seconds quicker to compile than a slice
+            own[b, f] = users[b, start + f]
         kinds[b] = TANH if tanh else RELU
         if fits and 2.0 * size < largest:
             kinds[b] = TANH_BY_EXPONENTIALS

@@ -69,6 +69,7 @@ async def test_lists_are_those_that_would_be_found_on_demand(
     assert services.models.candidates_path(version).exists()
 
 
+@ON_SQLITE
 async def test_a_server_takes_them_over_when_they_come_after_the_model(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings
 ) -> None:

@@ -193,19 +193,17 @@ async def test_a_token_has_no_role_that_it_or_its_key_lacks(shop: Shop) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_requests_for_tokens_that_make_no_sense_are_422(shop: Shop) -> None:
+    bodies: list[Any] = [
         {}, {"user": ""}, {"user": "x" * 257}, {"user": "a\0"}, {"user": 1}, [],
         {"user": "ann", "x": 1},
         {"user": "ann", "ttl_s": 0}, {"user": "ann", "ttl_s": 3601}, {"user": "ann", "ttl_s": "60"},
         {"user": "ann", "roles": []}, {"user": "ann", "roles": ["admin"]},
         {"user": "ann", "roles": ["tokens"]}, {"user": "ann", "roles": "recommend"},
-    ],
-)  # fmt: skip
-async def test_requests_for_tokens_that_make_no_sense_are_422(shop: Shop, body: Any) -> None:
-    answer = await shop.client.post("/tokens", json=body, headers={"X-API-Key": shop.key})
-    assert answer.status_code == 422, answer.text
+    ]  # fmt: skip
+    for body in bodies:
+        answer = await shop.client.post("/tokens", json=body, headers={"X-API-Key": shop.key})
+        assert answer.status_code == 422, (body, answer.text)
 
 
 @pytest.mark.anyio

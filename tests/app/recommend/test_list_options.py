@@ -15,8 +15,9 @@ from ncr_core.fold_in import Evidence
 from ncr_core.ranking.similarity import diversified
 from tests.app.conftest import publish_model
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
+from tests.conftest import ON_SQLITE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, ON_SQLITE]
 
 
 async def test_none_is_the_exact_list(client: httpx2.AsyncClient, trained: str) -> None:

@@ -28,8 +28,9 @@ from tests.app.recommend.conftest import (
     serving,
     sources,
 )
+from tests.conftest import ON_SQLITE
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_SQLITE]
 
 
 @pytest.fixture(params=["nbpr", "neupr"])

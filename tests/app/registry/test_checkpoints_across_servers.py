@@ -25,7 +25,7 @@ from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError
 from tests.app.conftest import QUICK, add_small_data, client_of, publish_model
 from tests.app.registry.conftest import SECRET, ObjectStore, contents, write
-from tests.conftest import ON_SQLITE
+from tests.conftest import ON_POSTGRESQL, ON_SQLITE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -83,6 +83,7 @@ def serves(host: ModelManager) -> str | None:
     return None if host.current is None else host.current.version
 
 
+@ON_POSTGRESQL
 async def test_a_model_trained_on_one_machine_is_served_on_another(
     here: Services, there: Services, host: ModelManager, objects: ObjectStore
 ) -> None:

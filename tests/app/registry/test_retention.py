@@ -14,6 +14,7 @@ from app.wiring import Services, build_services
 from ncr_core.errors import CheckpointError
 from tests.app.conftest import add_small_data, publish_model
 from tests.app.registry.conftest import ObjectStore, copies
+from tests.conftest import ON_SQLITE
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +133,7 @@ async def test_sweep_removes_the_files_that_a_killed_worker_left(services: Servi
     assert registry.folder(c).is_dir()
 
 
+@ON_SQLITE
 async def test_clean_removes_files_from_object_storage(
     services: Services, objects: ObjectStore
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -178,11 +179,18 @@ def make(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Make]:
         yield build
 
 
+@pytest.fixture(scope="module")
+async def small_backup(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    shutil.copy(sqlite_template, folder / "ncr.db")
+    services = await build_services(load_settings(data_dir=folder, event_group_ms=1))
+    await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(50)], 0)
+    await write_backup(services, folder / "small.zip")
+    await services.close()
+    return folder / "small.zip"
+
+
 @pytest.fixture
-async def backup(make: Make, tmp_path: Path) -> Path:
+def backup(small_backup: Path, tmp_path: Path) -> Path:
     """A small backup, of SQLite."""
-    path = tmp_path / "small.zip"
-    async with make("sqlite", "small") as services:
-        await services.events.add_rows([{"user": f"u{n}", "item": "i"} for n in range(50)], 0)
-        await write_backup(services, path)
-    return path
+    return Path(shutil.copy(small_backup, tmp_path))

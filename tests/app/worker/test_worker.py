@@ -20,7 +20,7 @@ from app.wiring import Services
 from app.worker.worker import PeriodicTask, Worker
 from benchmarks.faults.setup import LONG_TRAINING
 from tests.app.conftest import QUICK, add_small_data, children, run_job, run_job_here, thread_worker
-from tests.conftest import ON_SQLITE
+from tests.conftest import ON_POSTGRESQL, ON_SQLITE
 
 pytestmark = pytest.mark.anyio
 
@@ -57,6 +57,7 @@ async def test_a_job_trains_and_publishes_a_model(services: Services, settings: 
 
 
 @pytest.mark.slow
+@ON_POSTGRESQL  # which gives rows in whatever order it likes
 async def test_the_same_events_and_seed_give_the_same_model(
     services: Services, settings: Settings
 ) -> None:
@@ -117,6 +118,7 @@ async def test_min_interactions_that_leave_nothing_fail_with_one_line(
 
 
 @pytest.mark.slow
+@ON_SQLITE
 async def test_cancelling_a_running_training_ends_its_process_and_leaves_no_files(
     services: Services, settings: Settings
 ) -> None:
@@ -139,6 +141,7 @@ async def test_cancelling_a_running_training_ends_its_process_and_leaves_no_file
 
 
 @pytest.mark.slow
+@ON_SQLITE
 async def test_a_stopping_worker_requeues_its_job(services: Services, settings: Settings) -> None:
     await add_small_data(services)
     job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK | LONG_TRAINING))
@@ -155,6 +158,7 @@ async def test_a_stopping_worker_requeues_its_job(services: Services, settings: 
 
 
 @pytest.mark.slow
+@ON_SQLITE
 async def test_a_child_ignores_stop_signals_and_a_killed_one_fails_with_one_line(
     services: Services, settings: Settings
 ) -> None:
@@ -273,6 +277,7 @@ async def test_periodic_tasks_repeat_although_another_one_fails(
     await asyncio.wait_for(running, 30)
 
 
+@ON_SQLITE
 async def test_a_periodic_task_that_hangs_delays_neither_jobs_nor_the_workers_stop(
     services: Services, settings: Settings
 ) -> None:

@@ -57,7 +57,16 @@ def loss_and_slopes(
 
 @pytest.mark.parametrize("config", COMPILED, ids=config_name)
 @pytest.mark.parametrize("count", [1, 16, 53])
-def test_gradients_are_autograds(config: ModelConfig, count: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float32, 1e-4),
+        pytest.param(torch.float64, 1e-10, marks=pytest.mark.slow),  # compiled for tests alone
+    ],
+)
+def test_gradients_are_autograds(
+    config: ModelConfig, count: int, dtype: torch.dtype, tolerance: float
+) -> None:
     model = wild_model(config, 3, N).double()
     rng = np.random.default_rng(count)
     i = rng.integers(N, size=count)
@@ -69,20 +78,20 @@ def test_gradients_are_autograds(config: ModelConfig, count: int) -> None:
     first, second = torch.from_numpy(i), torch.from_numpy(j)
     m = (model.logits(users, first, second) - model.logits(users, second, first)) / 2
     w = torch.from_numpy(weights)
-    expected = float((w * softplus(-m)).sum())
+    expected = float((w * softplus(-m)).sum().detach())
     (q,) = torch.autograd.grad(m.sum(), users)
     m = m.detach()
     gradient = -(q * (w * torch.sigmoid(-m)).unsqueeze(1)).sum(0)
     curvature = (q * (w * torch.sigmoid(m) * torch.sigmoid(-m)).unsqueeze(1)).T @ q
 
-    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
-        found = loss_and_slopes(model, vector, (i, j, weights), dtype)
-        size = max(1.0, expected)
-        assert found[0] == pytest.approx(expected, abs=tolerance * size)
-        np.testing.assert_allclose(found[1], gradient, atol=tolerance * 10 * size)
-        np.testing.assert_allclose(found[2], curvature, atol=tolerance * 100 * size)
+    found = loss_and_slopes(model, vector, (i, j, weights), dtype)
+    size = max(1.0, expected)
+    assert found[0] == pytest.approx(expected, abs=tolerance * size)
+    np.testing.assert_allclose(found[1], gradient, atol=tolerance * 10 * size)
+    np.testing.assert_allclose(found[2], curvature, atol=tolerance * 100 * size)
 
 
+@pytest.mark.slow
 def test_the_fit_is_where_the_loss_is_least() -> None:
     """For a model whose loss is convex: the slope there is none, as by differences."""
     model = wild_model(ModelConfig(kind="nbpr", factors=4, item_bias=True), 3, N)
