@@ -106,6 +106,10 @@ class TrainingReader:
 
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
+    def check_store(self) -> None:
+        """Raises ForeignStore if the checkpoint store belongs to another database."""
+        self.read(lambda features: features.models.check_store())
+
     def training_events(self) -> TrainingEvents:
         """Reads all events and stated preferences."""
         return self.read(_training_events)

@@ -274,6 +274,7 @@ def run_task(
     store = open_checkpoint_store(settings)
     retry = retry or Retry(task.retry_seconds)
     reader = TrainingReader(settings, store, task.device, retry)
+    reader.check_store()  # its owner would remove what is written
     if isinstance(task, PrecomputeTask):
         summary = precompute(task.version, reader, report)
         if store.remote:

@@ -116,8 +116,7 @@ async def copies(services: Services, n: int, status: Status = "published") -> li
             status=status,
             created_at=row.created_at + number,
         )
-        async with services.database.write() as conn:
-            await registry.publish(conn, other)
+        await registry.publish(other)
         versions.append(version)
     return versions
 
