@@ -70,8 +70,8 @@ def save_checkpoint(
     evaluated: bytes | None = None,
     calibration: dict[str, Any] | None = None,
     interactions: bytes | None = None,
-) -> dict[str, Any]:
-    """Writes a checkpoint and returns its manifest.
+) -> str:
+    """Writes a checkpoint and returns the SHA-256 of its manifest, which holds those of its files.
 
     Args:
         folder: a folder that does not exist yet; its parents are made.
@@ -117,16 +117,17 @@ def save_checkpoint(
             for name, content in files.items()
         },
     }
+    content_of_manifest = json.dumps(manifest, indent=1).encode()
     try:
         with atomic_folder(folder) as staging:
             for name, content in files.items():
                 (staging / name).write_bytes(content)
-            (staging / MANIFEST).write_bytes(json.dumps(manifest, indent=1).encode())
+            (staging / MANIFEST).write_bytes(content_of_manifest)
     except FileExistsError:
         raise CheckpointError(
             f"{folder} exists already; a checkpoint is never overwritten"
         ) from None
-    return manifest
+    return hashlib.sha256(content_of_manifest).hexdigest()
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:

@@ -261,10 +261,9 @@ def run_task(
     """
     from app.core.settings import load_settings
     from app.registry.service import open_checkpoint_store
-    from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
-    from app.training.reader import Retry, TrainingReader
+    from app.training.reader import IncumbentComparison, Retry, TrainingReader
     from app.worker.precompute import precompute
     from app.worker.task import PrecomputeTask
     from ncr_core.errors import CheckpointError

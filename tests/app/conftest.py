@@ -29,8 +29,8 @@ from app.jobs.repository import Claim
 from app.jobs.schemas import JobRow, TrainParams
 from app.main import create_app
 from app.registry.schemas import ModelRow
-from app.training.dataset import TrainingEvents
 from app.training.pipeline import train_and_evaluate
+from app.training.reader import TrainingEvents
 from app.wiring import Services, build_services
 from app.worker.child_process import Heartbeat, OnProgress, TrainingFailed, run_task
 from app.worker.task import TASK, PrecomputeTask, TrainingTask

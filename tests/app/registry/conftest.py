@@ -18,7 +18,6 @@ from app.registry.schemas import Status
 from app.registry.service import ModelRegistry
 from app.wiring import Services
 from ncr_core.checkpoint import save_checkpoint
-from ncr_core.manifest import manifest_checksum
 from ncr_core.models import ModelConfig, build_model
 from tests.app.conftest import add_small_data, publish_model
 
@@ -86,14 +85,13 @@ def write(store: CheckpointStore, version: str, seed: int = 0) -> str:
     """A small checkpoint where the store wants it; its checksum."""
     torch.manual_seed(seed)
     model = build_model(ModelConfig.from_dict({"kind": "nbpr", "factors": 2}), 3, 4)
-    save_checkpoint(
+    return save_checkpoint(
         store.folder(version),
         model,
         user_ids=["a", "b", "c"],
         item_ids=["w", "x", "y", "z"],
         item_counts=np.array([4, 3, 2, 1]),
     )
-    return manifest_checksum(store.folder(version))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

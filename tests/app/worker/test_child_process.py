@@ -207,6 +207,7 @@ async def test_a_full_disk_is_waited_for_and_then_one_clear_line(
 ) -> None:
     await add_small_data(services)
     version = await publish_model(services)
+    await services.models.claim_store()
     settings = settings.model_copy(update={"precompute_users": 60})
     task = task_for(settings, kind)
     if kind == "candidates":
