@@ -235,8 +235,7 @@ class ModelRegistry:
 
     async def serving(self) -> ModelRow | None:
         """The row of the active version, if there is one."""
-        version = (await self._repository.activation()).version
-        return None if version is None else await self._repository.get(version)
+        return await self._repository.serving()
 
     async def trained_seq(self) -> int:
         """The highest seq that any version, published or rejected, was trained up to; or 0."""

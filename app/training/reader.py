@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -278,13 +279,33 @@ class TrainingReader:
 
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
-    def check_store(self) -> None:
-        """Raises ForeignStore if the checkpoint store belongs to another database."""
-        self.read(lambda features: features.models.check_store())
+    def check_store(self, version: str) -> None:
+        """Checks that the files of a version may be written: before an hour of training is spent.
 
-    def training_events(self) -> TrainingEvents:
-        """Reads all events and stated preferences."""
-        return self.read(_training_events)
+        The disk may still be full at its end.
+
+        Raises:
+            ForeignStore: The store belongs to another database, which would remove the files.
+            CheckpointError: The store's folder cannot be written.
+        """
+        self.read(lambda features: features.models.check_store())
+        folder = self._store.folder(version).resolve().parent
+
+        def try_to_write() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x")
+
+        self.retry.write(folder, try_to_write)
+
+    def training_data(self) -> tuple[Interactions, TrainingEvents]:
+        """Reads all events and stated preferences, and makes of them what is trained on.
+
+        Raises:
+            DataError: There is nothing to learn from.
+        """
+        events = self.read(_training_events)
+        return events.interactions(), events
 
     def serving_model(self) -> ServingModel | None:
         """Loads the model that is served now, if there is one; the same one is loaded only once.
@@ -314,9 +335,8 @@ class TrainingReader:
 async def _training_events(features: Features) -> TrainingEvents:
     snapshot = await features.events.snapshot_for_training()
     user_ids = await features.events.external_users(snapshot.users())
-    catalogue = await features.catalog.catalogue()  # newer: it has all of the snapshot's items
-    available = snapshot.items() - catalogue.deleted
-    return TrainingEvents(snapshot, user_ids, {i: catalogue.external_ids[i] for i in available})
+    item_ids = await features.catalog.external_ids_of(snapshot.items(), deleted=False)
+    return TrainingEvents(snapshot, user_ids, item_ids)
 
 
 def _resolve_feedback(events: IntArray, weights: FloatArray) -> FeedbackPositions:
