@@ -66,17 +66,6 @@ class JobRepository:
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))
         return JobRow(*rows[0]) if rows else None
 
-    async def last_training(self) -> JobRow | None:
-        """The latest training that gave a model, published or rejected; None if there is none."""
-        gave_a_model = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
-        rows = await self.database.fetch(
-            sa.select(*_COLUMNS)
-            .where(gave_a_model)
-            .order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc())
-            .limit(1)
-        )
-        return JobRow(*rows[0]) if rows else None
-
     async def page(self, offset: int, n: int) -> list[JobRow]:
         """Jobs, newest first."""
         rows = await self.database.fetch(

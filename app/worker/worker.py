@@ -19,7 +19,7 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
-from app.jobs.schemas import JobRow, TrainOrder
+from app.jobs.schemas import TrainOrder
 from app.jobs.triggers import Triggers
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
@@ -181,9 +181,9 @@ class Worker:
         """The child's task for a claimed job. Raises TrainingFailed for invalid params."""
         training = claim.kind == "train"
         version = self._models.new_version() if training else claim.params["version"]
-        last = None
+        serving = None
         with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
-            last = await self._jobs.last_training()
+            serving = await self._models.serving()
         lease_seconds = self._settings.job_lease_seconds
         common = {
             "version": version,
@@ -206,7 +206,7 @@ class Worker:
             | {
                 "params": params,
                 "gate_margin": self._settings.gate_margin,
-                "expected_seconds": _seconds_of_last(last, params),
+                "expected_seconds": _seconds_of_last(serving, params),
             }
         )
 
@@ -310,15 +310,15 @@ class Worker:
                 await asyncio.sleep(self._settings.job_poll_seconds)
 
 
-def _seconds_of_last(last: JobRow | None, params: TrainOrder) -> dict[str, float] | None:
-    """The seconds of each phase of the last training, if it was one like this."""
-    if last is None or last.metrics is None:
+def _seconds_of_last(serving: ModelRow | None, params: TrainOrder) -> dict[str, float] | None:
+    """The seconds of each phase of the training of the served model, if it was one like this."""
+    if serving is None:
         return None
     if params.recipe == AUTO_RECIPE:
-        alike = "tried" in last.metrics
+        alike = "tried" in serving.metrics
     else:
-        alike = last.params.get("model") == params.model_dump()["model"]
-    seconds: dict[str, float] | None = last.metrics.get("seconds")
+        alike = serving.kind == params.model_dump()["model"]
+    seconds: dict[str, float] | None = serving.metrics.get("seconds")
     return seconds if alike else None
 
 
