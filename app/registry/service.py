@@ -36,8 +36,7 @@ from app.registry.schemas import Activation, ActivationChange, ClickThrough, Mod
 from ncr_core.errors import CheckpointError, CheckpointReadError
 
 if TYPE_CHECKING:  # torch, which commands that only list or copy models do without
-    from ncr_core.checkpoint import Checkpoint
-    from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+    from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 
 log = get_logger(__name__)
 
@@ -270,7 +269,7 @@ class ModelRegistry:
     def _load_measured(
         self, row: ModelRow, device: str
     ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
-        from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
+        from ncr_core.checkpoint import load_evaluation_snapshot
 
         checkpoint = self._load(row, device)
         try:
@@ -332,8 +331,8 @@ class ModelRegistry:
         Args:
             row: the version.
             detail: recorded in the history.
-            end_job: called in the same transaction with the row as stored, and whether it is
-                active. What it raises undoes everything.
+            end_job: called in the same transaction, before the row is stored, with that row and
+                whether it is going to be active. What it raises undoes everything.
 
         Returns:
             why the version is not active; None if it is.
@@ -345,12 +344,12 @@ class ModelRegistry:
             if gate := row.metrics.get("gate"):
                 gate = gate | {"served": reason is None} | ({"why": reason} if reason else {})
                 row = row._replace(metrics=row.metrics | {"gate": gate})
+            if end_job is not None:
+                await end_job(conn, row, reason is None)
             await self._repository.insert(conn, row)
             if reason is None:
                 after = Activation(row.version, before.version, before.generation + 1)
                 await self._repository.set_active(conn, before, after, "published", detail)
-            if end_job is not None:
-                await end_job(conn, row, reason is None)
         if reason is None:
             self._announce()
         return reason

@@ -20,8 +20,7 @@ from app.training.reader import (
     ServingModel,
     ServingModelReadError,
 )
-from ncr_core.checkpoint import save_checkpoint
-from ncr_core.comparison.evaluation_snapshot import pack_evaluation_snapshot
+from ncr_core.checkpoint import pack_evaluation_snapshot, save_checkpoint
 from ncr_core.comparison.fair_holdout import leaked_users
 from ncr_core.data import Interactions, leave_latest_out, min_interactions
 from ncr_core.data.interactions import IntArray

@@ -24,8 +24,7 @@ from app.events.service import EventService
 from app.events.training_snapshot import EventSnapshot
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
-from ncr_core.checkpoint import Checkpoint
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent
 from ncr_core.data import Interactions
 from ncr_core.data.interactions import BoolArray, FloatArray, IntArray, UserFeedback, row_indices

@@ -18,7 +18,7 @@ from app.jobs.service import JobService
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
 from app.worker.worker import Worker
-from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
+from ncr_core.checkpoint import load_evaluation_snapshot
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.recipes import recipe
 from ncr_core.training import selection

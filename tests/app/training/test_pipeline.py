@@ -23,8 +23,7 @@ from app.training.reader import (
     TrainingEvents,
 )
 from app.wiring import Services
-from ncr_core.checkpoint import Checkpoint
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
 from ncr_core.models import ModelConfig
 from ncr_core.training import Progress

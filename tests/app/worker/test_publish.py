@@ -141,6 +141,20 @@ async def test_a_cancelled_or_lost_job_publishes_nothing(services: Services) -> 
     assert (await services.jobs.get(claim.job_id)).status == "running"  # until the worker ends it
 
 
+async def test_a_model_whose_commit_was_not_confirmed_is_not_published_again(
+    services: Services,
+) -> None:
+    """As after a connection that was lost in that moment: the second attempt finds the job ended."""
+    await add_small_data(services)
+    claim, version = await claimed(services), services.models.new_version()
+    worker = worker_of(services)
+    await worker.publish_model(claim, version, summary_of(None, finding="first"))
+    with pytest.raises(LostJob):
+        await worker.publish_model(claim, version, summary_of(None, finding="first"))
+    assert await active(services) == version
+    assert (await services.jobs.get(claim.job_id)).status == "succeeded"
+
+
 async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
     services: Services, settings: Settings
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
 from ncr_core.comparison.gate import (
     GateDecision,
