@@ -144,7 +144,7 @@ async def test_a_cancelled_or_lost_job_publishes_nothing(services: Services) -> 
 async def test_a_model_whose_commit_was_not_confirmed_is_not_published_again(
     services: Services,
 ) -> None:
-    """As after a connection that was lost in that moment: the second attempt finds the job ended."""
+    """As after a connection that was lost in that moment: the second attempt finds it ended."""
     await add_small_data(services)
     claim, version = await claimed(services), services.models.new_version()
     worker = worker_of(services)
