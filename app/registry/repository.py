@@ -31,14 +31,6 @@ class ModelRepository:
         rows = await self.database.fetch(query) if conn is None else await _all(conn, query)
         return Activation(*rows[0]) if rows else Activation(None, None, 0)
 
-    async def serving(self) -> ModelRow | None:
-        """The row of the active version; None if there is none."""
-        is_active = models.c.version == activation.c.version
-        rows = await self.database.fetch(
-            sa.select(*_COLUMNS).join_from(models, activation, is_active)
-        )
-        return ModelRow(*rows[0]) if rows else None
-
     async def get(self, version: str) -> ModelRow | None:
         """A version's row; None if there is none."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(models.c.version == version))

@@ -234,7 +234,8 @@ class ModelRegistry:
 
     async def serving(self) -> ModelRow | None:
         """The row of the active version, if there is one."""
-        return await self._repository.serving()
+        version = (await self._repository.activation()).version
+        return None if version is None else await self._repository.get(version)
 
     async def trained_seq(self) -> int:
         """The highest seq that any version, published or rejected, was trained up to; or 0."""
