@@ -96,11 +96,11 @@ def train_and_evaluate(
     Raises:
         CheckpointError: The checkpoint could not be written.
     """
+    chosen = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
+    wanted = None if chosen is None else chosen.model
     if params.min_interactions > 1:
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
-    chosen = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
-    wanted = None if chosen is None else chosen.model
     split = leave_latest_out(interactions, held_out)
     start = choose_start(params, wanted, interactions, split, comparison)
     split = start.split
