@@ -38,7 +38,7 @@ import numpy as np
 
 from app.core.settings import Settings
 from benchmarks.harness import publish, run_command
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out
 from ncr_core.comparison.gate import evaluate_both
 from ncr_core.data import Interactions, build_interactions, leave_latest_out

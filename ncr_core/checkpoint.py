@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from ncr_core.atomic_files import atomic_folder
 from ncr_core.data.interactions import IntArray
@@ -30,7 +31,8 @@ from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 
 WEIGHTS, IDS = "model.safetensors", "ids.json"
 EVALUATED = "evaluated.safetensors"
-"""The file of an `EvaluationSnapshot` (`ncr_core.comparison`); not every checkpoint has one."""
+"""The file of an `EvaluationSnapshot`; not every checkpoint has one."""
+ROWS, HELD_OUT = "evaluated.users", "evaluated.held_out"
 INTERACTIONS = "interactions.safetensors"
 """The file of the interactions that a `Recommender` was fitted to; the service writes none."""
 ITEM_COUNTS = "item_counts"
@@ -57,6 +59,26 @@ class Checkpoint:
         return _temperature(self.manifest)
 
 
+@dataclass(frozen=True)
+class EvaluationSnapshot:
+    """A model as it was evaluated, which later models are compared with.
+
+    Before a model is served it learns the items that were held out to evaluate it on. Its successor
+    may be evaluated on the same items, and no model may be evaluated on what it has learned. The
+    checkpoint therefore keeps, beside the model, the parameters from before, for the users with
+    held-out items.
+    """
+
+    model: PairwiseRanker
+    """It has the n users of ``rows`` alone."""
+    rows: IntArray
+    """(n,) the users' rows in the checkpoint's ids, ascending."""
+    held_out: IntArray
+    """(n, 2) item rows held out of each user for test and validation, −1 where there is none.
+
+    The model has learned everything else that the user had done by then."""
+
+
 def save_checkpoint(
     folder: Path,
     model: PairwiseRanker,
@@ -70,8 +92,8 @@ def save_checkpoint(
     evaluated: bytes | None = None,
     calibration: dict[str, Any] | None = None,
     interactions: bytes | None = None,
-) -> dict[str, Any]:
-    """Writes a checkpoint and returns its manifest.
+) -> str:
+    """Writes a checkpoint and returns the SHA-256 of its manifest, which holds those of its files.
 
     Args:
         folder: a folder that does not exist yet; its parents are made.
@@ -117,16 +139,17 @@ def save_checkpoint(
             for name, content in files.items()
         },
     }
+    content_of_manifest = json.dumps(manifest, indent=1).encode()
     try:
         with atomic_folder(folder) as staging:
             for name, content in files.items():
                 (staging / name).write_bytes(content)
-            (staging / MANIFEST).write_bytes(json.dumps(manifest, indent=1).encode())
+            (staging / MANIFEST).write_bytes(content_of_manifest)
     except FileExistsError:
         raise CheckpointError(
             f"{folder} exists already; a checkpoint is never overwritten"
         ) from None
-    return manifest
+    return hashlib.sha256(content_of_manifest).hexdigest()
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -191,6 +214,65 @@ def _read_ids(path: Path, sha256: str) -> dict[str, list[str]]:
     ):
         raise CheckpointError(f"{path} does not hold the ids of users and items")
     return ids
+
+
+def pack_evaluation_snapshot(model: PairwiseRanker, rows: IntArray, held_out: IntArray) -> bytes:
+    """Serialize a copy of the model's present parameters, with the users of ``rows`` alone.
+
+    Args:
+        model: the model, before it learns the held-out items.
+        rows: (n,) rows of users, ascending.
+        held_out: (n, 2) item rows held out of each, −1 where there is none.
+
+    Returns:
+        the contents of the file beside the checkpoint.
+    """
+    tables = {part.weight.data_ptr() for part in model.user_parts()}
+    index = torch.from_numpy(rows).to(model.device)
+    tensors: dict[str, Tensor] = {
+        name: (value[index] if value.data_ptr() in tables else value).detach().cpu().contiguous()
+        for name, value in model.state_dict().items()
+    }
+    tensors[ROWS] = torch.from_numpy(rows)
+    tensors[HELD_OUT] = torch.from_numpy(held_out)
+    return save(tensors)
+
+
+def load_evaluation_snapshot(
+    folder: Path, device: torch.device | str = "cpu"
+) -> EvaluationSnapshot | None:
+    """Read and verify the snapshot of a checkpoint; None if it was written without one.
+
+    Raises CheckpointError if the snapshot is damaged or does not fit its checkpoint.
+    """
+    manifest = read_manifest(folder)
+    entry: Any = manifest.get("files", {}).get(EVALUATED)
+    if entry is None:
+        return None
+    try:
+        tensors = load(read_verified(folder / EVALUATED, str(entry["sha256"])))
+        rows, held_out = tensors.pop(ROWS).numpy(), tensors.pop(HELD_OUT).numpy()
+        config = ModelConfig.from_dict(manifest["model"])
+        n_users, n_items = int(manifest["n_users"]), int(manifest["n_items"])
+    except (KeyError, TypeError, ValueError, SafetensorError, ConfigError) as error:
+        raise CheckpointError(f"{EVALUATED} of {folder} cannot be read: {error!r}") from None
+    fits = held_out.shape == (len(rows), 2) and _within(rows, n_users, 0)
+    if not fits or not _within(held_out, n_items, -1) or (np.diff(rows) <= 0).any():
+        raise CheckpointError(f"{EVALUATED} of {folder} does not fit its checkpoint")
+    if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+        raise CheckpointError(f"{EVALUATED} of {folder} holds values that are not finite")
+    model = build_model(config, len(rows), n_items)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"{EVALUATED} of {folder} does not fit: {reason}") from None
+    model.requires_grad_(False).eval().to(device)
+    return EvaluationSnapshot(model, rows.astype(np.int64), held_out.astype(np.int64))
+
+
+def _within(rows: IntArray, n: int, lowest: int) -> bool:
+    return len(rows) == 0 or bool(lowest <= rows.min() <= rows.max() < n)
 
 
 def software_versions() -> dict[str, str]:

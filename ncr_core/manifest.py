@@ -40,11 +40,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def manifest_checksum(folder: Path) -> str:
-    """SHA-256 of the manifest, which itself holds those of the other files."""
-    return file_sha256(folder / MANIFEST)
-
-
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in blocks, as hexadecimal digits."""
     with path.open("rb") as file:

@@ -139,11 +139,12 @@ class CatalogRepository:
             rows = list(await conn.execute(query))
         return {row[0]: row[1] for row in rows}
 
-    async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
-        """Return the clients' ids by internal id, deleted items included."""
-        rows = await self._database.fetch(
-            sa.select(items.c.id, items.c.external_id).where(one_of(items.c.id, ids, self._dialect))
-        )
+    async def external_ids_of(self, ids: Collection[int], *, deleted: bool) -> dict[int, str]:
+        """Return the clients' ids by internal id, with ``deleted`` those of deleted items too."""
+        wanted = one_of(items.c.id, ids, self._dialect)
+        if not deleted:
+            wanted &= ~items.c.deleted
+        rows = await self._database.fetch(sa.select(items.c.id, items.c.external_id).where(wanted))
         return {row[0]: row[1] for row in rows}
 
     async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:

@@ -146,9 +146,13 @@ class TrainParams(BaseModel):
         Args:
             recipe: What the service is set to, for a request without hyper-parameters.
             defaults: What the service is set to, for the fields that a setting decides.
+
+        Raises:
+            ConfigError: The hyper-parameters do not fit each other.
         """
         values = self.model_dump()
-        chosen = self.recipe or (None if self.hyperparameters() - {"seed"} else recipe)
+        given = self.hyperparameters()
+        chosen = self.recipe or (None if given - {"seed"} else recipe)
         if chosen == AUTO_RECIPE:
             names = {spec.public_name for spec in REQUEST_PARAMETERS} - {"seed"}
             kept = {name: value for name, value in values.items() if name not in names}
@@ -156,11 +160,11 @@ class TrainParams(BaseModel):
         if chosen is None:
             values |= {name: value for name, value in defaults.items() if values[name] is None}
         base = _base_recipe(chosen, values["users"])
-        given = self.hyperparameters()
         for spec in REQUEST_PARAMETERS:
             by_setting = spec.parameter.by_setting and chosen is None
             if not by_setting and spec.public_name not in given:
                 values[spec.public_name] = base.value(spec.name)
+        base.with_(**{spec.name: values[spec.public_name] for spec in REQUEST_PARAMETERS})
         if chosen is None:
             del values["recipe"]
             return values

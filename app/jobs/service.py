@@ -11,7 +11,7 @@ from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
 from app.jobs.repository import JobRepository
-from app.jobs.schemas import ENDED, JobRow, TrainOrder, TrainParams, Trigger
+from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
 from app.registry.schemas import ModelRow
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
@@ -61,10 +61,9 @@ class JobService:
 
     async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
         """The params to store: nothing in them is left to defaults."""
-        chosen_by_auto = sorted(params.hyperparameters() - {"seed"})
-        if params.recipe == AUTO_RECIPE and chosen_by_auto:
+        if params.recipe == AUTO_RECIPE and (given := params.hyperparameters() - {"seed"}):
             raise Unprocessable(
-                f"recipe: auto chooses these itself: {', '.join(chosen_by_auto)}",
+                f"recipe: auto chooses these itself: {', '.join(sorted(given))}",
                 code="recipe_chooses",
             )
         if params.start == "warm":
@@ -76,19 +75,16 @@ class JobService:
         # If only the settings ask for a warm start, the training finds out whether it can: the
         # served model's architecture must not become the default for ever.
         start = params.start or self._settings.train_start
-        values = params.completed(
-            self._settings.effective_default_recipe,
-            model=self._settings.default_model,
-            factors=self._settings.default_factors,
-            users=self._settings.default_users,
-        )
-        order = values | {"start": start, "trigger": trigger}
-        if values.get("recipe") != AUTO_RECIPE:
-            try:
-                TrainOrder.model_validate(order).configured_recipe()
-            except ConfigError as error:
-                raise Unprocessable(str(error), code="parameters_do_not_fit") from None
-        return order
+        try:
+            values = params.completed(
+                self._settings.effective_default_recipe,
+                model=self._settings.default_model,
+                factors=self._settings.default_factors,
+                users=self._settings.default_users,
+            )
+        except ConfigError as error:
+            raise Unprocessable(str(error), code="parameters_do_not_fit") from None
+        return values | {"start": start, "trigger": trigger}
 
     async def get(self, job_id: str) -> JobRow:
         """A job; raises NotFound if there is none."""

@@ -36,8 +36,7 @@ from app.registry.schemas import Activation, ActivationChange, ClickThrough, Mod
 from ncr_core.errors import CheckpointError, CheckpointReadError
 
 if TYPE_CHECKING:  # torch, which commands that only list or copy models do without
-    from ncr_core.checkpoint import Checkpoint
-    from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+    from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 
 log = get_logger(__name__)
 
@@ -46,6 +45,7 @@ MAX_NAMED = 3  # versions in an error
 
 VersionsInUse = Callable[[], Awaitable[Collection[str]]]
 ClickThroughOf = Callable[[str], Awaitable[ClickThrough]]
+EndJob = Callable[[AsyncConnection, ModelRow, bool], Awaitable[None]]
 
 
 async def _no_versions() -> Collection[str]:
@@ -87,10 +87,6 @@ class ModelRegistry:
         self._announce = announce
         self._activator = ActivationService(database, lambda row: self.load(row, "cpu"))
         self.click_through = click_through
-
-    def announce(self) -> None:
-        """Tells other servers, after a commit, that another version may be active."""
-        self._announce()
 
     def new_version(self) -> str:
         """A new version, which sorts by its time."""
@@ -274,7 +270,7 @@ class ModelRegistry:
     def _load_measured(
         self, row: ModelRow, device: str
     ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
-        from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
+        from ncr_core.checkpoint import load_evaluation_snapshot
 
         checkpoint = self._load(row, device)
         try:
@@ -324,30 +320,40 @@ class ModelRegistry:
         log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
         return again
 
-    async def lock(self, conn: AsyncConnection) -> Activation:
-        """The active version, which stays so until the caller's transaction ends."""
-        return await self._repository.lock_activation(conn)
-
     async def publish(
-        self,
-        conn: AsyncConnection,
-        row: ModelRow,
-        detail: dict[str, Any] | None = None,
-        *,
-        serve: bool = True,
-    ) -> bool:
-        """Adds a version in the caller's transaction and returns whether it is active.
+        self, row: ModelRow, detail: dict[str, Any] | None = None, *, end_job: EndJob | None = None
+    ) -> str | None:
+        """Adds a version and activates it: all or nothing.
 
-        A rejected version is never activated; a published one is unless the active version is
-        pinned or ``serve`` is false. The caller announces it after the commit.
+        A rejected version is kept but not activated; nor is one where the active version is pinned,
+        or is another than the gate compared it with, unless by force. The gate's report in the
+        stored metrics says whether it is ``served``, and ``why`` not.
+
+        Args:
+            row: the version.
+            detail: recorded in the history.
+            end_job: called in the same transaction, before the row is stored, with that row and
+                whether it is going to be active. What it raises undoes everything.
+
+        Returns:
+            why the version is not active; None if it is.
         """
-        before = await self._repository.lock_activation(conn)
-        await self._repository.insert(conn, row)
-        if row.status != "published" or before.pinned or not serve:
-            return False
-        after = Activation(row.version, before.version, before.generation + 1)
-        await self._repository.set_active(conn, before, after, "published", detail)
-        return True
+        async with self._database.write() as conn:
+            # From here on the active version stays what it is.
+            before = await self._repository.lock_activation(conn)
+            reason = _reason_not_to_serve(row, before)
+            if gate := row.metrics.get("gate"):
+                gate = gate | {"served": reason is None} | ({"why": reason} if reason else {})
+                row = row._replace(metrics=row.metrics | {"gate": gate})
+            if end_job is not None:
+                await end_job(conn, row, reason is None)
+            await self._repository.insert(conn, row)
+            if reason is None:
+                after = Activation(row.version, before.version, before.generation + 1)
+                await self._repository.set_active(conn, before, after, "published", detail)
+        if reason is None:
+            self._announce()
+        return reason
 
     async def activate(
         self,
@@ -383,7 +389,7 @@ class ModelRegistry:
         activation = await self._activator.activate(
             version, reason, detail, force=force, pin=pin, if_active=if_active, by=by
         )
-        self.announce()
+        self._announce()
         return activation
 
     async def rollback(
@@ -395,7 +401,7 @@ class ModelRegistry:
         Conflict `no_previous_model`.
         """
         activation = await self._activator.rollback(detail, by)
-        self.announce()
+        self._announce()
         return activation
 
     async def unpin(self, *, by: str | None = None) -> Activation:
@@ -411,6 +417,19 @@ class ModelRegistry:
         """
         rows = await self._repository.history(version, offset, n + 1)
         return rows[:n], offset + n if len(rows) > n else None
+
+
+def _reason_not_to_serve(row: ModelRow, active: Activation) -> str | None:
+    """Why a new version is not activated; None if it is."""
+    if row.status == "rejected":
+        return "rejected by the gate"
+    if active.pinned:
+        return "the version that is served is pinned"
+    gate = row.metrics.get("gate")
+    if gate and not gate["forced"] and gate["incumbent"] != active.version:
+        # It might be worse than this one, which somebody chose meanwhile.
+        return f"another version was activated meanwhile: {active.version}"
+    return None
 
 
 def _refuse_other_owners(owners: dict[str, str | None], name: str) -> None:

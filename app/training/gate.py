@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from app.training.dataset import TrainingEvents
 from app.training.progress import ProgressReporter
-from ncr_core.checkpoint import Checkpoint
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
-from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out
-from ncr_core.comparison.gate import DRAWS, FULL_USERS, MIN_USERS, decide, evaluate_both
-from ncr_core.data.interactions import BoolArray, Interactions, row_indices
+from app.training.reader import IncumbentComparison, ServingModel, ServingModelReadError
+from ncr_core.comparison.gate import (
+    DRAWS,
+    FULL_USERS,
+    MIN_USERS,
+    GateComparison,
+    compare,
+    decide,
+)
+from ncr_core.data.interactions import Interactions, row_indices
 from ncr_core.data.splits import Split
-from ncr_core.errors import CheckpointError
 from ncr_core.evaluation.metrics import ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, full_ranks, of_random_users
 from ncr_core.evaluation.significance import Evaluation
@@ -24,54 +24,6 @@ from ncr_core.models.base import PairwiseRanker
 from ncr_core.reproduction.baselines.scoring import Popularity
 
 DIGITS = 5
-
-
-class ServingModelReadError(CheckpointError):
-    """The checkpoint of the served version is damaged or gone."""
-
-    def __init__(self, version: str, reason: str) -> None:
-        super().__init__(reason)
-        self.version = version
-
-
-@dataclass(frozen=True)
-class ServingModel:
-    """The version that was active when it was loaded."""
-
-    version: str
-    trained_seq: int
-    checkpoint: Checkpoint
-    evaluated: EvaluationSnapshot | None
-    """The model as it was evaluated; None in checkpoints written before these were kept."""
-
-    def incumbent(
-        self, interactions: Interactions, users: BoolArray, events: TrainingEvents
-    ) -> Incumbent:
-        """The model as the incumbent of a comparison on these users.
-
-        Args:
-            interactions: The challenger's data.
-            users: (n_users,) mask of its users.
-            events: What the data were made of.
-        """
-        evaluated = self.evaluated
-        if evaluated is None:
-            # It has learned everything that there was: only newer interactions are fair.
-            rows = np.arange(len(self.checkpoint.user_ids))
-            evaluated = EvaluationSnapshot(self.checkpoint.model, rows, np.full((len(rows), 2), -1))
-        ids = self.checkpoint.user_ids, self.checkpoint.item_ids
-        return Incumbent(evaluated, *ids, *events.known_at(interactions, users, self.trained_seq))
-
-
-@dataclass(frozen=True)
-class IncumbentComparison:
-    """What a challenger is compared with: the model that is served at that moment."""
-
-    serving_model: Callable[[], ServingModel | None]
-    """Loads it; see `TrainingReader.serving_model`."""
-    events: TrainingEvents
-    margin: float
-    """By which share of the incumbent's NDCG@10 the challenger may be worse."""
 
 
 def gate_report(
@@ -97,15 +49,17 @@ def gate_report(
         The report; its ``decision`` is what happens to the model.
     """
     try:
-        serving = None if comparison is None else comparison.serving_model()
+        loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
     except ServingModelReadError as error:
         # All the more reason to replace it.
         report = _unconditional("incumbent_unreadable", force)
         return report | {"incumbent": error.version, "detail": str(error)}
-    if comparison is None or serving is None:
+    if comparison is None or loaded is None:
         return _compare_with_popularity(split, challenger, force)
     progress.phase("compare with what is served")
-    return _compare(split, interactions, challenger, serving, comparison, force, progress)
+    serving, incumbent = loaded
+    compared = compare(split, challenger, incumbent, comparison.margin, progress.step)
+    return _report(compared, serving, interactions, comparison.margin, force)
 
 
 def _unconditional(finding: str, force: bool) -> dict[str, Any]:
@@ -141,23 +95,17 @@ def _compare_with_popularity(
     }
 
 
-def _compare(
-    split: Split,
-    interactions: Interactions,
-    challenger: PairwiseRanker,
+def _report(
+    compared: GateComparison,
     serving: ServingModel,
-    comparison: IncumbentComparison,
+    interactions: Interactions,
+    relative_margin: float,
     force: bool,
-    progress: ProgressReporter,
 ) -> dict[str, Any]:
     """The report on a challenger, from both models' metrics on a fair hold-out."""
-    incumbent = serving.incumbent(interactions, split.test >= 0, comparison.events)
-    hold_out = fair_hold_out(split, incumbent)
+    hold_out, measured, verdict = compared.hold_out, compared.evaluation, compared.decision
     metrics: dict[str, Any] = {}
-    verdict = decide(np.zeros(0), np.zeros(0), comparison.margin)
-    if len(hold_out.users) >= MIN_USERS:
-        measured = evaluate_both(hold_out, challenger, incumbent, on_done=progress.step)
-        verdict = measured.decide(comparison.margin)
+    if measured is not None:
         full = measured.full_challenger, measured.full_incumbent
         sampled = measured.challenger, measured.incumbent
         metrics = {
@@ -189,7 +137,7 @@ def _compare(
             "items": _missing_share(serving.checkpoint.item_ids, interactions.item_ids),
             "users": _missing_share(serving.checkpoint.user_ids, interactions.user_ids),
         },
-        "relative_margin": comparison.margin,
+        "relative_margin": relative_margin,
         **metrics,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,39 +12,58 @@ from typing import Any
 import numpy as np
 
 from app.jobs.schemas import TrainParams
-from app.training.gate import IncumbentComparison, gate_report
+from app.training.gate import gate_report
 from app.training.progress import TRAIN, ProgressReporter, Report
-from app.training.reader import Retry
-from app.training.warm_start import choose_start, warm_recipe
-from ncr_core.checkpoint import save_checkpoint
-from ncr_core.comparison.evaluation_snapshot import pack_evaluation_snapshot
-from ncr_core.data import Interactions, min_interactions
+from app.training.reader import (
+    IncumbentComparison,
+    Retry,
+    ServingModel,
+    ServingModelReadError,
+)
+from ncr_core.checkpoint import pack_evaluation_snapshot, save_checkpoint
+from ncr_core.comparison.fair_holdout import leaked_users
+from ncr_core.data import Interactions, leave_latest_out, min_interactions
+from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split, hold_out_users
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.calibration import calibrate
 from ncr_core.evaluation.protocols import (
     Metrics,
     ModelRanks,
-    Ranks,
     evaluate_full,
     evaluate_sampled,
     of_random_users,
     sampled_candidates,
 )
-from ncr_core.manifest import manifest_checksum
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.parameters import parameters_of
-from ncr_core.recipes import AUTO_RECIPE, auto_recipes, recipe
+from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes, recipe
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
 from ncr_core.training.pretraining import learn_everything
 from ncr_core.training.selection import TriedRecipe, default_budget, select_recipe
-from ncr_core.training.warm_start import train_warm
+from ncr_core.training.warm_start import (
+    StartingPoint,
+    evaluated_starting_point,
+    train_warm,
+)
 
 FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
 BASELINE_FACTORS = 32
 ONCE = Retry(0.0)
 MAX_BASELINE_INTERACTIONS = 5_000_000  # of which the baselines take some 20 s
+MIN_HELD_OUT_SHARE = 0.5  # of the held-out users that have to be left to evaluate a warm start
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """The split to train on, and the model to start from."""
+
+    split: Split
+    base: StartingPoint | None
+    """None for a training from scratch."""
+    report: dict[str, Any]
+    """Where the training starts and why, for the model's metrics."""
 
 
 def train_and_evaluate(
@@ -77,12 +96,13 @@ def train_and_evaluate(
     Raises:
         CheckpointError: The checkpoint could not be written.
     """
+    chosen = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
+    wanted = None if chosen is None else chosen.model
     if params.min_interactions > 1:
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
-    chosen = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
-    wanted = None if chosen is None else chosen.model
-    start = choose_start(params, wanted, interactions, held_out, comparison)
+    split = leave_latest_out(interactions, held_out)
+    start = choose_start(params, wanted, interactions, split, comparison)
     split = start.split
 
     choice_seconds = 0.0
@@ -107,8 +127,7 @@ def train_and_evaluate(
         chosen, trained, tried = selection.recipe, selection.trained, selection.tried
 
     progress.phase("evaluate")
-    metrics = evaluate(trained.model, split)
-    metrics["baselines"] = evaluate_baselines(split, device, params.random_seed)
+    metrics = _evaluate(trained.model, split, device, params.random_seed)
     calibration = calibrate(trained.model, split)
     if calibration is not None:
         metrics["calibration"] = calibration.figures()
@@ -118,7 +137,7 @@ def train_and_evaluate(
         metrics["tried"] = [each.as_dict() for each in tried]
     metrics["gate"] = gate_report(
         split, interactions, trained.model, comparison, progress, force=params.force
-    ) | {"over_popularity": over_popularity(metrics)}
+    ) | {"over_popularity": _over_popularity(metrics)}
 
     # What the next training is compared with: the model before it learns what is held out.
     rows = np.flatnonzero(snapshot_users)
@@ -145,10 +164,10 @@ def train_and_evaluate(
         },
         evaluated=evaluated,
     )
-    retry.write(folder.parent, save)
+    checksum = retry.write(folder.parent, save)
     progress.end()
     return {
-        "checksum": manifest_checksum(folder),
+        "checksum": checksum,
         "architecture": {
             spec.public_name: getattr(model.config, spec.name)
             for spec in parameters_of(ModelConfig)
@@ -161,18 +180,24 @@ def train_and_evaluate(
     }
 
 
-def evaluate(model: PairwiseRanker, split: Split) -> dict[str, Any]:
-    """HR@10 and NDCG@10 of the model and of the popularity list, sampled and full ranking."""
-    popularity = _evaluate(Popularity(split.train), split)
-    return _evaluate(ModelRanks(model), split) | {
-        f"popularity_{protocol}": figures for protocol, figures in popularity.items()
-    }
+def _evaluate(model: PairwiseRanker, split: Split, device: str, seed: int) -> dict[str, Any]:
+    """HR@10 and NDCG@10 of the model, of the popularity list and of two baselines.
+
+    Sampled and full ranking; the baselines over the whole catalogue alone.
+    """
+    held_out = of_random_users(split.test, FULL_RANKING_USERS)
+    metrics = {}
+    for prefix, ranks in (("", ModelRanks(model)), ("popularity_", Popularity(split.train))):
+        sampled = evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=0))
+        metrics[f"{prefix}sampled"] = _figures(sampled)
+        metrics[f"{prefix}full"] = _figures(evaluate_full(ranks, split, held_out, seed=0))
+    return metrics | {"baselines": _evaluate_baselines(split, held_out, device, seed)}
 
 
-def evaluate_baselines(split: Split, device: str, seed: int) -> dict[str, Any]:
+def _evaluate_baselines(split: Split, held_out: IntArray, device: str, seed: int) -> dict[str, Any]:
     """HR@10 and NDCG@10 over the whole catalogue of models that take seconds to fit.
 
-    They are implicit ALS and the linear next-item model, on the users of `evaluate`. One that
+    They are implicit ALS and the linear next-item model, on the users of `_evaluate`. One that
     cannot be fitted to the data is left out.
     """
     train = split.train
@@ -187,17 +212,8 @@ def evaluate_baselines(split: Split, device: str, seed: int) -> dict[str, Any]:
         with contextlib.suppress(ConfigError, DataError):
             unvalidated = replace(split, validation=nothing)
             model = train_model(start.model, start.training, unvalidated).model
-            figures[name] = _figures(_evaluate_full(ModelRanks(model), split))
+            figures[name] = _figures(evaluate_full(ModelRanks(model), split, held_out, seed=0))
     return figures
-
-
-def _evaluate(ranks: Ranks, split: Split) -> dict[str, Any]:
-    sampled = evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=0))
-    return {"sampled": _figures(sampled), "full": _figures(_evaluate_full(ranks, split))}
-
-
-def _evaluate_full(ranks: Ranks, split: Split) -> Metrics:
-    return evaluate_full(ranks, split, of_random_users(split.test, FULL_RANKING_USERS), seed=0)
 
 
 def _figures(metrics: Metrics) -> dict[str, Any]:
@@ -209,7 +225,7 @@ def _figures(metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
+def _over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
     """By how much the model's NDCG@10 exceeds the popularity list's, by protocol."""
     return {
         protocol: round(
@@ -217,3 +233,81 @@ def over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
         )
         for protocol in ("sampled", "full")
     }
+
+
+def choose_start(
+    params: TrainParams,
+    config: ModelConfig | None,
+    interactions: Interactions,
+    split: Split,
+    comparison: IncumbentComparison | None,
+) -> TrainingStart:
+    """Starts warm if that is wanted and possible.
+
+    Nothing stays held out that the served model has learned: the new model's metrics would be too
+    good.
+
+    Args:
+        params: Their ``start`` is ``warm`` or ``scratch``.
+        config: The new model's; None: whatever the served model's is.
+        interactions: All interactions.
+        split: All of them, with items held out.
+        comparison: How to load the served model.
+    """
+    if params.start != "warm":
+        return TrainingStart(split, None, {"from": "scratch"})
+    try:
+        loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
+    except ServingModelReadError as error:
+        return _from_scratch(split, f"the model that is served cannot be read: {error}")
+    if loaded is None:
+        return _from_scratch(split, "no model is served")
+    serving, incumbent = loaded
+    version, evaluated, checkpoint = serving.version, serving.evaluated, serving.checkpoint
+    if config and (differences := _differences(checkpoint.model.config, config)):
+        return _from_scratch(split, f"the model that is served, {version}, has {differences}")
+    if unknown := _unknown(serving, interactions):
+        return _from_scratch(split, f"{version} knows none of these {unknown}")
+    if evaluated is None:
+        return _from_scratch(split, f"{version} has learned all that could be held out")
+    users = split.test >= 0
+    held_out = users & ~leaked_users(split, incumbent)
+    if held_out.sum() < MIN_HELD_OUT_SHARE * users.sum():
+        return _from_scratch(split, f"{version} has learned most of what is held out now")
+    base = evaluated_starting_point(
+        checkpoint.model, evaluated, checkpoint.user_ids, checkpoint.item_ids
+    )
+    split = leave_latest_out(interactions, held_out)
+    return TrainingStart(split, base, {"from": "warm", "version": version})
+
+
+def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
+    """How a model goes on that a choice among recipes once began; ``overrides`` are of training."""
+    config = base.model.config
+    name = "next-item-nbpr" if config.by_length and config.kind == "nbpr" else config.users
+    named = recipe("default" if name == "free" else name)
+    return Recipe("warm", config, replace(named.training, **overrides))
+
+
+def _differences(serving: ModelConfig, wanted: ModelConfig) -> str:
+    """In what a request may say; in all else a warm start goes on as the served model is."""
+    pairs = {
+        spec.name: (getattr(serving, spec.name), getattr(wanted, spec.name))
+        for spec in parameters_of(ModelConfig)
+        if spec.parameter.request is not None
+    }
+    return "; ".join(f"{name} {old}, not {new}" for name, (old, new) in pairs.items() if old != new)
+
+
+def _unknown(serving: ServingModel, interactions: Interactions) -> str:
+    """What the served model has no vectors of at all: ``items``, ``users`` or nothing."""
+    checkpoint = serving.checkpoint
+    if set(interactions.item_ids).isdisjoint(checkpoint.item_ids):
+        return "items"
+    free = checkpoint.model.config.users == "free"
+    known = not set(interactions.user_ids).isdisjoint(checkpoint.user_ids)
+    return "users" if free and not known else ""
+
+
+def _from_scratch(split: Split, reason: str) -> TrainingStart:
+    return TrainingStart(split, None, {"from": "scratch", "because": reason})

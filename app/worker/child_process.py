@@ -21,7 +21,6 @@ import select
 import signal
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -261,10 +260,9 @@ def run_task(
     """
     from app.core.settings import load_settings
     from app.registry.service import open_checkpoint_store
-    from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
-    from app.training.reader import Retry, TrainingReader
+    from app.training.reader import IncumbentComparison, Retry, TrainingReader
     from app.worker.precompute import precompute
     from app.worker.task import PrecomputeTask
     from ncr_core.errors import CheckpointError
@@ -274,6 +272,7 @@ def run_task(
     store = open_checkpoint_store(settings)
     retry = retry or Retry(task.retry_seconds)
     reader = TrainingReader(settings, store, task.device, retry)
+    reader.check_store(task.version)
     if isinstance(task, PrecomputeTask):
         summary = precompute(task.version, reader, report)
         if store.remote:
@@ -283,15 +282,12 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
-    folder = store.folder(task.version).resolve()
-    # Before an hour of training is spent; the disk may still be full at its end.
-    retry.write(folder.parent, lambda: _try_to_write(folder.parent))
-    events = reader.training_events()
+    interactions, events = reader.training_data()
     summary = train_and_evaluate(
-        events.interactions(),
+        interactions,
         task.params,
         task.device,
-        folder,
+        store.folder(task.version).resolve(),
         report,
         IncumbentComparison(reader.serving_model, events, task.gate_margin),
         expected_seconds,
@@ -302,13 +298,6 @@ def run_task(
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)
     return summary
-
-
-def _try_to_write(folder: Path) -> None:
-    """Raises OSError if no file can be made in a folder, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        file.write(b"x")
 
 
 def _answer(answers: TextIO, message: dict[str, Any]) -> None:

@@ -7,20 +7,20 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import AWAY, Database
 from app.core.logging import get_logger
 from app.core.settings import Settings
+from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import TrainOrder
 from app.jobs.triggers import Triggers
-from app.registry.checkpoint_store import ForeignStore
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.wiring import Services
@@ -35,7 +35,7 @@ from app.worker.child_process import (
     TrainingFailed,
     run_in_child,
 )
-from app.worker.publish import Publisher
+from app.worker.periodic_tasks import PeriodicTask, PeriodicTasks
 from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
 from ncr_core.recipes import AUTO_RECIPE
 
@@ -51,50 +51,6 @@ CLEAN_SECONDS = 600.0
 END_TRIALS_SECONDS = 10.0
 ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
 FORGET_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class PeriodicTask:
-    """Work to repeat ``every_s`` seconds after it last ended, while a worker runs.
-
-    Every worker repeats it, perhaps at the same moment, so running it twice must be harmless. Jobs
-    never wait for it.
-    """
-
-    name: str
-    every_s: float
-    run: Callable[[], Awaitable[object]]
-
-
-class PeriodicTasks:
-    """Runs each periodic task in an asyncio task of its own."""
-
-    def __init__(self, tasks: Sequence[PeriodicTask]) -> None:
-        self._periodic_tasks = tasks
-        self._running: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        """Runs every periodic task at once, then at its interval."""
-        self._running = {asyncio.create_task(_repeat(task)) for task in self._periodic_tasks}
-
-    async def stop(self) -> None:
-        """Cancels the tasks under way, which must bear that as they must bear a power cut."""
-        for running in self._running:
-            running.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
-        self._running = set()
-
-
-async def _repeat(task: PeriodicTask) -> None:
-    while True:
-        try:
-            await task.run()
-        except Exception as error:
-            # The database may be away for a while; the next run may succeed.
-            reason = str(error).partition("\n")[0]
-            log.warning("periodic task failed", task=task.name, error=reason)
-        await asyncio.sleep(task.every_s)
 
 
 class TaskRunner(Protocol):
@@ -127,7 +83,6 @@ class Worker:
         periodic_tasks: Sequence[PeriodicTask] = (),
         *,
         run_task: TaskRunner = run_in_child,
-        publisher: Publisher | None = None,
     ) -> None:
         """Builds a worker that is not running yet.
 
@@ -137,15 +92,11 @@ class Worker:
             settings: The service's.
             periodic_tasks: Repeated beside the jobs while the worker runs.
             run_task: Runs a job's task.
-            publisher: Records the result of a job.
         """
         self._database = database
         self._models = models
         self._settings = settings
         self._jobs = JobRepository(database)
-        self._publisher = publisher or Publisher(
-            database, models, precompute=settings.precompute_users > 0
-        )
         self._run_task = run_task
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self._lease_us = int(settings.job_lease_seconds * 1e6)
@@ -186,7 +137,6 @@ class Worker:
         log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
         task: TrainingTask | PrecomputeTask | None = None
         try:
-            await self._models.check_store()  # its owner would remove the model
             task = await self._task(claim)
             summary = await self._run_task(
                 task,
@@ -195,11 +145,8 @@ class Worker:
                 stop or asyncio.Event(),
                 on_progress,
             )
-            publish = (
-                self._publisher.model
-                if isinstance(task, TrainingTask)
-                else self._publisher.candidates
-            )
+            training = isinstance(task, TrainingTask)
+            publish = self.publish_model if training else self.publish_candidates
             await self._retry(partial(publish, claim, task.version, summary))
         except LostJob:
             log.warning("job lost to another worker", job_id=claim.job_id)
@@ -213,7 +160,7 @@ class Worker:
             log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
         except Cancelled:
             await self._end(claim, "cancelled")
-        except (TrainingFailed, ForeignStore) as error:
+        except TrainingFailed as error:
             await self._end(claim, "failed", error=str(error))
         except asyncio.CancelledError:
             await asyncio.shield(self._jobs.requeue(claim))
@@ -262,6 +209,68 @@ class Worker:
                 "expected_seconds": _seconds_of_last(serving, params),
             }
         )
+
+    async def publish_model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        """Publishes a trained model and ends its job, in one transaction.
+
+        Raises:
+            LostJob: Another worker owns the job by now; nothing is written.
+            Cancelled: A client has cancelled it; nothing is written.
+        """
+        gate = summary["metrics"]["gate"]
+        rejected = gate["decision"] == "rejected"
+        params = claim.params | summary["architecture"]
+
+        async def end_job(conn: AsyncConnection, row: ModelRow, served: bool) -> None:
+            status = "rejected" if rejected else "succeeded"
+            await self._finish(conn, claim, status, version, row.metrics)
+            if served and self._settings.precompute_users > 0:
+                await self._jobs.insert("candidates", {"version": version}, conn)
+
+        row = ModelRow(
+            version=version,
+            status="rejected" if rejected else "published",
+            kind=params["model"],
+            factors=params["factors"],
+            path=self._models.stored_path(version),
+            checksum=summary["checksum"],
+            trained_seq=summary["trained_seq"],
+            users=summary["users"],
+            items=summary["items"],
+            interactions=summary["interactions"],
+            metrics=summary["metrics"],
+            params=params,
+            job_id=claim.job_id,
+            created_at=now_us(),
+            activated_at=None,
+        )
+        detail = {"job_id": claim.job_id} | ({"forced": True} if gate["forced"] else {})
+        reason = await self._models.publish(row, detail, end_job=end_job)
+        log.info(
+            "model rejected" if rejected else "model published",
+            job_id=claim.job_id,
+            version=version,
+            served=reason is None,
+            finding=gate["finding"],
+            **({} if reason is None or rejected else {"why": reason}),
+        )
+
+    async def publish_candidates(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+        """Ends a job that has computed candidates; raises as `publish_model`."""
+        async with self._database.write() as conn:
+            await self._finish(conn, claim, "succeeded", version, summary)
+        log.info("candidates computed", job_id=claim.job_id, version=version, **summary)
+
+    async def _finish(
+        self,
+        conn: AsyncConnection,
+        claim: Claim,
+        status: str,
+        version: str,
+        metrics: dict[str, Any],
+    ) -> None:
+        if not await self._jobs.finish(conn, claim, status, model_version=version, metrics=metrics):
+            raise Cancelled if await self._jobs.is_cancelled(conn, claim) else LostJob
 
     async def _heartbeat(self, claim: Claim, progress: dict[str, Any] | None) -> None:
         """Renews the lease and writes progress; raises LostJob or Cancelled."""

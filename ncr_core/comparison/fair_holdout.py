@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
 from ncr_core.data.splits import Split
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.comparison.fair_holdout import FairHoldOut, Incumbent
+from ncr_core.comparison.fair_holdout import FairHoldOut, Incumbent, fair_hold_out
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
@@ -130,6 +130,40 @@ class GateEvaluation:
             return by_full
         by_sampled = decide(self.challenger.ndcg, self.incumbent.ndcg, relative_margin)
         return replace(by_sampled, protocol="sampled")
+
+
+@dataclass(frozen=True)
+class GateComparison:
+    """A challenger and the incumbent on a fair hold-out, and the decision."""
+
+    hold_out: FairHoldOut
+    evaluation: GateEvaluation | None
+    """None for fewer users than `MIN_USERS`."""
+    decision: GateDecision
+
+
+def compare(
+    split: Split,
+    challenger: PairwiseRanker,
+    incumbent: Incumbent,
+    relative_margin: float,
+    on_done: OnDone = lambda done, total: None,
+) -> GateComparison:
+    """Compare a challenger, trained on ``split``, with the incumbent, and decide.
+
+    Args:
+        split: what the challenger was trained on; its test items are held out.
+        challenger: the new model.
+        incumbent: the served model.
+        relative_margin: see `decide`.
+        on_done: told of the progress.
+    """
+    hold_out = fair_hold_out(split, incumbent)
+    if len(hold_out.users) < MIN_USERS:
+        nothing = np.zeros(0)
+        return GateComparison(hold_out, None, decide(nothing, nothing, relative_margin))
+    evaluation = evaluate_both(hold_out, challenger, incumbent, on_done=on_done)
+    return GateComparison(hold_out, evaluation, evaluation.decide(relative_margin))
 
 
 def evaluate_both(

@@ -63,46 +63,6 @@ class OfflineTraining:
         )
 
 
-def train_recipe(
-    recipe: Recipe | None,
-    split: Split,
-    on_progress: OnProgress | None = None,
-    *,
-    refit: bool = False,
-    device: str = "auto",
-    seed: int = 0,
-) -> OfflineTraining:
-    """Trains what a recipe says on a split.
-
-    Args:
-        recipe: The model and how it is trained; None: the best of a few, see `select_recipe`.
-        split: Its validation items choose the epoch.
-        on_progress: Told of each epoch.
-        refit: Train once more with the validation items, as many epochs as they chose.
-        device: Where to train, for a choice; a recipe names its own.
-        seed: Of all that is random, for a choice.
-
-    Raises:
-        DataError: There are too few users.
-        TrainingError: The loss became infinite; see there for what is left.
-    """
-    started = time.perf_counter()
-    tried: Sequence[TriedRecipe] = ()
-    if recipe is None:
-        selection = select_recipe(split, device=device, seed=seed, on_progress=on_progress)
-        recipe, trained, tried = selection.recipe, selection.trained, selection.tried
-    else:
-        trained = train_model(recipe.model, recipe.training, split, on_progress)
-    history, train = trained.history, split.train
-    if refit:
-        config = refit_config(recipe.model, recipe.training, history)
-        split = split.with_validation_in_train()
-        trained = train_model(recipe.model, config, split, on_progress)
-    learn_gaps(trained.model, train, recipe.training.seed)
-    seconds = time.perf_counter() - started
-    return OfflineTraining(recipe, trained.model, history, seconds, refit, tried)
-
-
 def train_checkpoint(
     recipe: Recipe | None,
     split: Split,
@@ -114,20 +74,49 @@ def train_checkpoint(
     device: str = "auto",
     seed: int = 0,
 ) -> OfflineTraining:
-    """Trains as ``train_recipe`` does and writes the checkpoint.
+    """Trains what a recipe says on a split and writes the checkpoint.
 
-    Raises TrainingError if the loss became infinite; the folder then holds the last good epoch, if
-    there was one.
+    Args:
+        recipe: The model and how it is trained; None: the best of a few, see `select_recipe`.
+        split: Its validation items choose the epoch.
+        folder: The folder to make.
+        refit: Train once more with the validation items, as many epochs as they chose.
+        data: Describes the data set in the checkpoint's manifest.
+        on_progress: Told of each epoch.
+        device: Where to train, for a choice; a recipe names its own.
+        seed: Of all that is random, for a choice.
+
+    Raises:
+        CheckpointError: The folder exists already.
+        DataError: There are too few users.
+        TrainingError: The loss became infinite; the folder holds the last good epoch, if there was
+            one.
     """
     started = time.perf_counter()
+    requested = recipe
+    tried: Sequence[TriedRecipe] = ()
     try:
-        training = train_recipe(recipe, split, on_progress, refit=refit, device=device, seed=seed)
+        if recipe is None:
+            selection = select_recipe(split, device=device, seed=seed, on_progress=on_progress)
+            recipe, trained, tried = selection.recipe, selection.trained, selection.tried
+        else:
+            trained = train_model(recipe.model, recipe.training, split, on_progress)
+        history = trained.history
+        if refit:
+            config = refit_config(recipe.model, recipe.training, history)
+            trained = train_model(
+                recipe.model, config, split.with_validation_in_train(), on_progress
+            )
     except TrainingError as error:
-        if recipe is None or error.model is None or error.model.config != recipe.model:
+        if requested is None or error.model is None or error.model.config != requested.model:
             raise
         seconds = time.perf_counter() - started
-        training = OfflineTraining(recipe, error.model, [error.history], seconds, refit)
-        training.save(folder, split, data)
+        OfflineTraining(requested, error.model, [error.history], seconds, refit).save(
+            folder, split, data
+        )
         raise TrainingError(f"{error}; {folder} holds the last good epoch") from None
+    learn_gaps(trained.model, split.train, recipe.training.seed)
+    seconds = time.perf_counter() - started
+    training = OfflineTraining(recipe, trained.model, history, seconds, refit, tried)
     training.save(folder, split, data)
     return training

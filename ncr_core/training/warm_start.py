@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.data.interactions import IntArray, row_indices
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError

@@ -29,11 +29,10 @@ from app.jobs.repository import Claim
 from app.jobs.schemas import JobRow, TrainParams
 from app.main import create_app
 from app.registry.schemas import ModelRow
-from app.training.dataset import TrainingEvents
 from app.training.pipeline import train_and_evaluate
+from app.training.reader import TrainingEvents
 from app.wiring import Services, build_services
 from app.worker.child_process import Heartbeat, OnProgress, TrainingFailed, run_task
-from app.worker.publish import Publisher
 from app.worker.task import TASK, PrecomputeTask, TrainingTask
 from app.worker.worker import Worker
 from ncr_core.data import Interactions
@@ -64,7 +63,7 @@ async def add_small_data(services: Services) -> None:
 
 async def publish_model(services: Services, **params: Any) -> str:
     """Trains on what is in the database and publishes, without a job; the new version."""
-    wanted = TrainParams.model_validate(QUICK | params)
+    wanted = TrainParams.model_validate(QUICK | params | {"force": True})
     snapshot = await services.events.snapshot_for_training()
     users = await services.events.external_users(snapshot.users())
     items = await services.catalog.external_ids_of(snapshot.items())
@@ -88,8 +87,7 @@ async def publish_model(services: Services, **params: Any) -> str:
         created_at=now_us(),
         activated_at=None,
     )
-    async with services.database.write() as conn:
-        await services.models.publish(conn, row)
+    await services.models.publish(row)
     return version
 
 
@@ -314,16 +312,22 @@ def children() -> list[int]:
     return training_pids_of(os.getpid())
 
 
-class LatePublisher(Publisher):
+class LateWorker(Worker):
     """Publishes a model after something else has happened."""
 
-    def __init__(self, services: Services, happen: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(services.database, services.models, precompute=False)
+    def __init__(
+        self,
+        services: Services,
+        settings: Settings,
+        happen: Callable[[], Awaitable[object]],
+        **collaborators: Any,
+    ) -> None:
+        super().__init__(services.database, services.models, settings, **collaborators)
         self._happen = happen
 
-    async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
+    async def publish_model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
         await self._happen()
-        await super().model(claim, version, summary)
+        await super().publish_model(claim, version, summary)
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,6 @@ from app.registry.schemas import Status
 from app.registry.service import ModelRegistry
 from app.wiring import Services
 from ncr_core.checkpoint import save_checkpoint
-from ncr_core.manifest import manifest_checksum
 from ncr_core.models import ModelConfig, build_model
 from tests.app.conftest import add_small_data, publish_model
 
@@ -95,14 +94,13 @@ def write(store: CheckpointStore, version: str, seed: int = 0) -> str:
     """A small checkpoint where the store wants it; its checksum."""
     torch.manual_seed(seed)
     model = build_model(ModelConfig.from_dict({"kind": "nbpr", "factors": 2}), 3, 4)
-    save_checkpoint(
+    return save_checkpoint(
         store.folder(version),
         model,
         user_ids=["a", "b", "c"],
         item_ids=["w", "x", "y", "z"],
         item_counts=np.array([4, 3, 2, 1]),
     )
-    return manifest_checksum(store.folder(version))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -125,8 +123,7 @@ async def copies(services: Services, n: int, status: Status = "published") -> li
             status=status,
             created_at=row.created_at + number,
         )
-        async with services.database.write() as conn:
-            await registry.publish(conn, other)
+        await registry.publish(other)
         versions.append(version)
     return versions
 

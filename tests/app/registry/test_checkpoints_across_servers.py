@@ -228,8 +228,7 @@ async def test_a_row_with_a_path_outside_the_store_is_refused(
     outside = services.settings.data_dir / "elsewhere"
     services.models.folder(first).rename(outside)  # whole, and yet not to be loaded
     load_checkpoint(outside)
-    async with services.database.write() as conn:
-        await services.models.publish(conn, row)
+    await services.models.publish(row)
     await host.refresh()
     assert serves(host) == first
     assert "not" in str(host.refused)

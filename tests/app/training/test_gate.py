@@ -18,13 +18,13 @@ from app.jobs.service import JobService
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
 from app.worker.worker import Worker
-from ncr_core.comparison.evaluation_snapshot import load_evaluation_snapshot
+from ncr_core.checkpoint import load_evaluation_snapshot
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.recipes import recipe
 from ncr_core.training import selection
 from tests.app.conftest import (
     QUICK,
-    LatePublisher,
+    LateWorker,
     add_small_data,
     children,
     publish_model,
@@ -318,8 +318,7 @@ async def test_a_job_cancelled_during_the_comparison_leaves_no_files(
             cancelling.add(asyncio.ensure_future(services.jobs.cancel(job_id)))
 
     # The process may be done before the cancellation is written.
-    publisher = LatePublisher(services, lambda: asyncio.gather(*cancelling))
-    worker = Worker(services.database, services.models, settings, publisher=publisher)
+    worker = LateWorker(services, settings, lambda: asyncio.gather(*cancelling))
     assert await worker.run_once(on_progress=on_progress)
     assert cancelling
     job = await services.jobs.get(job_id)

@@ -14,14 +14,17 @@ from app.core.settings import Settings
 from app.events.training_snapshot import EventSnapshot
 from app.inference.new_items import NewItems
 from app.jobs.schemas import TrainParams
-from app.training.dataset import TrainingEvents
-from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
+from app.training.pipeline import TrainingStart, choose_start
 from app.training.progress import PHASE_SHARES, ProgressReporter
-from app.training.warm_start import TrainingStart, choose_start
+from app.training.reader import (
+    IncumbentComparison,
+    ServingModel,
+    ServingModelReadError,
+    TrainingEvents,
+)
 from app.wiring import Services
-from ncr_core.checkpoint import Checkpoint
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
-from ncr_core.data import build_interactions
+from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
+from ncr_core.data import build_interactions, leave_latest_out
 from ncr_core.models import ModelConfig
 from ncr_core.training import Progress
 from tests.app.conftest import add_small_data, publish_model, run_job_here
@@ -143,7 +146,7 @@ def start_after(
         TrainParams.model_validate({"start": "warm"}),
         config,
         INTERACTIONS,
-        np.ones(INTERACTIONS.n_users, dtype=np.bool_),
+        leave_latest_out(INTERACTIONS, np.ones(INTERACTIONS.n_users, dtype=np.bool_)),
         IncumbentComparison(serving_model, NO_EVENTS, 0.05),
     )
     assert (start.base is None) == (start.report["from"] == "scratch")

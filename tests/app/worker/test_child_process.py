@@ -207,6 +207,7 @@ async def test_a_full_disk_is_waited_for_and_then_one_clear_line(
 ) -> None:
     await add_small_data(services)
     version = await publish_model(services)
+    await services.models.claim_store()
     settings = settings.model_copy(update={"precompute_users": 60})
     task = task_for(settings, kind)
     if kind == "candidates":
@@ -243,7 +244,7 @@ async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
 ) -> None:
     await add_small_data(services)
     (settings.data_dir / "models").write_text("a file in place of the folder")
-    monkeypatch.setattr("app.training.reader.TrainingReader.training_events", lambda self: 1 / 0)
+    monkeypatch.setattr("app.training.reader.TrainingReader.training_data", lambda self: 1 / 0)
     with pytest.raises(CheckpointError, match=r"models cannot be written: "):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
 

@@ -17,7 +17,8 @@ from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.tables import jobs
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
-from app.worker.worker import PeriodicTask, Worker
+from app.worker.periodic_tasks import PeriodicTask
+from app.worker.worker import Worker
 from benchmarks.faults.setup import LONG_TRAINING
 from tests.app.conftest import QUICK, add_small_data, children, run_job, run_job_here, thread_worker
 from tests.conftest import ON_POSTGRESQL, ON_SQLITE

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
 from ncr_core.comparison.gate import (
     GateDecision,
     GateEvaluation,
+    compare,
     decide,
     evaluate_both,
     incumbent_vectors,
@@ -181,14 +182,25 @@ def test_a_trained_model_beats_one_that_knows_nothing(split: Split) -> None:
         held_out = np.stack([split.test, split.validation], axis=1)
         copy = EvaluationSnapshot(incumbent, np.arange(split.train.n_users), held_out)
         rival = Incumbent(copy, split.train.user_ids, split.train.item_ids, split.all_seen)
-        measured = evaluate_both(fair_hold_out(split, rival), challenger, rival)
-        return measured.decide(0.05)
+        return compare(split, challenger, rival, 0.05).decision
 
     assert beside(trained, nothing).finding == "not_worse"
     refused = beside(nothing, trained)
     assert (refused.finding, refused.passed) == ("worse", False)
     assert refused.p is not None
     assert refused.p < 0.001
+
+
+def test_too_few_users_that_both_models_may_rank_decide_nothing() -> None:
+    then = interactions({f"u{n}": [n % 4, 4, 5] for n in range(5)})
+    incumbent, split = served(then, then)
+    challenger = wild_model(ModelConfig(kind="nbpr", factors=3), then.n_users, then.n_items)
+    steps: list[int] = []
+    compared = compare(split, challenger, incumbent, 0.05, lambda done, of: steps.append(done))
+    assert len(compared.hold_out.users) == 5
+    assert compared.evaluation is None
+    assert (compared.decision.finding, compared.decision.passed) == ("too_few_users", True)
+    assert steps == []
 
 
 @pytest.mark.slow

@@ -18,8 +18,15 @@ from app.registry.checkpoint_store import MARK
 from app.registry.schemas import Activation
 from app.wiring import Services
 from app.worker.child_process import Cancelled, LostJob
-from app.worker.publish import Publisher
-from tests.app.conftest import QUICK, LatePublisher, add_small_data, publish_model, thread_worker
+from app.worker.worker import Worker
+from tests.app.conftest import (
+    QUICK,
+    LateWorker,
+    add_small_data,
+    publish_model,
+    run_in_thread,
+    thread_worker,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -40,14 +47,20 @@ def summary_of(incumbent: str | None, **gate: Any) -> dict[str, Any]:
     return {"checksum": "", "metrics": metrics, "architecture": {}} | counts
 
 
+def worker_of(services: Services, *, precompute: bool = False) -> Worker:
+    settings = services.settings.model_copy(update={"precompute_users": 10 * precompute})
+    return Worker(services.database, services.models, settings)
+
+
 async def publish(
     services: Services, incumbent: str | None, *, precompute: bool = False, **gate: Any
 ) -> JobRow:
     """The end of a training whose model was compared with ``incumbent``."""
     claim = await claimed(services)
-    publisher = Publisher(services.database, services.models, precompute=precompute)
     version = services.models.new_version()
-    await publisher.model(claim, version, summary_of(incumbent, **gate))
+    await worker_of(services, precompute=precompute).publish_model(
+        claim, version, summary_of(incumbent, **gate)
+    )
     return await services.jobs.get(claim.job_id)
 
 
@@ -72,9 +85,10 @@ async def test_a_model_does_not_replace_a_version_rolled_back_to_meanwhile(
     a, b = await publish_model(services), await publish_model(services, seed=1)
     claim = await claimed(services)
     await services.models.rollback()
-    publisher = Publisher(services.database, services.models, precompute=True)
     version = services.models.new_version()
-    await publisher.model(claim, version, summary_of(b, finding=finding))
+    await worker_of(services, precompute=True).publish_model(
+        claim, version, summary_of(b, finding=finding)
+    )
     assert await active(services) == a
     job = await services.jobs.get(claim.job_id)
     assert (job.status, job.model_version, job.error) == ("succeeded", version, None)
@@ -112,19 +126,33 @@ async def test_a_forced_model_replaces_any_version_but_a_pinned_one(services: Se
 async def test_a_cancelled_or_lost_job_publishes_nothing(services: Services) -> None:
     await add_small_data(services)
     claim = await claimed(services)
-    publisher = Publisher(services.database, services.models, precompute=False)
+    worker = worker_of(services)
     version = services.models.new_version()
     await services.jobs.cancel(claim.job_id)
     for decision in ("published", "rejected"):
         with pytest.raises(Cancelled):
-            await publisher.model(claim, version, summary_of(None, decision=decision))
+            await worker.publish_model(claim, version, summary_of(None, decision=decision))
     with pytest.raises(Cancelled):
-        await publisher.candidates(claim, version, {})
+        await worker.publish_candidates(claim, version, {})
     with pytest.raises(LostJob):
-        await publisher.model(claim._replace(owner="other"), version, summary_of(None))
+        await worker.publish_model(claim._replace(owner="other"), version, summary_of(None))
     assert await active(services) is None
     assert (await services.models.page(0, 9))[0] == []
     assert (await services.jobs.get(claim.job_id)).status == "running"  # until the worker ends it
+
+
+async def test_a_model_whose_commit_was_not_confirmed_is_not_published_again(
+    services: Services,
+) -> None:
+    """As after a connection that was lost in that moment: the second attempt finds it ended."""
+    await add_small_data(services)
+    claim, version = await claimed(services), services.models.new_version()
+    worker = worker_of(services)
+    await worker.publish_model(claim, version, summary_of(None, finding="first"))
+    with pytest.raises(LostJob):
+        await worker.publish_model(claim, version, summary_of(None, finding="first"))
+    assert await active(services) == version
+    assert (await services.jobs.get(claim.job_id)).status == "succeeded"
 
 
 async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
@@ -132,26 +160,14 @@ async def test_a_job_cancelled_while_its_result_arrives_publishes_nothing(
 ) -> None:
     await add_small_data(services)
     job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
-    publisher = LatePublisher(services, lambda: services.jobs.cancel(job_id))
-    assert await thread_worker(services, settings, publisher=publisher).run_once()
+    worker = LateWorker(
+        services, settings, lambda: services.jobs.cancel(job_id), run_task=run_in_thread
+    )
+    assert await worker.run_once()
     job = await services.jobs.get(job_id)
     assert (job.status, job.model_version) == ("cancelled", None)
     assert await active(services) is None
     assert [path.name for path in (settings.data_dir / "models").iterdir()] == [MARK]
-
-
-class PublisherWithoutDatabase(Publisher):
-    """Finds the database away some times, before it publishes."""
-
-    def __init__(self, services: Services, times: int) -> None:
-        super().__init__(services.database, services.models, precompute=False)
-        self._times = times
-
-    async def model(self, claim: Claim, version: str, summary: dict[str, Any]) -> None:
-        if self._times > 0:
-            self._times -= 1
-            raise OperationalError("UPDATE", None, Exception("the connection is closed"))
-        await super().model(claim, version, summary)
 
 
 @pytest.mark.parametrize(("times", "attempt"), [(3, 1), (10_000, 2)])
@@ -163,9 +179,16 @@ async def test_a_database_that_is_away_while_a_model_is_published_fails_no_job(
     settings = settings.model_copy(update={"job_lease_seconds": 1.0, "job_poll_seconds": 0.05})
     wanted = TrainParams.model_validate(QUICK | {"force": True})
     job_id = await services.jobs.submit_training(wanted)
-    publisher = PublisherWithoutDatabase(services, times)
+    outages = times
+
+    async def database_away() -> None:
+        nonlocal outages
+        if outages > 0:
+            outages -= 1
+            raise OperationalError("UPDATE", None, Exception("the connection is closed"))
+
     with contextlib.suppress(OperationalError):
-        await thread_worker(services, settings, publisher=publisher).run_once()
+        await LateWorker(services, settings, database_away, run_task=run_in_thread).run_once()
     job = await services.jobs.get(job_id)
     assert job.status in ("running", "succeeded")
     async with asyncio.timeout(60):

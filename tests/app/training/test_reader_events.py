@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from app.events.training_snapshot import EventSnapshot
-from app.training.dataset import TrainingEvents
-from ncr_core.comparison.evaluation_snapshot import EvaluationSnapshot
+from app.training.reader import TrainingEvents
+from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.interactions import BoolArray

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.checkpoint import load_checkpoint, save_checkpoint
-from ncr_core.comparison.evaluation_snapshot import (
+from ncr_core.checkpoint import (
+    load_checkpoint,
     load_evaluation_snapshot,
     pack_evaluation_snapshot,
+    save_checkpoint,
 )
 from ncr_core.data import Interactions, Split, leave_latest_out
 from ncr_core.errors import CheckpointError, ConfigError
