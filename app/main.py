@@ -90,6 +90,7 @@ def create_app(
         app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst, services.redis)
         app.state.keys = services.keys
         await services.keys.any()  # known from here on, even while the database is away
+        services.database.log_warning()
         _add_readiness_checks(readiness, services)
         _add_metrics(app, services)
         try:
@@ -225,6 +226,7 @@ async def _run_worker(services: Services, with_worker: bool) -> AsyncIterator[No
 
 def _add_readiness_checks(readiness: monitoring.Readiness, services: Services) -> None:
     readiness.add("database", lambda: schema_problem(services.database))
+    readiness.warnings = [warning] if (warning := services.database.warning) else []
 
 
 def _add_metrics(app: FastAPI, services: Services) -> None:

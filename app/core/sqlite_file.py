@@ -21,8 +21,8 @@ def version_warning() -> str | None:
     if version >= (3, 51, 3) or (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51):
         return None
     return (
-        f"SQLite {sqlite3.sqlite_version} has a rare bug that can damage a database in WAL mode "
-        "when another program writes to it; use 3.51.3 or later"
+        "this version of SQLite has a rare bug that can damage the database when another program "
+        "writes to it; use 3.51.3 or later"
     )
 
 
