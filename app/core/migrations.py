@@ -35,8 +35,12 @@ _FIRST_RECORDED = "0006"
 """The revision whose schema has the place where the oldest compatible revision is recorded."""
 
 POLL_SECONDS = 0.2
-LOCK_SECONDS = 1
-"""How long a step on PostgreSQL waits for a table, and whoever comes after waits for the step."""
+LOCK_MILLISECONDS = 500
+"""How long a step on PostgreSQL waits for a table, and whoever comes after waits for the step.
+
+Less than PostgreSQL's `deadlock_timeout` of 1 s: a step that takes tables in another order than a
+request gives way, and the request succeeds.
+"""
 MAX_LOCK_WAIT_SECONDS = 120.0
 START_SECONDS = 30.0
 
@@ -163,7 +167,7 @@ async def migrate(database: Database, revision: str = "head") -> None:
         return
     async with _alone(database), database.read() as conn:
         try:
-            await conn.exec_driver_sql(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+            await conn.exec_driver_sql(f"SET lock_timeout = {LOCK_MILLISECONDS}")
             await conn.commit()
             await _migrate_when_free(conn, revision)
         finally:
@@ -184,7 +188,7 @@ async def _migrate_when_free(conn: AsyncConnection, revision: str) -> None:
                     "the steps before are done: run the command again"
                 ) from None
             await conn.rollback()
-            await asyncio.sleep(LOCK_SECONDS)  # for those who waited behind it
+            await asyncio.sleep(POLL_SECONDS)  # for those who waited behind it
         else:
             return
 
@@ -257,7 +261,7 @@ def create_index_concurrently(
         if valid is False:
             op.drop_index(name, table, postgresql_concurrently=True)
         op.create_index(name, table, columns, postgresql_concurrently=True, **options)
-        conn.exec_driver_sql(f"SET lock_timeout = '{LOCK_SECONDS}s'")
+        conn.exec_driver_sql(f"SET lock_timeout = {LOCK_MILLISECONDS}")
 
 
 def upgrade(url: str) -> str:
