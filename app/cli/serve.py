@@ -148,6 +148,6 @@ async def _work(settings: Settings) -> None:
         loop.add_signal_handler(name, stop.set)
     _check_device(settings)
     async with services_of(settings) as services:
-        services.database.log_warning()
         await services.models.check_store()
+        services.database.log_warning()
         await build_worker(services).run(stop)

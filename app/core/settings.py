@@ -370,9 +370,9 @@ def load_settings(**overrides: Any) -> Settings:
         raise SettingsError(problems.replace("\n", " ")) from None
 
 
-def _read_secrets(given: Collection[str]) -> dict[str, str]:
+def _read_secrets(given: Collection[str]) -> dict[str, Any]:
     """The settings in files that `NCR_…_FILE` name, as containers are given secrets."""
-    secrets = {}
+    secrets: dict[str, Any] = {}
     for name in _SECRETS:
         variable = f"NCR_{name.upper()}"
         path = os.environ.get(f"{variable}_FILE")

@@ -96,8 +96,8 @@ class RedisServer(Process):
         self.port = free_port()
         password = secrets.token_hex(8)
         self.url = f"redis://:{password}@{HOST}:{self.port}/0"
-        options = ("--bind", HOST, "--port", str(self.port), "--dir", str(folder))
-        options += ("--requirepass", password)
+        options = ["--bind", HOST, "--port", str(self.port), "--dir", str(folder)]
+        options += ["--requirepass", password]
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(["redis-server", *options, *REDIS_FLAGS], folder / "redis.log")
 
