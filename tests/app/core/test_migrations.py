@@ -344,6 +344,9 @@ async def test_events_are_written_while_an_index_of_them_is_built(
         await waits(empty_database_url)
         execute(client, EVENT.format(21))
         client.commit()
+        # It waits as one that is built beside writers does, which is there and not yet used.
+        assert client.execute(VALID, (INDEX,)).fetchall() == [(False,)]
+        client.commit()
         assert not migration.done()
         slow.commit()
         await migration
