@@ -19,7 +19,7 @@ from app.core import monitoring
 from app.core.access import AccessTable, ResolveRoute
 from app.core.errors import install_error_handlers
 from app.core.middleware import AnswerRefusals, ConcurrencyMiddleware, RequestContext
-from app.core.migrations import schema_is_current
+from app.core.migrations import schema_problem
 from app.core.monitoring import HttpMetrics, OnScrape, new_registry
 from app.core.openapi import describe
 from app.core.requests import BodyLimit
@@ -90,6 +90,7 @@ def create_app(
         app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst, services.redis)
         app.state.keys = services.keys
         await services.keys.any()  # known from here on, even while the database is away
+        services.database.log_warning()
         _add_readiness_checks(readiness, services)
         _add_metrics(app, services)
         try:
@@ -224,12 +225,8 @@ async def _run_worker(services: Services, with_worker: bool) -> AsyncIterator[No
 
 
 def _add_readiness_checks(readiness: monitoring.Readiness, services: Services) -> None:
-    async def database() -> str | None:
-        if await schema_is_current(services.database):
-            return None
-        return "the schema is not the one of this version: run `ncr db upgrade`"
-
-    readiness.add("database", database)
+    readiness.add("database", lambda: schema_problem(services.database))
+    readiness.warnings = [warning] if (warning := services.database.warning) else []
 
 
 def _add_metrics(app: FastAPI, services: Services) -> None:

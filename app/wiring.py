@@ -59,18 +59,22 @@ class Services:
 
 
 async def build_services(
-    settings: Settings, *, observe_commit: CommitObserver = ignore_commit
+    settings: Settings,
+    *,
+    observe_commit: CommitObserver = ignore_commit,
+    may_migrate: bool = True,
 ) -> Services:
     """Connect to the database, check or migrate its schema, and start background tasks.
 
     Args:
         settings: the settings of the service.
         observe_commit: called after each group commit of events.
+        may_migrate: an SQLite database of an older version is migrated, and not refused.
     """
     store = open_checkpoint_store(settings)
     database = Database(settings.effective_database_url)
     try:
-        await ensure_schema(database)
+        await ensure_schema(database, may_migrate=may_migrate)
     except BaseException:
         await database.close()
         raise

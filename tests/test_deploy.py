@@ -12,6 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,19 @@ COMPOSE = ROOT / "docker-compose.yml"
 NGINX = ROOT / "deploy" / "nginx.conf"
 UNIT = ROOT / "deploy" / "ncr.service"
 KUBERNETES = ROOT / "deploy" / "kubernetes.yaml"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
 LONGEST_DRAIN = float(Settings.model_fields["drain_seconds"].default)
 SETTINGS = {f"NCR_{name.upper()}" for name in Settings.model_fields}
 
 
-@pytest.fixture(scope="module")
+def without(tool: str) -> None:
+    """Skips what needs a tool that is not here, except before a release: see CONTRIBUTING.md."""
+    if os.environ.get("NCR_TEST_TOOLS") == "true":
+        pytest.fail(f"{tool} is not installed")
+    pytest.skip(f"{tool} is not installed")
+
+
+@pytest.fixture
 def compose() -> dict[str, dict[str, Any]]:
     services: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
     return services
@@ -47,6 +57,9 @@ def dockerfile() -> str:
 
 def test_the_compose_file_has_the_services_of_the_table(compose: dict[str, Any]) -> None:
     assert set(compose) == set(SERVICES)
+    program, option, password, *flags = compose["redis"]["command"]
+    assert (option, password[:18]) == ("--requirepass", "${REDIS_PASSWORD:?")
+    compose["redis"]["command"] = [program, *flags]
     assert {name: s["command"] for name, s in compose.items() if "command" in s} == {
         name: list(service.command_line()) for name, service in SERVICES.items() if service.command
     }
@@ -61,7 +74,7 @@ def test_the_compose_file_sets_what_the_table_says(compose: dict[str, Any]) -> N
     assert set(NCR_ENVIRONMENT) <= SETTINGS
     text = COMPOSE.read_text()
     assert set(re.findall(r"\bNCR_[A-Z_]+", text)) <= SETTINGS
-    for secret in ("POSTGRES_PASSWORD", "NCR_ADMIN_KEY"):
+    for secret in ("POSTGRES_PASSWORD", "REDIS_PASSWORD", "NCR_ADMIN_KEY"):
         uses = re.findall(rf"\$\{{?{secret}\b.", text)
         assert uses, secret
         assert {how[-1] for how in uses} == {":"}, "there is a default, or none is asked for"
@@ -138,6 +151,60 @@ def test_the_proxy_passes_on_what_the_service_needs(compose: dict[str, Any]) -> 
     assert "non_idempotent" not in text
 
 
+def test_the_containers_can_do_no_more_than_they_need(compose: dict[str, Any]) -> None:
+    for name in ("migrate", "api", "worker", "proxy", "redis"):
+        service = compose[name]
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    assert compose["postgres"]["healthcheck"]["test"][1:4] == ["pg_isready", "-h", "127.0.0.1"]
+    assert compose["api"]["env_file"] == [{"path": "ncr.env", "required": False}]
+
+
+def test_the_image_compiles_every_kernel_where_a_start_looks_for_it(dockerfile: str) -> None:
+    sources = (path.read_text() for path in (ROOT / "ncr_core").rglob("*.py"))
+    kernels = {name for text in sources for name in re.findall(r'numba_kernel\("([\w.]+)"\)', text)}
+    assert set(re.findall(r"kernel\('([\w.]+)'\)", dockerfile)) == kernels != set()
+    (cache,) = re.findall(r"NUMBA_CACHE_DIR=(\S+)", dockerfile)
+    assert f"\nVOLUME {cache}\n" in dockerfile
+    assert dockerfile.index("import numba_kernel") < dockerfile.index(f"VOLUME {cache}")
+    (extras,) = re.findall(r"EXTRAS=([\w,]+)$", dockerfile, re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_health_of_a_worker_is_the_file_that_it_touches(
+    compose: dict[str, Any], dockerfile: str, tmp_path: Path
+) -> None:
+    (file,) = re.findall(r"NCR_WORKER_ALIVE_FILE=(\S+)", dockerfile)
+    _, check = compose["worker"]["healthcheck"]["test"]
+    probe = [
+        container["livenessProbe"]["exec"]["command"]
+        for o in yaml.safe_load_all(KUBERNETES.read_text())
+        if o["metadata"]["name"] == "ncr-worker"
+        for container in o["spec"]["template"]["spec"]["containers"]
+    ]
+    assert probe == [["sh", "-c", check.replace("$$", "$")]]
+    alive = tmp_path / "alive"
+    command = ["sh", "-c", probe[0][2].replace(file, str(alive))]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
+    alive.touch()
+    assert subprocess.run(command).returncode == 0
+    os.utime(alive, (time.time() - 90,) * 2)
+    assert subprocess.run(command).returncode != 0
+
+
+def test_prometheus_scrapes_with_a_key(compose: dict[str, Any]) -> None:
+    (job,) = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    assert list(job["http_headers"]) == ["X-API-Key"]
+    (discovery,) = job["dns_sd_configs"]
+    assert (discovery["names"], discovery["port"]) == (["api"], SERVICES["api"].port)
+    if shutil.which("promtool") is None:
+        without("promtool")
+    command = ["promtool", "check", "config", "--syntax-only", str(PROMETHEUS / "prometheus.yml")]
+    assert subprocess.run(command, timeout=60).returncode == 0
+
+
 def test_the_systemd_unit_stops_the_service_in_order() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
@@ -151,7 +218,7 @@ def test_the_systemd_unit_stops_the_service_in_order() -> None:
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd is not installed")
+        without("systemd-analyze")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/ncr/bin/ncr", sys.executable))
     done = subprocess.run(
@@ -213,7 +280,7 @@ def test_the_topology_says_what_it_does() -> None:
 
 def test_nginx_takes_the_configuration() -> None:
     if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed")
+        without("nginx")
     done = subprocess.run(
         ["nginx", "-t", "-c", str(NGINX)], capture_output=True, text=True, timeout=60
     )
@@ -223,9 +290,7 @@ def test_nginx_takes_the_configuration() -> None:
 
 def test_docker_compose_takes_the_file() -> None:
     def run(**env: str) -> subprocess.CompletedProcess[str]:
-        kept = {
-            k: v for k, v in os.environ.items() if k not in ("POSTGRES_PASSWORD", "NCR_ADMIN_KEY")
-        }
+        kept = {k: v for k, v in os.environ.items() if not k.endswith(("_PASSWORD", "_ADMIN_KEY"))}
         return subprocess.run(
             ["docker", "compose", "-f", str(COMPOSE), "config", "--format", "json"],
             env=kept | env, capture_output=True, text=True, timeout=60,
@@ -237,13 +302,16 @@ def test_docker_compose_takes_the_file() -> None:
             ["docker", "compose", "version"], capture_output=True, timeout=60
         ).returncode
     ):
-        pytest.skip("docker compose is not installed")
-    done = run(POSTGRES_PASSWORD="postgres-secret", NCR_ADMIN_KEY="0123456789abcdef")
+        without("docker compose")
+    secrets = {"POSTGRES_PASSWORD": "sesame", "REDIS_PASSWORD": "open"}
+    done = run(**secrets, NCR_ADMIN_KEY="0123456789abcdef")
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
+    assert services["redis"]["command"][1:3] == ["--requirepass", "open"]
+    del services["redis"]["command"][1:3]
     assert {name: s["command"] for name, s in services.items() if s.get("command")} == {
         name: list(service.command_line()) for name, service in SERVICES.items() if service.command
     }
-    missing = run(NCR_ADMIN_KEY="0123456789abcdef")
+    missing = run(REDIS_PASSWORD="open", NCR_ADMIN_KEY="0123456789abcdef")
     assert missing.returncode != 0
     assert "POSTGRES_PASSWORD" in missing.stderr

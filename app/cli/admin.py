@@ -35,12 +35,22 @@ Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number 
 
 @db.command()
 def upgrade() -> None:
-    """Migrate the database's schema to this version."""
-    from app.core.migrations import head_revision
+    """Migrate the database's schema to this version. Servers may go on."""
     from app.core.migrations import upgrade as migrate
 
-    migrate(quiet_settings().effective_database_url)
-    console.print(f"the schema is at {head_revision()}")
+    console.print(f"the schema is at {migrate(quiet_settings().effective_database_url)}")
+
+
+@db.command()
+def downgrade(
+    revision: Annotated[
+        str | None, typer.Argument(help="The schema to go back to. Default: the one before.")
+    ] = None,
+) -> None:
+    """Bring the schema back, once no server of this version runs. What only it holds is lost."""
+    from app.core.migrations import downgrade as migrate
+
+    console.print(f"the schema is at {migrate(quiet_settings().effective_database_url, revision)}")
 
 
 @jobs.command("list")
@@ -53,7 +63,7 @@ def list_jobs(n: Count = 20) -> None:
         return [JobOut.model_validate(job).model_dump() for job in jobs]
 
     table = Table("job", "status", "model", "progress", "created", "version or error")
-    for job in with_services(work):
+    for job in with_services(work, reads=True):
         progress = job["progress"] or {}
         where = (
             f"{progress.get('phase', '')} {progress.get('epoch', '')}/{progress.get('epochs', '')}"
@@ -87,7 +97,7 @@ def list_models(n: Count = 20) -> None:
         return [ModelOut.from_row(row, activation).model_dump() for row in rows]
 
     table = Table("version", "", "model", "users", "items", "interactions", "NDCG@10", "created")
-    for model in with_services(work):
+    for model in with_services(work, reads=True):
         ndcg = model["metrics"].get("sampled", {}).get("ndcg@10")
         table.add_row(
             model["version"],
@@ -149,7 +159,7 @@ def list_history(n: Count = 20) -> None:
         return [ActivationOut.from_change(change).model_dump() for change in changes]
 
     table = Table("at", "version", "reason", "before", "by", "detail")
-    for change in with_services(work):
+    for change in with_services(work, reads=True):
         table.add_row(
             change["at"],
             change["version"] or "",
@@ -182,7 +192,7 @@ def list_trials(
         return [ABTestOut.from_row(trial).model_dump() for trial in trials]
 
     table = Table("trial", "kind", "status", "served", "beside it", "share", "report")
-    for trial in with_services(work):
+    for trial in with_services(work, reads=True):
         table.add_row(
             trial["trial_id"],
             trial["kind"],
@@ -267,7 +277,7 @@ def list_keys() -> None:
     from app.registry.schemas import iso
 
     table = Table("key", "name", "roles", "rate", "created", "revoked")
-    for row in with_services(lambda services: services.keys.rows()):
+    for row in with_services(lambda services: services.keys.rows(), reads=True):
         table.add_row(
             row.key_id,
             row.name,

@@ -64,22 +64,24 @@ def quiet_settings(**overrides: Any) -> Settings:
 
 
 @asynccontextmanager
-async def services_of(settings: Settings) -> AsyncIterator[Services]:
-    """The services, closed at the end of a command."""
+async def services_of(settings: Settings, *, reads: bool = False) -> AsyncIterator[Services]:
+    """The services, closed at the end of a command. One that ``reads`` only migrates nothing."""
     from app.wiring import build_services
 
-    services = await build_services(settings)
+    services = await build_services(settings, may_migrate=not reads)
     try:
         yield services
     finally:
         await services.close()
 
 
-def with_services(work: Callable[[Services], Awaitable[T]], **overrides: Any) -> T:
-    """Run ``work`` with the services that the settings describe."""
+def with_services(
+    work: Callable[[Services], Awaitable[T]], *, reads: bool = False, **overrides: Any
+) -> T:
+    """Run ``work`` with the services that the settings describe; see `services_of`."""
 
     async def run() -> T:
-        async with services_of(quiet_settings(**overrides)) as services:
+        async with services_of(quiet_settings(**overrides), reads=reads) as services:
             return await work(services)
 
     return asyncio.run(run())

@@ -149,4 +149,5 @@ async def _work(settings: Settings) -> None:
     _check_device(settings)
     async with services_of(settings) as services:
         await services.models.check_store()
+        services.database.log_warning()
         await build_worker(services).run(stop)

@@ -63,7 +63,7 @@ def backup(
     from app.transfer.archive import refuse_existing
 
     refuse_existing(file)
-    report = with_services(work)
+    report = with_services(work, reads=True)
     if report.missing:
         console.print(f"models without a sound checkpoint to back up: {_some(report.missing)}")
     typer.echo(
@@ -112,7 +112,7 @@ def export(
         with _Steps("export") as steps:
             return await write_export(services, directory, user=user, report=steps)
 
-    report = with_services(work)
+    report = with_services(work, reads=True)
     items = "" if user is not None else f" and {report.items:,} items"
     preferences = f", {report.preferences:,} preferences" if report.preferences else ""
     typer.echo(f"{directory}: {report.events:,} events{items}{preferences}")

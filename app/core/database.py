@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from app.core.logging import get_logger
+from app.core.sqlite_file import checkpoint, log_pages, version_warning
 
 log = get_logger(__name__)
 
@@ -27,6 +30,16 @@ AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 """Raised while the database cannot be reached, is busy or cannot write."""
 BUSY_SECONDS = 10
 RETRY_SECONDS = 0.02
+CHECKPOINT_PAGES = 8_000
+"""Pages of 4 KiB in SQLite's write-ahead log before it is copied into the database. A thousand
+events change 1,700 of them: by SQLite's default of 1,000 each such commit would be followed by a
+checkpoint, which writes and syncs it all once more."""
+CHECKPOINT_RETRY_SECONDS = 1.0
+MAX_LOG_BYTES = 64 * 2**20
+"""The length that SQLite's log is cut to when it begins anew, as after a long backup."""
+WRITER_CACHE_KIB = 64 * 1024
+READER_CACHE_KIB = 8 * 1024
+"""SQLite's page cache: of the connection that writes, and of each of up to 20 that read."""
 
 
 class Database:
@@ -59,20 +72,22 @@ class Database:
                 "keepalives_count": 3,
                 "tcp_user_timeout": 10_000,
             }
-        self._engine = create_async_engine(self.url, **options)
+        self._reader = self._writer = create_async_engine(self.url, **options)
         self.commits = 0
         """The number of transactions that this process has ended."""
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
+        self._checkpointed_at = -math.inf
         if self.dialect == "sqlite":
-            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
-            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
-            self._reader = self._engine
-            self._writer = self._engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
-            self._single = self._engine.execution_options(**{_BEGIN: ""})
+            # One writer, as there is one lock. A large transaction needs a large cache.
+            writer = create_async_engine(self.url, **options | {"pool_size": 1, "max_overflow": 0})
+            for engine, cache in ((self._reader, READER_CACHE_KIB), (writer, WRITER_CACHE_KIB)):
+                event.listen(engine.sync_engine, "connect", partial(_prepare_sqlite, cache))
+                event.listen(engine.sync_engine, "begin", _begin_sqlite)
+            self._writer = writer.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+            self._single = self._reader.execution_options(**{_BEGIN: ""})
         else:
-            self._reader = self._writer = self._engine
-            self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._single = self._reader.execution_options(isolation_level="AUTOCOMMIT")
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -88,11 +103,29 @@ class Database:
                 async with self._writer.begin() as conn:
                     yield conn
             else:
-                async with self._write_lock, self._writer.begin() as conn:
-                    yield conn
+                async with self._write_lock:
+                    async with self._writer.begin() as conn:
+                        yield conn
+                    await self._checkpoint()
         finally:
             # After an error too: a commit whose confirmation was lost is a commit.
             self.commits += 1
+
+    async def _checkpoint(self) -> None:
+        """Keep SQLite's log short. Whoever commits does it, so it needs no process of its own."""
+        path = Path(str(self.url.database))
+        if (
+            time.monotonic() < self._checkpointed_at + CHECKPOINT_RETRY_SECONDS
+            or log_pages(path) < CHECKPOINT_PAGES
+        ):
+            return
+        try:
+            whole = await asyncio.to_thread(checkpoint, path, BUSY_SECONDS)
+        except sqlite3.OperationalError as error:
+            whole = False  # the commit is done, whatever comes of this
+            log.warning("the write-ahead log was not checkpointed", error=str(error))
+        # What readers of older states prevent is not tried again at each commit.
+        self._checkpointed_at = -math.inf if whole else time.monotonic()
 
     async def fetch(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None
@@ -108,27 +141,39 @@ class Database:
         else:
             log.info("database", dialect="postgresql", host=self.url.host)
 
+    def log_warning(self) -> None:
+        """Log the `warning`, if there is one. For what runs for long: a command would repeat it."""
+        if self.warning is not None:
+            log.warning(self.warning, sqlite=sqlite3.sqlite_version)
+
+    @property
+    def warning(self) -> str | None:
+        """What operators should know of the database's version, if anything."""
+        return version_warning() if self.dialect == "sqlite" else None
+
     async def ping(self) -> None:
         """Raise if the database cannot be reached."""
         await self.fetch(sa.text("SELECT 1"))
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._engine.dispose()
+        await self._reader.dispose()
+        if self._writer is not self._reader:
+            await self._writer.dispose()
 
 
-def _prepare_sqlite(connection: Any, _record: Any) -> None:
+def _prepare_sqlite(cache_kib: int, connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     _use_wal(connection, cursor)
     for pragma in (
         f"busy_timeout={BUSY_SECONDS * 1000}",
         # An acknowledged event survives a power cut; NORMAL would only survive a crash.
         "synchronous=FULL",
-        # In pages of 4 KB. A thousand events change 1,700 of them: by the default of 1,000 each
-        # such commit would be followed by a checkpoint, which writes and syncs it all once more.
-        "wal_autocheckpoint=8000",
+        # Never at a commit, beside commits of other processes: see app.core.sqlite_file.
+        "wal_autocheckpoint=0",
+        f"journal_size_limit={MAX_LOG_BYTES}",
         "foreign_keys=ON",
-        "cache_size=-65536",
+        f"cache_size=-{cache_kib}",
         "temp_store=MEMORY",
     ):
         cursor.execute(f"PRAGMA {pragma}")

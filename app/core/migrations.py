@@ -1,26 +1,48 @@
-"""Migrations of the database's schema."""
+"""Migrations of the database's schema, and which versions of the service a schema works with."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
+from psycopg.errors import LockNotAvailable
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.database import Database
+from app.core.database import AWAY, Database
 from app.core.errors import SettingsError
 from app.core.logging import get_logger
 from app.core.settings import normalise_database_url
+from app.core.sqlite_file import copy_of
+from app.core.tables import instance
 
 log = get_logger(__name__)
 
 # Any number will do; all processes that migrate must use the same.
 _ADVISORY_LOCK = 7_236_001
+_FIRST_RECORDED = "0006"
+"""The revision whose schema has the place where the oldest compatible revision is recorded."""
+
+POLL_SECONDS = 0.2
+LOCK_MILLISECONDS = 500
+"""How long a step on PostgreSQL waits for a table, and whoever comes after waits for the step.
+
+Less than PostgreSQL's `deadlock_timeout` of 1 s: a step that takes tables in another order than a
+request gives way, and the request succeeds.
+"""
+MAX_LOCK_WAIT_SECONDS = 120.0
+START_SECONDS = 30.0
 
 
 def _script_location() -> Path:
@@ -37,11 +59,32 @@ def _config() -> Config:
 
 
 @lru_cache(maxsize=1)
+def _scripts() -> dict[str, Script]:
+    """The migrations of this version by their revisions, newest first."""
+    walk = ScriptDirectory.from_config(_config()).walk_revisions()
+    return {script.revision: script for script in walk}
+
+
+def known_revisions() -> Collection[str]:
+    """The revisions that this version has a migration for."""
+    return _scripts().keys()
+
+
 def head_revision() -> str:
     """The revision that this version of the service needs."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None  # noqa: S101 - there is always a first migration
-    return head
+    return next(iter(_scripts()))
+
+
+def compatible_from(revision: str) -> str:
+    """The oldest revision whose version of the service works with the schema of this one."""
+    return str(getattr(_scripts()[revision].module, "compatible_from", revision))
+
+
+def record_compatibility(conn: sa.Connection, heads: Collection[str]) -> None:
+    """Write into the database which versions work with the schema that it has just got."""
+    for revision in heads:
+        if revision >= _FIRST_RECORDED:
+            conn.execute(instance.update().values(compatible_from=compatible_from(revision)))
 
 
 def _revision(conn: sa.Connection) -> str | None:
@@ -54,17 +97,133 @@ async def current_revision(database: Database) -> str | None:
         return await conn.run_sync(_revision)
 
 
+async def schema_problem(database: Database) -> str | None:
+    """The reason why this version cannot work with the database's schema; None if it can.
+
+    It can with its own schema, and with a newer one that is recorded as compatible.
+    """
+    revision = await current_revision(database)
+    if revision is None or revision in _scripts():
+        return None if revision == head_revision() else _outdated(revision)
+    try:
+        recorded = (await database.fetch(sa.select(instance.c.compatible_from)))[0][0]
+    except (DBAPIError, IndexError):
+        recorded = None
+    return None if recorded in _scripts() else _unknown(revision)
+
+
+def _outdated(revision: str | None) -> str:
+    return (
+        f"the database's schema is at {revision or 'nothing'}, needed is {head_revision()}: "
+        "run `ncr db upgrade`"
+    )
+
+
+def _unknown(revision: str) -> str:
+    return (
+        f"the database is at revision {revision}, which this version does not know: "
+        "it was written by a newer one"
+    )
+
+
+async def ensure_schema(database: Database, *, may_migrate: bool = True) -> None:
+    """Migrate an SQLite database; on PostgreSQL check the revision only.
+
+    Args:
+        database: the database.
+        may_migrate: an SQLite database that has data is migrated too; else only an empty one.
+
+    Raises:
+        SettingsError: the schema is of a newer version that this one does not work with, or an
+            operator has to migrate first.
+    """
+    problem = await schema_problem(database)
+    if problem is None:
+        return
+    revision = await current_revision(database)
+    known = revision is None or revision in _scripts()
+    if not known or database.dialect == "postgresql" or not (may_migrate or revision is None):
+        raise SettingsError(problem)
+    await migrate(database)
+
+
 async def migrate(database: Database, revision: str = "head") -> None:
-    """Bring the database to a revision, in one transaction. Safe in concurrent processes."""
-    async with database.write() as conn:
-        if database.dialect == "postgresql":
-            # On SQLite, BEGIN IMMEDIATE has the same effect.
-            await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-        await conn.run_sync(_migrate, revision)
+    """Bring the database to a revision. Safe in concurrent processes, of which one does the work.
+
+    On SQLite all of it is one transaction, after a copy of the file; on PostgreSQL each step is
+    one, and requests go on: see `create_index_concurrently`.
+
+    Raises:
+        SettingsError: the copy cannot be written, or a table stays locked.
+    """
+    if database.dialect == "sqlite":
+        # BEGIN IMMEDIATE keeps other processes out.
+        async with database.write() as conn:
+            before = await conn.run_sync(_revision)
+            target = head_revision() if revision == "head" else revision
+            if before not in (None, target):
+                await _copy(Path(str(database.url.database)), str(before))
+            await conn.run_sync(_migrate, revision)
+        return
+    async with _alone(database), database.read() as conn:
+        try:
+            await conn.exec_driver_sql(f"SET lock_timeout = {LOCK_MILLISECONDS}")
+            await conn.commit()
+            await _migrate_when_free(conn, revision)
+        finally:
+            await conn.invalidate()  # nobody else is to get it with its settings
+
+
+async def _migrate_when_free(conn: AsyncConnection, revision: str) -> None:
+    deadline = time.monotonic() + MAX_LOCK_WAIT_SECONDS
+    while True:
+        try:
+            await conn.run_sync(_migrate, revision)
+        except OperationalError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            if time.monotonic() > deadline:
+                raise SettingsError(
+                    f"other transactions kept a table locked for {MAX_LOCK_WAIT_SECONDS:g} s; "
+                    "the steps before are done: run the command again"
+                ) from None
+            await conn.rollback()
+            await asyncio.sleep(POLL_SECONDS)  # for those who waited behind it
+        else:
+            return
+
+
+async def _copy(path: Path, revision: str) -> None:
+    try:
+        copy = await asyncio.to_thread(copy_of, path, revision)
+    except (OSError, sqlite3.Error) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise SettingsError(
+            f"the schema was not migrated, as a copy of {path} cannot be written before: {reason}"
+        ) from None
+    log.info("database copied before its migration", copy=str(copy))
+
+
+@asynccontextmanager
+async def _alone(database: Database) -> AsyncIterator[None]:
+    """While it lasts no other process migrates this database on PostgreSQL."""
+    async with database.read() as conn:
+        # By asking again and again, and outside a transaction: a building index waits for the
+        # transactions of others, and so for a session that waits for this lock in one.
+        await conn.execution_options(isolation_level="AUTOCOMMIT")
+        take = sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
+        while not await conn.scalar(take):  # noqa: ASYNC110 - the holder is another process
+            await asyncio.sleep(POLL_SECONDS)
+        try:
+            yield
+        finally:
+            await conn.execute(sa.select(sa.func.pg_advisory_unlock(_ADVISORY_LOCK)))
 
 
 def _migrate(conn: sa.Connection, revision: str) -> None:
     before = _revision(conn)
+    if conn.dialect.name == "postgresql":
+        conn.rollback()  # Alembic begins and ends a transaction for each step
     config = _config()
     config.attributes["connection"] = conn
     # There may be no steps left, if another process has just migrated.
@@ -75,44 +234,105 @@ def _migrate(conn: sa.Connection, revision: str) -> None:
     after = _revision(conn)
     if after != before:
         log.info("schema migrated", before=before, after=after)
+    if conn.dialect.name == "postgresql":
+        conn.commit()
 
 
-def upgrade(url: str) -> None:
-    """Bring the database at `url` to the newest revision. Asynchronous code uses `migrate`."""
+def create_index_concurrently(
+    name: str, table: str, columns: Sequence[str], **options: Any
+) -> None:
+    """Create an index of a large table while others write to it. For migrations only.
 
-    async def run() -> None:
-        database = Database(normalise_database_url(url))
-        try:
-            await migrate(database)
-        finally:
-            await database.close()
+    On PostgreSQL it ends the transaction: a migration calls it before everything else, so that one
+    that was interrupted can be repeated. What an interrupted build has left is removed first.
+    """
+    context = op.get_context()
+    if context.dialect.name == "sqlite":
+        op.create_index(name, table, columns, **options)
+        return
+    with context.autocommit_block():
+        conn = op.get_bind()
+        query = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:name)"
+        valid = conn.scalar(sa.text(query), {"name": name})
+        if valid:
+            return
+        # The build waits for the transactions of others, and nobody waits for it.
+        conn.exec_driver_sql("SET lock_timeout = 0")
+        if valid is False:
+            op.drop_index(name, table, postgresql_concurrently=True)
+        op.create_index(name, table, columns, postgresql_concurrently=True, **options)
+        conn.exec_driver_sql(f"SET lock_timeout = {LOCK_MILLISECONDS}")
 
-    asyncio.run(run())
 
+def upgrade(url: str) -> str:
+    """Bring the database at `url` to the newest revision, unless it has a newer compatible one.
 
-async def schema_is_current(database: Database) -> bool:
-    """Whether the database has the revision that this version needs."""
-    return await current_revision(database) == head_revision()
-
-
-async def ensure_schema(database: Database) -> None:
-    """Migrate an SQLite database; on PostgreSQL check the revision only.
+    Returns:
+        The revision that the database has now.
 
     Raises:
-        SettingsError: the revision is unknown, or an operator has to migrate first.
+        SettingsError: the schema is of a newer version that this one does not work with.
     """
-    revision = await current_revision(database)
-    if revision == head_revision():
-        return
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    if revision is not None and revision not in known:
-        raise SettingsError(
-            f"the database is at revision {revision}, which this version does not know: "
-            "it was written by a newer one"
-        )
-    if database.dialect == "postgresql":
-        raise SettingsError(
-            f"the database's schema is at {revision or 'nothing'}, needed is {head_revision()}: "
-            "run `ncr db upgrade`"
-        )
-    await migrate(database)
+
+    async def work(database: Database) -> str:
+        if await current_revision(database) not in (None, *_scripts()):
+            await ensure_schema(database)
+        else:
+            await migrate(database)
+        return str(await current_revision(database))
+
+    return asyncio.run(_with_database(url, work))
+
+
+def downgrade(url: str, revision: str | None = None) -> str:
+    """Bring the database at `url` back to a revision, by default to the one before.
+
+    Returns:
+        The revision that the database has now.
+
+    Raises:
+        SettingsError: this version does not know the way to the revision.
+    """
+
+    async def work(database: Database) -> str:
+        current = await current_revision(database)
+        if current is None:
+            raise SettingsError("the database is empty: there is nothing to downgrade")
+        if current not in _scripts():
+            raise SettingsError(f"{_unknown(current)}, which has to downgrade it")
+        target = revision or _scripts()[current].down_revision
+        if target is None:
+            raise SettingsError(f"there is no schema before {current}")
+        if target not in known_revisions() or str(target) > current:
+            older = ", ".join(sorted(known for known in _scripts() if known < current))
+            raise SettingsError(f"the database is at {current}; below it are {older or 'none'}")
+        await migrate(database, str(target))
+        return str(target)
+
+    return asyncio.run(_with_database(url, work))
+
+
+async def _with_database(url: str, work: Any) -> str:
+    database = Database(normalise_database_url(url))
+    try:
+        await wait_for_database(database)
+        result: str = await work(database)
+        return result
+    finally:
+        await database.close()
+
+
+async def wait_for_database(database: Database, seconds: float = START_SECONDS) -> None:
+    """Wait until PostgreSQL answers, as it may be starting; raise what it says after a while."""
+    deadline = time.monotonic() + seconds
+    while database.dialect == "postgresql":
+        try:
+            await database.ping()
+        except AWAY as error:
+            if time.monotonic() > deadline:
+                raise
+            reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+            log.warning("the database does not answer, trying again", reason=reason)
+            await asyncio.sleep(1)
+        else:
+            return

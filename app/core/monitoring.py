@@ -51,6 +51,8 @@ class Readiness:
         self._problems: dict[str, str] = {}
         self._checked_at = -math.inf
         self.draining = False
+        self.warnings: list[str] = []
+        """What operators should know of, though the service is ready."""
 
     def add(self, name: str, check: Check) -> None:
         """Add the check of a feature."""
@@ -104,7 +106,10 @@ async def ready(request: Request) -> Response:
     if problems:
         detail = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise Unavailable(detail, code="not_ready", checks=problems)
-    return json_response({"status": "ready"})
+    body: dict[str, Any] = {"status": "ready"}
+    if readiness.warnings:
+        body["warnings"] = readiness.warnings
+    return json_response(body)
 
 
 def new_registry() -> CollectorRegistry:

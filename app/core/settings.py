@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,12 @@ _DRIVERS = {
 }
 
 MIN_KEY_LENGTH = 16
-_OTHER_VARIABLES = ("NCR_DOWNLOAD_BASE_URL",)  # read by one command
+_SECRETS = ("database_url", "redis_url", "admin_key")
+MAX_SECRET_BYTES = 64 * 1024
+_OTHER_VARIABLES = (
+    "NCR_DOWNLOAD_BASE_URL",  # read by one command
+    *(f"NCR_{name.upper()}_FILE" for name in _SECRETS),
+)
 
 
 def normalise_database_url(url: str) -> str:
@@ -63,7 +69,7 @@ class Settings(BaseSettings):
 
     database_url: str | None = None
     """URL of the database: `sqlite:///…` or `postgresql://…`. Default: SQLite in the data
-    folder."""
+    folder. `NCR_DATABASE_URL_FILE` names a file that holds it instead."""
 
     checkpoint_store: str | None = None
     """Where checkpoints are stored: a folder, or an fsspec URL such as `s3://bucket/prefix`.
@@ -74,7 +80,7 @@ class Settings(BaseSettings):
 
     redis_url: str | None = None
     """A Redis server that caches lists, passes hints of changes and counts rate limits for
-    several servers.
+    several servers. `NCR_REDIS_URL_FILE` names a file that holds the URL instead.
 
     Optional. If Redis is missing or down, everything still works and all responses stay the
     same; each server just caches on its own."""
@@ -91,6 +97,7 @@ class Settings(BaseSettings):
 
     admin_key: SecretStr | None = None
     """The administrator's key, which clients send as `X-API-Key`; at least 16 characters.
+    `NCR_ADMIN_KEY_FILE` names a file that holds it instead.
 
     Without any key all routes are open and the server binds only a loopback address."""
 
@@ -219,6 +226,10 @@ class Settings(BaseSettings):
 
     job_lease_seconds: float = Field(default=30, gt=0)
     """Seconds without a heartbeat after which a worker loses its job."""
+
+    worker_alive_file: Path | None = None
+    """A file that a worker touches every 5 s while it runs, for health checks: a worker has no
+    port."""
 
     feedback: str | None = None
     """Meaning of event types, as JSON: a weight by type. A positive weight is positive
@@ -350,10 +361,30 @@ def load_settings(**overrides: Any) -> Settings:
     Values stay out of the message because a wrong one may well be a secret in the wrong place.
     """
     try:
-        return Settings(**overrides)
+        return Settings(**_read_secrets(overrides.keys()), **overrides)
     except ValidationError as error:
         problems = "; ".join(
             f"NCR_{'_'.join(str(part) for part in problem['loc']).upper()}: {problem['msg']}"
             for problem in error.errors(include_input=False, include_url=False)
         )
         raise SettingsError(problems.replace("\n", " ")) from None
+
+
+def _read_secrets(given: Collection[str]) -> dict[str, Any]:
+    """The settings in files that `NCR_…_FILE` name, as containers are given secrets."""
+    secrets: dict[str, Any] = {}
+    for name in _SECRETS:
+        variable = f"NCR_{name.upper()}"
+        path = os.environ.get(f"{variable}_FILE")
+        if not path or name in given:
+            continue
+        if os.environ.get(variable):
+            raise SettingsError(f"{variable} and {variable}_FILE are both set")
+        try:
+            with Path(path).open("rb") as file:
+                secrets[name] = file.read(MAX_SECRET_BYTES).decode().strip()
+        except OSError as error:
+            raise SettingsError(f"{variable}_FILE: {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise SettingsError(f"{variable}_FILE: {path} is not UTF-8") from None
+    return secrets

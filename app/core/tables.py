@@ -44,13 +44,15 @@ counters = sa.Table(
 
 
 # One row: the name of this database in Redis, which several databases may share, and in the mark of
-# its checkpoint store, and the secret by which servers sign tokens.
+# its checkpoint store, the secret by which servers sign tokens, and the oldest revision whose
+# version of the service works with the schema.
 instance = sa.Table(
     "instance",
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("instance_id", sa.Text, nullable=False),
     sa.Column("token_secret", sa.Text, nullable=True),
+    sa.Column("compatible_from", sa.Text, nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
 )
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app import __version__
 from app.all_tables import metadata
 from app.core.database import Database
+from app.core.migrations import head_revision
 from app.transfer.archive import (
     FORMAT,
     FORMAT_VERSION,
@@ -23,6 +24,7 @@ from app.transfer.archive import (
     BackupManifest,
     Report,
     TableEntry,
+    TransferError,
     new_file,
     no_report,
     table_member,
@@ -50,7 +52,7 @@ async def write_backup(services: Services, path: Path, report: Report = no_repor
     """Writes a new file, which appears when it is whole. Servers may go on writing meanwhile.
 
     Raises:
-        TransferError: the file exists already.
+        TransferError: the file exists already, or the schema is of a newer version.
     """
     with new_file(path) as file:
         manifest, packed = await _write(services, file, report)
@@ -67,6 +69,11 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[B
         tables: dict[str, TableEntry] = {}
         async with _snapshot(services.database) as conn:
             revision = await conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
+            if revision != head_revision():
+                raise TransferError(
+                    f"the database's schema is at {revision}, and this version knows all that is "
+                    f"in {head_revision()} only: the version that migrated it makes the backup"
+                )
             for table in metadata.sorted_tables:
                 tables[table.name] = await _pack_table(conn, archive, table, report)
             versions = await _stored_versions(conn)

@@ -97,6 +97,9 @@ async def _lock(conn: AsyncConnection) -> None:
 
 
 async def _refuse_unless_empty(conn: AsyncConnection) -> None:
+    revision = await conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    if revision != head_revision():
+        raise TransferError(f"the database's schema is at {revision}, not at {head_revision()}")
     for name in MUST_BE_EMPTY:
         if await conn.scalar(sa.select(sa.exists().select_from(metadata.tables[name]))):
             raise TransferError(

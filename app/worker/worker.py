@@ -51,6 +51,7 @@ CLEAN_SECONDS = 600.0
 END_TRIALS_SECONDS = 10.0
 ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
 FORGET_SECONDS = 3600.0
+ALIVE_SECONDS = 5.0
 
 
 class TaskRunner(Protocol):
@@ -335,6 +336,9 @@ def build_worker(services: Services) -> Worker:
         PeriodicTask("forget", FORGET_SECONDS, trials.delete_old_impressions),
         PeriodicTask("retractions", FORGET_SECONDS, services.events.delete_old_retractions),
     ]
+    if settings.worker_alive_file is not None:
+        touch = partial(asyncio.to_thread, settings.worker_alive_file.touch)
+        tasks.append(PeriodicTask("alive", ALIVE_SECONDS, touch))
     if settings.return_drop > 0:
         from app.ab_tests.auto_rollback import AutoRollback  # optional
 

@@ -17,6 +17,7 @@ from benchmarks.faults import (
     group_stop,
     memory,
     outages,
+    rolling_upgrade,
     server_kill,
     worker_kill,
 )
@@ -27,6 +28,7 @@ RUNS = {
     "group_stop": group_stop.main,
     "outages": outages.main,
     "disk_full": disk_full.main,
+    "rolling_upgrade": rolling_upgrade.main,
     "visibility": outages.measure_visibility,
     "fuzz": fuzz.main,
     "memory": memory.main,

@@ -6,6 +6,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
+from app.core.migrations import create_index_concurrently
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -19,6 +21,13 @@ RUNNING = sa.text("status = 'running'")
 
 def upgrade() -> None:
     """Apply this revision."""
+    create_index_concurrently(
+        "ix_events_recommendation_id",
+        "events",
+        ["recommendation_id"],
+        sqlite_where=ATTRIBUTED,
+        postgresql_where=ATTRIBUTED,
+    )
     op.create_table(
         "preferences",
         sa.Column("seq", ROW_ID, autoincrement=False, nullable=False),
@@ -109,13 +118,6 @@ def upgrade() -> None:
     op.add_column(
         "activation",
         sa.Column("pinned", sa.Boolean, nullable=False, server_default=sa.false()),
-    )
-    op.create_index(
-        "ix_events_recommendation_id",
-        "events",
-        ["recommendation_id"],
-        sqlite_where=ATTRIBUTED,
-        postgresql_where=ATTRIBUTED,
     )
 
 

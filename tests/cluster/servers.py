@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -87,14 +88,16 @@ def get_status(port: int, path: str, timeout: float = 2.0) -> int | None:
 
 
 class RedisServer(Process):
-    """A Redis that keeps nothing, with the flags of the compose file."""
+    """A Redis that keeps nothing, with a password and the flags of the compose file."""
 
     name = "redis"
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
-        self.url = f"redis://{HOST}:{self.port}/0"
-        options = ("--bind", HOST, "--port", str(self.port), "--dir", str(folder))
+        password = secrets.token_hex(8)
+        self.url = f"redis://:{password}@{HOST}:{self.port}/0"
+        options = ["--bind", HOST, "--port", str(self.port), "--dir", str(folder)]
+        options += ["--requirepass", password]
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(["redis-server", *options, *REDIS_FLAGS], folder / "redis.log")
 
@@ -104,11 +107,11 @@ class RedisServer(Process):
         return shutil.which("redis-server") is not None
 
     def is_ready(self) -> bool:
-        """Whether it answers PING."""
+        """Whether it answers PING, if only by asking for the password."""
         try:
             with socket.create_connection((HOST, self.port), timeout=1) as connection:
                 connection.sendall(b"PING\r\n")
-                return connection.recv(16).startswith(b"+PONG")
+                return connection.recv(16).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False
 
@@ -142,6 +145,12 @@ class NcrServer(HttpServer):
         port = free_port()
         options = ["--with-worker"] if with_worker else []
         super().__init__([*ncr_command("api", port), *options], log, port, env)
+
+    def start_from(self, checkout: Path) -> Self:
+        """Starts it, on the port that it had, as the version of another checkout."""
+        self._cwd = checkout
+        self.env["PYTHONPATH"] = str(checkout)
+        return self.start()
 
 
 def training_pids_of(worker: int) -> list[int]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import sqlite3
 import subprocess
 import threading
 import zipfile
+from contextlib import closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from app.core.migrations import head_revision, known_revisions
 from app.registry.checkpoint_store import MARK, LocalCheckpointStore
 from ncr_core.data.synthetic import synthetic_catalogue
 from tests.e2e.support import ncr
@@ -22,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 COMMANDS = (
     "demo", "serve", "worker", "import", "download", "train", "evaluate", "db upgrade",
+    "db downgrade",
     "backup", "restore", "export", "jobs list", "models list", "models activate", "models rollback",
     "trials list", "trials start", "trials stop",
 )  # fmt: skip
@@ -232,6 +236,45 @@ def test_an_old_schema_on_postgresql_says_what_to_do(empty_database_url: str) ->
     fails(ncr("worker", NCR_DATABASE_URL=empty_database_url), "ncr db upgrade")
     assert ncr("db", "upgrade", NCR_DATABASE_URL=empty_database_url).returncode == 0
     assert ncr("jobs", "list", NCR_DATABASE_URL=empty_database_url).returncode == 0
+
+
+def test_commands_that_only_read_migrate_nothing(tmp_path: Path) -> None:
+    ncr_here = partial(ncr, data_dir=tmp_path)
+    *older, before, head = sorted(known_revisions())
+    fails(ncr_here("db", "downgrade"), "empty")
+    assert f"at {head}" in ncr_here("db", "upgrade").stderr
+    assert f"at {before}" in ncr_here("db", "downgrade").stderr
+    for command in (
+        *(("jobs", "list"), ("models", "list"), ("models", "history"), ("trials", "list")),
+        *(("keys", "list"), ("backup", tmp_path / "b.zip"), ("export", tmp_path / "out")),
+    ):
+        fails(ncr_here(*command), f"is at {before}, needed is {head}: run `ncr db upgrade`")
+    for target in (head, "base"):
+        fails(ncr_here("db", "downgrade", target), f"is at {before}", ", ".join(older))
+    assert "at 0003" in ncr_here("db", "downgrade", "0003").stderr
+    assert ncr_here("keys", "create", "shop").returncode == 0  # writes, and so migrates
+    assert "shop" in ncr_here("keys", "list").stdout
+    assert len(list(tmp_path.glob("ncr.db.000*"))) == 2
+
+
+def test_a_newer_schema_that_is_compatible_is_used_and_kept(tmp_path: Path) -> None:
+    assert ncr("keys", "create", "shop", data_dir=tmp_path).returncode == 0
+    for oldest in (head_revision(), "9999"):
+        with closing(sqlite3.connect(tmp_path / "ncr.db")) as database, database:
+            database.execute("UPDATE alembic_version SET version_num = '9999'")
+            database.execute("UPDATE instance SET compatible_from = ?", (oldest,))
+        if oldest != "9999":
+            assert "shop" in ncr("keys", "list", data_dir=tmp_path).stdout
+            assert "at 9999" in ncr("db", "upgrade", data_dir=tmp_path).stderr
+            fails(
+                ncr("backup", tmp_path / "b.zip", data_dir=tmp_path),
+                "at 9999",
+                f"{head_revision()} only",
+            )
+        else:
+            fails(ncr("keys", "list", data_dir=tmp_path), "written by a newer one")
+            fails(ncr("db", "upgrade", data_dir=tmp_path), "written by a newer one")
+        fails(ncr("db", "downgrade", data_dir=tmp_path), "written by a newer one")
 
 
 def test_download_from_a_local_server(tmp_path: Path) -> None:

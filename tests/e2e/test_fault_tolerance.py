@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from app.registry.checkpoint_store import MARK
-from benchmarks.faults import disk_full, group_stop, server_kill, worker_kill
+from benchmarks.faults import disk_full, group_stop, rolling_upgrade, server_kill, worker_kill
 from benchmarks.faults.setup import LEASE, LONG_TRAINING, add_events, storage, submit, wait_for
 from tests.cluster.process import is_running, wait_until
 from tests.cluster.servers import NcrServer, NcrWorker
@@ -58,6 +58,18 @@ def test_jobs_succeed_after_a_stop_of_all_processes_of_a_service(database: str) 
     assert figures["held when stopped"] > figures["stops"] / 2
     assert figures["of them to a stopped group"] == 0
     assert figures["exit codes other than 0"] == figures["children left"] == 0
+
+
+@pytest.mark.postgres
+def test_no_request_fails_in_a_rolling_upgrade_and_downgrade() -> None:
+    if missing := missing_programs():
+        skip_or_fail(f"not found on this machine: {', '.join(missing)}")
+    figures, _ = rolling_upgrade.run(1, rolling_upgrade.SHORT, model=False)
+    assert figures["replacements"] == 3
+    assert figures["lists"] > 100 < figures["events"]
+    assert figures["looks"] > 20
+    for nothing in ("failed", "lost", "counted twice", "looks without a ready server"):
+        assert figures[nothing] == 0, nothing
 
 
 # On PostgreSQL: in test_topology.

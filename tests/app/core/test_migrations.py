@@ -22,16 +22,19 @@ from app.all_tables import metadata
 from app.core.database import Database
 from app.core.errors import SettingsError
 from app.core.migrations import (
+    compatible_from,
     current_revision,
     ensure_schema,
     head_revision,
+    known_revisions,
     migrate,
-    schema_is_current,
+    wait_for_database,
 )
-from app.core.settings import load_settings
+from app.core.settings import Settings, load_settings
 from app.core.tables import instance
 from app.main import create_app
 from tests.app.conftest import client_of, until
+from tests.cluster.process import free_port
 
 
 async def differences(database: Database) -> list[Any]:
@@ -58,7 +61,7 @@ async def test_migrations_create_the_declared_tables(database: Database) -> None
 async def test_downgrade_and_upgrade_again(empty: Database) -> None:
     assert await current_revision(empty) is None
     await migrate(empty)
-    assert await schema_is_current(empty)
+    assert await current_revision(empty) == head_revision()
     await migrate(empty, "base")
     assert await current_revision(empty) is None
     await migrate(empty)
@@ -81,23 +84,68 @@ async def test_concurrent_migrations_are_safe(empty: Database) -> None:
     await asyncio.gather(*(migrate(other) for other in others))
     for other in others:
         await other.close()
-    assert await schema_is_current(empty)
+    assert await current_revision(empty) == head_revision()
 
 
 async def test_ensure_schema_migrates_sqlite_only(empty: Database) -> None:
     if empty.dialect == "sqlite":
         await ensure_schema(empty)
-        assert await schema_is_current(empty)
+        assert await current_revision(empty) == head_revision()
     else:
         with pytest.raises(SettingsError, match="run `ncr db upgrade`"):
             await ensure_schema(empty)
 
 
-async def test_a_newer_schema_is_refused(database: Database) -> None:
+async def make_newer(database: Database, compatible_from: str | None) -> None:
+    """The schema is as a later version has migrated it, which added what this one ignores."""
     async with database.write() as conn:
         await conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SettingsError, match="newer"):
-        await ensure_schema(database)
+        await conn.execute(instance.update().values(compatible_from=compatible_from))
+
+
+async def test_a_newer_schema_is_refused_unless_it_is_compatible(database: Database) -> None:
+    for incompatible in ("9999", None):
+        await make_newer(database, incompatible)
+        with pytest.raises(SettingsError, match="newer"):
+            await ensure_schema(database)
+    await make_newer(database, head_revision())
+    await ensure_schema(database)
+
+
+async def test_a_server_serves_and_starts_while_the_newer_schema_is_compatible(
+    database: Database, settings: Settings
+) -> None:
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await until(lambda: ready(client))
+        await make_newer(database, head_revision())
+        app.state.readiness.add("asked again", nothing_wrong)
+        assert await ready(client)
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        await until(lambda: ready(client))
+        event = {"user": "ann", "item": "a"}
+        assert (await client.post("/events", json=event)).json()["accepted"] == 1
+        await make_newer(database, "9999")
+        app.state.readiness.add("asked again", nothing_wrong)
+        answer = await client.get("/health/ready")
+        assert answer.status_code == 503
+        assert "newer" in answer.json()["checks"]["database"]
+
+
+async def nothing_wrong() -> None:
+    """A check that makes readiness ask all checks again."""
+
+
+async def test_each_schema_says_from_which_version_on_servers_work_with_it(empty: Database) -> None:
+    revisions = sorted(known_revisions())
+    oldest = [compatible_from(revision) for revision in revisions]
+    # Who is compatible with a schema has all that later ones keep.
+    assert oldest == sorted(oldest)
+    assert all(old <= own for old, own in zip(oldest, revisions, strict=True))
+    await migrate(empty)
+    recorded = await empty.fetch(sa.select(instance.c.compatible_from))
+    assert recorded[0][0] == oldest[-1]
 
 
 DUMPS = Path(__file__).parents[2] / "data"
@@ -148,7 +196,7 @@ async def test_an_upgrade_from_0001_keeps_the_data(old: Database) -> None:
         await migrate(old)
     else:
         await ensure_schema(old)
-    assert await schema_is_current(old)
+    assert await current_revision(old) == head_revision()
     assert only(await contents(old), before) == before
 
     await migrate(old, "0001")
@@ -156,7 +204,7 @@ async def test_an_upgrade_from_0001_keeps_the_data(old: Database) -> None:
     assert await contents(old) == before
 
     await migrate(old)
-    assert await schema_is_current(old)
+    assert await current_revision(old) == head_revision()
     assert only(await contents(old), before) == before
 
 
@@ -236,7 +284,7 @@ async def test_concurrent_processes_upgrade_safely(
 ) -> None:
     before = await contents(old)
     upgrade_at_once(empty_database_url, tmp_path)
-    assert await schema_is_current(old)
+    assert await current_revision(old) == head_revision()
     versions = await old.fetch(sa.text("SELECT version_num FROM alembic_version"))
     assert [row[0] for row in versions] == [head_revision()]
     assert only(await contents(old), before) == before
@@ -257,3 +305,175 @@ def upgrade_at_once(url: str, data_dir: Path, processes: int = 3) -> None:
                 process.wait()
     assert [process.returncode for process in started] == [0] * processes, said
     assert all(f"the schema is at {head_revision()}" in text for text in said), said
+
+
+ON_POSTGRESQL, ON_SQLITE = (
+    pytest.mark.parametrize("empty_database_url", [kind], indirect=True)
+    for kind in (pytest.param("postgresql", marks=pytest.mark.postgres), "sqlite")
+)
+EVENT = "INSERT INTO events VALUES ({0}, 'event {0}', 1, 1, 'view', NULL, 1, NULL, 1)"
+INDEX = "ix_events_recommendation_id"
+VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"
+
+
+def execute(connection: psycopg.Connection[Any], statement: str) -> None:
+    connection.execute(statement.encode())
+
+
+async def waits(url: str) -> None:
+    """Until a session waits for a lock of another."""
+    query = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+
+    def does() -> bool:
+        with psycopg.connect(url) as connection:
+            return bool(connection.execute(query, (connection.info.dbname,)).fetchall())
+
+    await until(does)
+
+
+@ON_POSTGRESQL
+async def test_events_are_written_while_an_index_of_them_is_built(
+    old: Database, empty_database_url: str
+) -> None:
+    with (
+        psycopg.connect(empty_database_url) as slow,
+        psycopg.connect(empty_database_url, options="-c statement_timeout=5000") as client,
+    ):
+        execute(slow, EVENT.format(20))  # and no commit: whoever builds an index waits for it
+        migration = asyncio.create_task(migrate(old))
+        await waits(empty_database_url)
+        execute(client, EVENT.format(21))
+        client.commit()
+        # It waits as one that is built beside writers does, which is there and not yet used.
+        assert client.execute(VALID, (INDEX,)).fetchall() == [(False,)]
+        client.commit()
+        assert not migration.done()
+        slow.commit()
+        await migration
+        assert client.execute(VALID, (INDEX,)).fetchall() == [(True,)]
+    assert await current_revision(old) == head_revision()
+    assert await differences(old) == []
+
+
+@ON_POSTGRESQL
+async def test_an_index_whose_build_was_interrupted_is_built_again(
+    old: Database, empty_database_url: str
+) -> None:
+    await migrate(old, "0003")
+    with psycopg.connect(empty_database_url) as slow:
+        execute(slow, EVENT.format(20))
+        migration = asyncio.create_task(migrate(old))
+        await waits(empty_database_url)
+        execute(
+            slow,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE query LIKE 'CREATE INDEX CONCURRENTLY%' AND datname = current_database()",
+        )
+        with pytest.raises(sa.exc.SQLAlchemyError):
+            await migration
+        assert slow.execute(VALID, (INDEX,)).fetchall() == [(False,)]
+    assert await current_revision(old) == "0003"
+    await migrate(old)
+    with psycopg.connect(empty_database_url) as connection:
+        assert connection.execute(VALID, (INDEX,)).fetchall() == [(True,)]
+    assert await differences(old) == []
+
+
+@ON_POSTGRESQL
+async def test_requests_go_on_while_a_migration_waits_for_a_long_transaction(
+    old: Database, empty_database_url: str
+) -> None:
+    await migrate(old, "0004")
+    with (
+        psycopg.connect(empty_database_url) as backup,
+        psycopg.connect(empty_database_url, options="-c statement_timeout=5000") as client,
+    ):
+        execute(backup, "SELECT * FROM jobs")  # and goes on with other tables
+        migration = asyncio.create_task(migrate(old))
+        await waits(empty_database_url)
+        execute(client, "SELECT * FROM jobs")
+        client.commit()
+        assert not migration.done()
+        backup.commit()
+        await migration
+    assert await current_revision(old) == head_revision()
+
+
+@ON_POSTGRESQL
+async def test_an_upgrade_waits_for_a_database_that_starts(empty_database_url: str) -> None:
+    url = make_url(empty_database_url)
+    port = free_port()
+    starting = Database(
+        url.set(drivername="postgresql+psycopg", port=port).render_as_string(hide_password=False)
+    )
+    with pytest.raises(sa.exc.OperationalError):
+        await wait_for_database(starting, 0)
+    waiting = asyncio.create_task(wait_for_database(starting))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server = await asyncio.open_connection(url.host, url.port or 5432)
+        await asyncio.gather(copy(reader, server[1]), copy(server[0], writer))
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while chunk := await source.read(65536):
+            target.write(chunk)
+        target.close()
+
+    async with await asyncio.start_server(pass_on, "127.0.0.1", port):
+        await waiting
+        await starting.close()
+
+
+def copies_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.startswith("empty.db.00"))
+
+
+@ON_SQLITE
+async def test_the_file_is_copied_before_a_migration(old: Database, tmp_path: Path) -> None:
+    await migrate(old, "0004")
+    assert [path.name[:14] for path in copies_in(tmp_path)] == ["empty.db.0001-"]
+    async with old.write() as conn:  # what is in the log belongs to it
+        await conn.execute(sa.text("UPDATE counters SET value = 77 WHERE name = 'event_seq'"))
+    (tmp_path / "empty.db.0009-20260101-000000-000000.part").touch()
+    (tmp_path / "empty.db.0004-mine").touch()
+    await migrate(old)
+    (newest,) = (
+        path for path in copies_in(tmp_path) if len(path.name) > 20 and "0004" in path.name
+    )
+    assert newest.stat().st_mode & 0o777 == 0o600
+    copy = sqlite3.connect(newest)
+    assert copy.execute("SELECT version_num FROM alembic_version").fetchall() == [("0004",)]
+    query = "SELECT value FROM counters WHERE name = 'event_seq'"
+    assert copy.execute(query).fetchall() == [(77,)]
+    copy.close()
+    for revision in ("0005", "head", "0005"):
+        await migrate(old, revision)
+    await migrate(old, "0005")  # nothing to do, and no copy
+    names = [path.name for path in copies_in(tmp_path)]
+    assert [name[9:13] for name in names] == ["0004", "0005", "0006"]
+    assert "empty.db.0004-mine" in names
+
+
+@ON_SQLITE
+async def test_without_room_for_the_copy_nothing_is_migrated(
+    old: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy needs as many pages as the database has; the limit stands for the disk's end."""
+    real = sqlite3.connect
+
+    def connect(path: Any, **options: Any) -> sqlite3.Connection:
+        connection = real(path, **options)
+        if str(path).endswith(".part"):
+            connection.execute("PRAGMA max_page_count = 2")
+        return connection
+
+    monkeypatch.setattr("app.core.sqlite_file.sqlite3.connect", connect)
+    with pytest.raises(SettingsError, match=r"not migrated, as a copy .* full"):
+        await ensure_schema(old)
+    monkeypatch.undo()
+    assert await current_revision(old) == "0001"
+    assert copies_in(tmp_path) == []
+    await ensure_schema(old)
+    assert await current_revision(old) == head_revision()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from app.main import create_app
 from app.wiring import build_services
 from tests.app.conftest import add_small_data, client_of, publish_model, until
 from tests.app.core.conftest import check_problem
+from tests.conftest import ON_SQLITE
 
 pytestmark = pytest.mark.anyio
 
@@ -151,6 +153,19 @@ async def test_readiness_is_checked_once_for_all_who_ask_within_a_second(
     monkeypatch.setattr(monitoring, "MAX_READINESS_AGE_SECONDS", 0.0)
     assert (await client.get("/health/ready")).status_code == 200
     assert checks == 2
+
+
+@ON_SQLITE
+async def test_readiness_warns_of_a_sqlite_with_a_bug(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, warned in {(3, 51, 2): True, (3, 51, 3): False}.items():
+        monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+        app = create_app(settings)
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            body = (await client.get("/health/ready")).json()
+        assert body["status"] == "ready"
+        assert ["3.51.3" in warning for warning in body.get("warnings", [])] == [True] * warned
 
 
 async def test_readiness_reports_failed_checks_and_draining_without_secrets(

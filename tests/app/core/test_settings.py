@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +97,29 @@ def test_a_command_warns_of_a_misspelt_variable_without_its_value(
 def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
+
+
+def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ADMIN_KEY", KEY), ("DATABASE_URL", "postgresql://u:pw@h/d")):
+        (tmp_path / name).write_text(f"{value}\n")
+        monkeypatch.setenv(f"NCR_{name}_FILE", str(tmp_path / name))
+    settings = load_settings()
+    assert settings.admin_key is not None
+    assert settings.admin_key.get_secret_value() == KEY
+    assert settings.effective_database_url == "postgresql+psycopg://u:pw@h/d"
+    assert load_settings(database_url="sqlite:///x.db").database_url == "sqlite+aiosqlite:///x.db"
+    assert unknown_variables() == {}
+    monkeypatch.setenv("NCR_ADMIN_KEY", KEY)
+    with pytest.raises(SettingsError, match="NCR_ADMIN_KEY and NCR_ADMIN_KEY_FILE are both set"):
+        load_settings()
+    monkeypatch.delenv("NCR_ADMIN_KEY")
+    (tmp_path / "ADMIN_KEY").write_text("hunter2")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "hunter2" not in str(caught.value)
+    (tmp_path / "ADMIN_KEY").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="not UTF-8"):
+        load_settings()
+    (tmp_path / "ADMIN_KEY").unlink()
+    with pytest.raises(SettingsError, match="No such file"):
+        load_settings()

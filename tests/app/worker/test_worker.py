@@ -18,9 +18,17 @@ from app.jobs.tables import jobs
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
 from app.worker.periodic_tasks import PeriodicTask
-from app.worker.worker import Worker
+from app.worker.worker import Worker, build_worker
 from benchmarks.faults.setup import LONG_TRAINING
-from tests.app.conftest import QUICK, add_small_data, children, run_job, run_job_here, thread_worker
+from tests.app.conftest import (
+    QUICK,
+    add_small_data,
+    children,
+    run_job,
+    run_job_here,
+    thread_worker,
+    until,
+)
 from tests.conftest import ON_POSTGRESQL, ON_SQLITE
 
 pytestmark = pytest.mark.anyio
@@ -303,3 +311,22 @@ async def test_a_periodic_task_that_hangs_delays_neither_jobs_nor_the_workers_st
     stop.set()
     await asyncio.wait_for(running, 30)
     assert ended.is_set()
+
+
+@ON_SQLITE
+async def test_a_worker_that_runs_touches_its_file(
+    services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = tmp_path / "alive"
+    monkeypatch.setattr("app.worker.worker.ALIVE_SECONDS", 0.01)
+    services.settings = settings.model_copy(update={"worker_alive_file": alive})
+    stop = asyncio.Event()
+    working = asyncio.create_task(build_worker(services).run(stop))
+    await until(alive.exists)
+    alive.unlink()
+    await until(alive.exists)
+    stop.set()
+    await working
+    alive.unlink()
+    await asyncio.sleep(0.05)
+    assert not alive.exists()
