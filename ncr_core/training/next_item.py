@@ -43,10 +43,11 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
     """Factors of W = (XᵀX + λI)⁻¹ (XᵀY + βYᵀX).
 
     A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
-    item. β is ``BACKWARD`` up to ``SMALL_DATA`` interactions, else 0: of few interactions it helps
-    to know what came before an item too. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B. A and D⁻ᵃB are
-    the leading factors of W D⁻ᵃ, where D holds the items' numbers of interactions: few factors of W
-    itself would tell popular items apart, and little else, above all where most items are rare.
+    item. β is ``BACKWARD`` up to ``SMALL_DATA`` interactions, where it helps to know what came
+    before an item too, else 0. W ≈ A Bᵀ: items that a user has had are looked up in A, the next
+    ones in B. A and D⁻ᵃB are the leading factors of W D⁻ᵃ, where D holds the items' numbers of
+    interactions: few factors of W itself would tell popular items apart, and little else, above all
+    where most items are rare.
 
     Args:
         train: the interactions, each user's in time order.
