@@ -27,7 +27,7 @@ POPULARITY_POWER, SPARSE_POPULARITY_POWER = 0.25, 0.5  # a
 SPARSE_INTERACTIONS = 30.0  # for each item on average; of fewer the data are sparse
 MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
 OVERSAMPLED = 32
-POWER_ITERATIONS = 3
+POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of large sparse systems
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
 ROUGH_TOLERANCE = 0.5  # for the directions alone
@@ -101,7 +101,9 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
         product: Matrix = transposed @ solve(block, tolerance)
         return product
 
-    left, values, right = _leading_factors(forward, backward, n, rank, seed)
+    large = n > MAX_DENSE_ITEMS and train.nnz > SMALL_DATA
+    iterations = FEW_POWER_ITERATIONS if large else POWER_ITERATIONS
+    left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
     return left * root, right * root * power
 
@@ -187,13 +189,13 @@ def _conjugate_gradients(matrix: sparse.csr_matrix, target: Matrix, tolerance: f
 
 
 def _leading_factors(
-    forward: _Product, backward: _Product, n: int, rank: int, seed: int
+    forward: _Product, backward: _Product, n: int, rank: int, iterations: int, seed: int
 ) -> tuple[Matrix, Matrix, Matrix]:
     """The leading singular vectors (n, r) and values (r,) of an (n, n) matrix, by its products."""
     columns = min(rank + OVERSAMPLED, n)
     block = np.random.default_rng(seed).standard_normal((n, columns)).astype(np.float32)
     basis = _orthonormal(forward(block))
-    for _ in range(POWER_ITERATIONS):
+    for _ in range(iterations):
         basis = _orthonormal(forward(_orthonormal(backward(basis))))
     left, values, right = np.linalg.svd(backward(basis, CG_TOLERANCE).T, full_matrices=False)
     return (basis @ left)[:, :rank], values[:rank], right[:rank].T
