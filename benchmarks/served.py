@@ -4,11 +4,12 @@ python -m benchmarks.served DATA [PARAMS ...]
 
 DATA is what `ncr import` takes; a text file with `user item item …` in each line, oldest first; or
 a folder with a published split, train and test. Of the first two the latest item of each user is
-held out, of the last one test item, drawn at random. Everything else is sent as events. Each of
-PARAMS is a
-body of `POST /admin/train`, by default an empty one; after each training `GET
-/recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all items
-gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes served-DATA.json.
+held out, of the last one test item, drawn at random. Everything else is sent as events; the lines
+of a published split are sorted by item and say nothing of time, so their items are sent in random
+order. Each of PARAMS is a body of `POST /admin/train`, by default an empty one; after each training
+`GET /recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all
+items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes
+served-DATA.json.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def held_out_split(path: Path) -> Split:
     if not path.is_dir() or not list(path.glob("train.*")):
         return latest_out(load_interactions(path).interactions)
     train, tests = (
-        build_interactions(in_order(next(path.glob(f"{part}.*")))) for part in ("train", "test")
+        build_interactions(in_order(next(path.glob(f"{part}.*")), np.random.default_rng(0)))
+        for part in ("train", "test")
     )
     tests = tests.reindex(train.user_ids, train.item_ids)
     lengths = np.diff(tests.indptr)
@@ -99,8 +101,13 @@ def held_out_split(path: Path) -> Split:
     return Split(train, np.full_like(test, -1), test)
 
 
-def in_order(path: Path) -> Iterator[tuple[str, str, int]]:
-    """Users, items and places of a file: a user's items in each line, or a CSV row for each."""
+def in_order(
+    path: Path, shuffled: np.random.Generator | None = None
+) -> Iterator[tuple[str, str, int]]:
+    """Users, items and places of a file: a user's items in each line, or a CSV row for each.
+
+    ``shuffled`` draws the places of a line's items.
+    """
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         if ".csv" in path.suffixes:
             rows = enumerate(csv.DictReader(lines))
@@ -108,7 +115,8 @@ def in_order(path: Path) -> Iterator[tuple[str, str, int]]:
             return
         for line in lines:
             user, *items = line.split()
-            yield from ((user, item, place) for place, item in enumerate(items))
+            places = range(len(items)) if shuffled is None else shuffled.permutation(len(items))
+            yield from ((user, item, int(at)) for item, at in zip(items, places, strict=True))
 
 
 def latest_out(interactions: Interactions) -> Split:

@@ -253,6 +253,8 @@ SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
 MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
 MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
+MAX_DENSE_ITEMS = 8_000  # of the closed form's dense systems: three matrices of 256 MB each
+MAX_SPARSE_CELLS, MIN_SPARSE_FACTORS = 8e7, 32  # interactions times factors of sparse systems
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
     "next-item": {"factors": MANY_FACTORS},
@@ -274,11 +276,14 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
 
     Few interactions leave time for many factors of the closed form, and for more passes. Of many
     users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
-    numbers while that leaves ``MIN_FACTORS``.
+    numbers while that leaves ``MIN_FACTORS``, and the closed form of many items and interactions is
+    to take about a minute.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
     solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
+    if items > MAX_DENSE_ITEMS and not few:
+        solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
     recipes = (each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO)
     most = min(most, solved)
     return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)

@@ -17,19 +17,20 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions
+from ncr_core.recipes import MAX_DENSE_ITEMS, SMALL_DATA
 
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
 RIDGE = 300.0  # λ
+BACKWARD = 0.25  # β, of few interactions
 POPULARITY_POWER, SPARSE_POPULARITY_POWER = 0.25, 0.5  # a
 SPARSE_INTERACTIONS = 30.0  # for each item on average; of fewer the data are sparse
-MAX_DENSE_ITEMS = 8_000  # of the dense systems: three float32 matrices of 256 MB each
 MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
 OVERSAMPLED = 32
-POWER_ITERATIONS = 3
+POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of large sparse systems
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
-ROUGH_TOLERANCE = 1e-1  # for the directions alone
+ROUGH_TOLERANCE = 0.5  # for the directions alone
 
 Matrix = npt.NDArray[np.float32]
 _Product = Callable[..., Matrix]
@@ -39,12 +40,14 @@ _known: WeakKeyDictionary[Interactions, dict[int, tuple[Matrix, Matrix]]] = Weak
 
 
 def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
-    """Factors of W = (XᵀX + λI)⁻¹ XᵀY.
+    """Factors of W = (XᵀX + λI)⁻¹ (XᵀY + βYᵀX).
 
     A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
-    item. W ≈ A Bᵀ: items that a user has had are looked up in A, the next ones in B. A and D⁻ᵃB are
-    the leading factors of W D⁻ᵃ, where D holds the items' numbers of interactions: few factors of W
-    itself would tell popular items apart, and little else, above all where most items are rare.
+    item. β is ``BACKWARD`` up to ``SMALL_DATA`` interactions, where it helps to know what came
+    before an item too, else 0. W ≈ A Bᵀ: items that a user has had are looked up in A, the next
+    ones in B. A and D⁻ᵃB are the leading factors of W D⁻ᵃ, where D holds the items' numbers of
+    interactions: few factors of W itself would tell popular items apart, and little else, above all
+    where most items are rare.
 
     Args:
         train: the interactions, each user's in time order.
@@ -64,7 +67,7 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
 
 
 def next_item_weights(train: Interactions) -> Matrix:
-    """W itself, (n_items, n_items), from the row's item to the next: to compare factors with."""
+    """W with β = 0, (n_items, n_items), from the row's item to the next: to compare with."""
     following, solve, _ = _system(train.items, train.indptr, train.n_items)
     return solve(following.toarray(), CG_TOLERANCE)
 
@@ -86,6 +89,8 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
         POPULARITY_POWER if len(items) >= SPARSE_INTERACTIONS * n else SPARSE_POPULARITY_POWER
     )
     power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
+    if train.nnz <= SMALL_DATA:
+        following = following + np.float32(BACKWARD) * following.T
     scaled = (following @ sparse.diags(1.0 / power.ravel())).tocsr()
     transposed = scaled.T.tocsr()
 
@@ -96,7 +101,9 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
         product: Matrix = transposed @ solve(block, tolerance)
         return product
 
-    left, values, right = _leading_factors(forward, backward, n, rank, seed)
+    large = n > MAX_DENSE_ITEMS and train.nnz > SMALL_DATA
+    iterations = FEW_POWER_ITERATIONS if large else POWER_ITERATIONS
+    left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
     return left * root, right * root * power
 
@@ -182,13 +189,13 @@ def _conjugate_gradients(matrix: sparse.csr_matrix, target: Matrix, tolerance: f
 
 
 def _leading_factors(
-    forward: _Product, backward: _Product, n: int, rank: int, seed: int
+    forward: _Product, backward: _Product, n: int, rank: int, iterations: int, seed: int
 ) -> tuple[Matrix, Matrix, Matrix]:
     """The leading singular vectors (n, r) and values (r,) of an (n, n) matrix, by its products."""
     columns = min(rank + OVERSAMPLED, n)
     block = np.random.default_rng(seed).standard_normal((n, columns)).astype(np.float32)
     basis = _orthonormal(forward(block))
-    for _ in range(POWER_ITERATIONS):
+    for _ in range(iterations):
         basis = _orthonormal(forward(_orthonormal(backward(basis))))
     left, values, right = np.linalg.svd(backward(basis, CG_TOLERANCE).T, full_matrices=False)
     return (basis @ left)[:, :rank], values[:rank], right[:rank].T

@@ -15,6 +15,7 @@ from ncr_core.models import NBPR, ModelConfig, build_model
 from ncr_core.training import TrainConfig, next_item, train_model
 from ncr_core.training.initializers import TOWER_STD, next_item_start
 from ncr_core.training.next_item import (
+    BACKWARD,
     DECAY,
     POPULARITY_POWER,
     RIDGE,
@@ -40,8 +41,8 @@ def sequences(lengths: list[int], n_items: int) -> Interactions:
     )
 
 
-def ridge(train: Interactions) -> np.ndarray:
-    """(XᵀX + λI)⁻¹ XᵀY with a row of X and Y for each interaction."""
+def ridge(train: Interactions, backward: float = BACKWARD) -> np.ndarray:
+    """(XᵀX + λI)⁻¹ (XᵀY + βYᵀX) with a row of X and Y for each interaction."""
     inputs, following = [], []
     for user in range(train.n_users):
         items = train.items_of(user)
@@ -53,7 +54,8 @@ def ridge(train: Interactions) -> np.ndarray:
             inputs.append(row)
             following.append(one)
     x, y = np.stack(inputs), np.stack(following)
-    result: np.ndarray = np.linalg.solve(x.T @ x + RIDGE * np.eye(train.n_items), x.T @ y)
+    followers = x.T @ y + backward * y.T @ x
+    result: np.ndarray = np.linalg.solve(x.T @ x + RIDGE * np.eye(train.n_items), followers)
     return result
 
 
@@ -69,7 +71,12 @@ def test_the_factors_are_those_of_the_ridge_regression(
     expected = ridge(train)
     history, ranked = next_item_factors(train, rank=train.n_items, seed=0)
     np.testing.assert_allclose(history @ ranked.T, expected, atol=2e-3 * abs(expected).max())
-    np.testing.assert_allclose(next_item_weights(train), expected, atol=2e-3 * abs(expected).max())
+    forward = ridge(train, backward=0.0)
+    np.testing.assert_allclose(next_item_weights(train), forward, atol=2e-3 * abs(forward).max())
+    monkeypatch.setattr(next_item, "SMALL_DATA", train.nnz - 1)
+    more = replace(train)  # of many interactions
+    history, ranked = next_item_factors(more, rank=train.n_items, seed=0)
+    np.testing.assert_allclose(history @ ranked.T, forward, atol=2e-3 * abs(forward).max())
 
 
 @pytest.mark.parametrize(
