@@ -143,9 +143,19 @@ class EventService:
         self.row_counts["rejected"] += len(result.rejected)
         return _with_rejected(result, rejected, indices)
 
-    async def import_rows(self, rows: Sequence[NewEvent]) -> ImportResult:
-        """Store a chunk of a data set (some 20,000 rows) in a transaction of its own."""
-        result = (await self._appender.append([rows]))[0]
+    async def import_rows(
+        self, rows: Sequence[NewEvent], *, likely_new: bool = False
+    ) -> ImportResult:
+        """Store a chunk of a data set (some 50,000 rows) in a transaction of its own.
+
+        Args:
+            rows: the events.
+            likely_new: first tries to store them without looking for each.
+        """
+        if likely_new:
+            result = await self._appender.append_likely_new(rows)
+        else:
+            result = (await self._appender.append([rows]))[0]
         return ImportResult(result.accepted, result.duplicates, len(result.rejected))
 
     async def delete_event(self, event_id: str) -> None:
