@@ -27,6 +27,7 @@ AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
 """Raised while the database cannot be reached, is busy or cannot write."""
 BUSY_SECONDS = 10
 RETRY_SECONDS = 0.02
+HEAVY_READS = 4  # at a time, of the 20 connections
 BULK_PAUSE_SECONDS = 0.11
 # A commit of 50,000 events of all items changes up to 40,000 pages of 4 KB. Most are changed by the
 # next one again: a checkpoint after every few commits writes them once.
@@ -66,6 +67,7 @@ class Database:
         self._engine = create_async_engine(self.url, **options)
         self.commits = 0
         """The number of transactions that this process has ended."""
+        self._heavy_slots = asyncio.Semaphore(HEAVY_READS)
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
         if self.dialect == "sqlite":
@@ -119,6 +121,23 @@ class Database:
         """The rows of one statement, outside any transaction: the fastest way to read."""
         async with self._single.connect() as conn:
             return (await conn.execute(statement, parameters)).all()
+
+    async def fetch_heavy(
+        self, statement: sa.Executable, seconds: float
+    ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        """The rows of a statement that may read a great many.
+
+        Only a few run at a time, so that they never hold all connections; others wait for them.
+
+        Args:
+            statement: the statement.
+            seconds: after which PostgreSQL ends it with an OperationalError. SQLite does not.
+        """
+        async with self._heavy_slots, self._reader.connect() as conn:
+            if self.dialect == "postgresql":
+                timeout = sa.func.set_config("statement_timeout", f"{seconds * 1000:.0f}", True)
+                await conn.execute(sa.select(timeout))
+            return (await conn.execute(statement)).all()
 
     def log_start(self) -> None:
         """Log which database this is; for SQLite also the version, as some versions have bugs."""
