@@ -106,6 +106,10 @@ class TrainingReader:
 
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
+    def sizes(self) -> tuple[int, int, int]:
+        """Counts the events, users and items."""
+        return self.read(_sizes)
+
     def training_events(self) -> TrainingEvents:
         """Reads all events and stated preferences."""
         return self.read(_training_events)
@@ -133,6 +137,10 @@ class TrainingReader:
         except CheckpointError as error:
             raise ServingModelReadError(row.version, str(error)) from None
         return ServingModel(row.version, row.trained_seq, checkpoint, evaluated)
+
+
+async def _sizes(features: Features) -> tuple[int, int, int]:
+    return *(await features.events.sizes()), await features.catalog.size()
 
 
 async def _training_events(features: Features) -> TrainingEvents:

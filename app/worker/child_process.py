@@ -262,6 +262,7 @@ def run_task(
     from app.core.settings import load_settings
     from app.registry.service import open_checkpoint_store
     from app.training.gate import IncumbentComparison
+    from app.training.memory import check_memory
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
     from app.training.reader import Retry, TrainingReader
@@ -286,6 +287,7 @@ def run_task(
     folder = store.folder(task.version).resolve()
     # Before an hour of training is spent; the disk may still be full at its end.
     retry.write(folder.parent, lambda: _try_to_write(folder.parent))
+    check_memory(task.params, reader.sizes(), settings.train_memory_bytes)
     events = reader.training_events()
     summary = train_and_evaluate(
         events.interactions(),
