@@ -20,6 +20,7 @@ from ncr_core.fold_in.prior import Prior, prior_of
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList
 
+Caches = tuple[ByteCache[Hashable, NDArray[np.float32]], ByteCache[Hashable, CandidateList]]
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
 
 
@@ -38,12 +39,24 @@ class ItemIndex:
     row_of: NDArray[np.int64]
     """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
 
+    trained_digest: str = ""
+    """The digest of the items of the training alone; empty where the model has no newer ones."""
+
     def rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of each of the catalogue's ids, −1 where the model does not have the item."""
         rows = np.full(len(internal), -1, dtype=np.int64)
         known = (internal >= 0) & (internal < len(self.row_of))
         rows[known] = self.row_of[internal[known]]
         return rows
+
+    def trained_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+        """What candidates among the items of the training depend on beside the user.
+
+        None where the model has no newer items, or the candidates depend on the catalogue.
+        """
+        if not self.trained_digest or categories:
+            return None
+        return unfiltered_key(self.trained_digest, exclude_seen)
 
     def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
         """What candidates depend on beside the user."""
@@ -64,7 +77,10 @@ def digest_of_mask(mask: NDArray[np.bool_]) -> str:
 
 
 def index_items(
-    catalogue: Catalogue, item_ids: Sequence[str], previous: ItemIndex | None
+    catalogue: Catalogue,
+    item_ids: Sequence[str],
+    previous: ItemIndex | None,
+    trained_items: int | None = None,
 ) -> ItemIndex:
     """The items in this state of the catalogue.
 
@@ -73,6 +89,7 @@ def index_items(
         item_ids: the client's id of each of the model's rows.
         previous: an index of the same items. One of a later state is ignored: it has ids that
             this state may not have yet.
+        trained_items: the rows that training has seen, where items were added since.
     """
     ids = catalogue.internal_ids
     if previous is not None and previous.seq > catalogue.seq:
@@ -97,7 +114,10 @@ def index_items(
     else:
         row_of = np.full(int(internal.max(initial=-1)) + 1, -1, dtype=np.int64)
         row_of[internal[known]] = np.flatnonzero(known)
-    return ItemIndex(catalogue.seq, internal, visible, digest_of_mask(visible), row_of)
+    trained = ""
+    if trained_items is not None and trained_items < len(internal):
+        trained = digest_of_mask(visible[:trained_items])
+    return ItemIndex(catalogue.seq, internal, visible, digest_of_mask(visible), row_of, trained)
 
 
 class TrainedModel:
@@ -150,6 +170,7 @@ class LoadedModel:
         on_fallback: called when a device has too little memory.
         trained: the version as it was trained.
         revision: names the items beyond those of the version.
+        caches: of users' vectors and of candidates, where another model of this version has them.
     """
 
     def __init__(
@@ -163,6 +184,7 @@ class LoadedModel:
         *,
         trained: TrainedModel | None = None,
         revision: str = "",
+        caches: Caches | None = None,
     ) -> None:
         self._options = (candidates, cache_bytes, on_pairs, on_fallback)
         self.trained = trained or TrainedModel(row, checkpoint)
@@ -173,9 +195,9 @@ class LoadedModel:
         self.item_ids: Sequence[str] = checkpoint.item_ids
         self.user_rows = self.trained.user_rows
         vector_bytes = cache_bytes // VECTOR_SHARE
-        self.vector_cache: ByteCache[Hashable, NDArray[np.float32]] = ByteCache(vector_bytes)
-        self.candidate_cache: ByteCache[Hashable, CandidateList] = ByteCache(
-            cache_bytes - vector_bytes
+        self.vector_cache, self.candidate_cache = caches or (
+            ByteCache(vector_bytes),
+            ByteCache(cache_bytes - vector_bytes),
         )
         self.engine = InferenceEngine(
             checkpoint,
@@ -198,12 +220,23 @@ class LoadedModel:
         """The model's items in this state of the catalogue."""
         items = self._items
         if items is None or items.seq != catalogue.seq:
-            self._items = items = index_items(catalogue, self.item_ids, items)
+            trained_items = self.trained.n_items
+            self._items = items = index_items(catalogue, self.item_ids, items, trained_items)
         return items
 
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
-        """The version as it was trained, with more items, whose vectors (m, F) were fitted."""
+        """The version as it was trained, with more items, whose vectors (m, F) were fitted.
+
+        Both have the same caches: what does not depend on the newer items stays.
+        """
         checkpoint = self.trained.extended(items, vectors)
-        return LoadedModel(
-            self.row, checkpoint, *self._options, trained=self.trained, revision=revision
+        extended = LoadedModel(
+            self.row,
+            checkpoint,
+            *self._options,
+            trained=self.trained,
+            revision=revision,
+            caches=(self.vector_cache, self.candidate_cache),
         )
+        extended.engine.retriever.precomputed = self.engine.retriever.precomputed
+        return extended

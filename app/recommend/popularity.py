@@ -55,10 +55,13 @@ class PopularityRanking:
                     await self._update(at_least, now)
         return self._ranked
 
-    async def start(self) -> None:
-        """Begin to count, so that no request waits for it; until then the service is not ready."""
+    async def start(self, seconds: float = START_SECONDS) -> None:
+        """Count all events, and return when that is done or after so many seconds.
+
+        No request should wait for the first count: the service is not ready before.
+        """
         self._recount = asyncio.create_task(self._recount_aside(time.monotonic()))
-        await asyncio.wait({self._recount}, timeout=START_SECONDS)
+        await asyncio.wait({self._recount}, timeout=seconds)
 
     async def ready(self) -> str | None:
         """Why requests should not be sent here; None when items are counted."""

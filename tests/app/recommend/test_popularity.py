@@ -116,11 +116,10 @@ async def test_without_deletions_nothing_is_counted_twice(
 
 
 async def test_the_service_is_not_ready_during_the_first_count_and_requests_wait(
-    ranking: PopularityRanking, events: Events, monkeypatch: pytest.MonkeyPatch
+    ranking: PopularityRanking, events: Events
 ) -> None:
-    monkeypatch.setattr(popularity, "START_SECONDS", 0.01)
     events.go.clear()
-    await ranking.start()
+    await ranking.start(0.01)
     assert await ranking.ready() is not None
     waiting = asyncio.create_task(ask(ranking, events))
     await asyncio.sleep(0)
