@@ -1,6 +1,7 @@
 """What grows with the data: time and memory of start, upkeep and training, by events and items.
 
     python -m benchmarks.size [SCRATCH [CELL_SECONDS [DATABASE_URL [EVENTS_X_ITEMS ...]]]]
+    python -m benchmarks.size data FOLDER EVENTS_X_ITEMS [CATEGORIES]
 
 A cell is a database with so many events (`World`), one user for every 20, and so many items, as in
 `5000000x100000`; without any, 1, 5 and 20 million events by 10,000, 100,000 and 1,000,000 items
@@ -18,6 +19,8 @@ start       a server from its start until it is ready; its memory after 300 list
 The result, `results/size.json`, is written after every step; cells that it has are not measured
 again. A step that is not done CELL_SECONDS (3,600) after its cell began is left out, and so are
 those that follow.
+
+The second form makes the data folder of a service on SQLite, with a model.
 """
 
 from __future__ import annotations
@@ -180,6 +183,22 @@ def steps(world: World, folder: Path, url: str, until: float) -> Iterator[list[A
         yield ["start", ready, running.rss / 2**20, note]
 
 
+def data(folder: Path, cell: str, categories: int = 2_000) -> None:
+    """Makes the data folder of a service on SQLite with a model, for other benchmarks."""
+    events, items = map(int, cell.split("x"))
+    source = folder / "source"
+    source.mkdir(parents=True)
+    world = World(events, events // EVENTS_A_USER, items)
+    world.write(source / "events.parquet")
+    world.write_items(source / "items.csv", categories)
+    env = os.environ | {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": ""}
+    program = "from app.cli.main import main; main()"
+    for command in (["-c", program, "import", str(source)],
+                    ["-m", "benchmarks.size", "step", "train"]):  # fmt: skip
+        subprocess.run([sys.executable, *command], env=env, check=True)
+    shutil.rmtree(source)
+
+
 def main(
     scratch: Path = Path("var/size"),
     cell_seconds: float = 3_600.0,
@@ -213,4 +232,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_command(main, step=step)
+    run_command(main, step=step, data=data)

@@ -35,6 +35,12 @@ class World:
             user = users[(self.users * rng.random(n) ** USER_TAIL).astype(np.int64)]
             yield user, items[(self.items * rng.random(n) ** ITEM_TAIL).astype(np.int64)]
 
+    def write_items(self, path: Path, categories: int) -> None:
+        """Writes titles and one of so many categories of each item, as CSV."""
+        with path.open("w") as file:
+            file.write("item,title,genres\n")
+            file.writelines(f"item-{i},Item {i},c{i % categories}\n" for i in range(self.items))
+
     def write(self, path: Path) -> None:
         """Writes the events as a Parquet file that `ncr import` reads."""
         import pyarrow as pa
