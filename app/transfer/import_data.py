@@ -6,6 +6,7 @@ import asyncio
 import csv
 import hashlib
 import sqlite3
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ ITEMS_A_COMMIT = 5_000
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
 SORT_CACHE_KIB = 65_536
+STOP_STEPS = 100_000  # of SQLite between two looks whether to stop: milliseconds
 
 
 @dataclass
@@ -77,7 +79,8 @@ async def import_source(
         report.items_known += len(items)
     rows = source.interactions(on_bad=bad, on_bytes=on_bytes, chunk_size=EVENTS_A_COMMIT)
     known = False  # where the chunk before was stored already, this one is likely to be too
-    async with aclosing(_read_ahead(_events(_by_user(rows)))) as ahead:
+    stop = threading.Event()
+    async with aclosing(_read_ahead(_events(_by_user(rows, stop)), stop)) as ahead:
         async for events in ahead:
             result = await services.events.import_rows(events, likely_new=not known)
             known = result.duplicates > len(events) // 2
@@ -132,7 +135,7 @@ def _preferences(
 
 
 def _by_user(
-    chunks: Iterable[Sequence[InteractionRow]],
+    chunks: Iterable[Sequence[InteractionRow]], stop: threading.Event
 ) -> Iterator[list[tuple[int, InteractionRow]]]:
     """Yields all rows ordered by user, each with its number in the data set.
 
@@ -140,23 +143,28 @@ def _by_user(
     of their pages; in the order of a log it would change one a row, ever more of them as they grow.
     A temporary database sorts the rows on disk, which disappears with the process.
     """
-    with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as rows:
-        rows.execute(f"PRAGMA cache_size=-{SORT_CACHE_KIB}")
-        rows.execute("PRAGMA journal_mode=OFF")
-        # Columns without a type: values come back as they were.
-        columns = ", ".join(InteractionRow._fields)
-        rows.execute(f"CREATE TABLE rows (number INTEGER PRIMARY KEY, {columns})")
-        marks = ", ".join("?" * len(InteractionRow._fields))
-        number = 0
-        for chunk in chunks:
-            rows.execute("BEGIN")
-            numbered = ((n, *row) for n, row in enumerate(chunk, number))
-            rows.executemany(f"INSERT INTO rows VALUES (?, {marks})", numbered)  # noqa: S608
-            rows.execute("COMMIT")
-            number += len(chunk)
-        found = rows.execute(f"SELECT number, {columns} FROM rows ORDER BY user, number")  # noqa: S608
-        while chunk := found.fetchmany(EVENTS_A_COMMIT):
-            yield [(row[0], InteractionRow._make(row[1:])) for row in chunk]
+    try:
+        with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as rows:
+            rows.set_progress_handler(stop.is_set, STOP_STEPS)
+            rows.execute(f"PRAGMA cache_size=-{SORT_CACHE_KIB}")
+            rows.execute("PRAGMA journal_mode=OFF")
+            # Columns without a type: values come back as they were.
+            columns = ", ".join(InteractionRow._fields)
+            rows.execute(f"CREATE TABLE rows (number INTEGER PRIMARY KEY, {columns})")
+            marks = ", ".join("?" * len(InteractionRow._fields))
+            number = 0
+            for chunk in chunks:
+                rows.execute("BEGIN")
+                numbered = ((n, *row) for n, row in enumerate(chunk, number))
+                rows.executemany(f"INSERT INTO rows VALUES (?, {marks})", numbered)  # noqa: S608
+                rows.execute("COMMIT")
+                number += len(chunk)
+            query = f"SELECT number, {columns} FROM rows ORDER BY user, number"  # noqa: S608
+            found = rows.execute(query)
+            while chunk := found.fetchmany(EVENTS_A_COMMIT):
+                yield [(row[0], InteractionRow._make(row[1:])) for row in chunk]
+    except sqlite3.Error as error:  # a full disk, above all
+        raise DataError(f"the rows cannot be sorted on disk: {error}") from None
 
 
 def _events(
@@ -166,7 +174,9 @@ def _events(
         yield [_event(row, number) for number, row in chunk]
 
 
-async def _read_ahead(chunks: Iterator[list[NewEvent]]) -> AsyncGenerator[list[NewEvent], None]:
+async def _read_ahead(
+    chunks: Iterator[list[NewEvent]], stop: threading.Event
+) -> AsyncGenerator[list[NewEvent], None]:
     """Yields each chunk while a thread reads the next one, because parsing is CPU-bound."""
 
     def read() -> list[NewEvent]:
@@ -178,7 +188,8 @@ async def _read_ahead(chunks: Iterator[list[NewEvent]]) -> AsyncGenerator[list[N
             reading = asyncio.create_task(asyncio.to_thread(read))
             yield events
     finally:
-        # A thread cannot be stopped: its result and its errors are dropped.
+        stop.set()
+        # Its result and its errors are dropped.
         await asyncio.wait([reading])
         if not reading.cancelled():
             reading.exception()
