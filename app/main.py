@@ -201,6 +201,7 @@ async def _run_recommendations(
     caches.add("lists", feature.lists.cache)
     caches.add("profiles", services.events.profiles.cache)
     readiness.add("model", feature.models.ready)
+    readiness.add("popularity", feature.popularity.ready)
     try:
         await services.trials.start()
         await feature.start()

@@ -1,11 +1,16 @@
 """What a bad neighbour costs plain lists: their latency without and with each, in turns.
 
     python -m benchmarks.contention DATA_DIR [SECONDS [ROUNDS]]
+    python -m benchmarks.contention upkeep DATA_DIR [SECONDS [ROUNDS]]
 
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
 the benchmark works on a copy. No list is kept, so every plain list is ranked. A neighbour is a
 process of its own beside the client and the server, on the same cores: read its ratio beside that
 of `/noop`, whose answers take nearly nothing of the server.
+
+The second form is about upkeep: lists are kept, 64 connections ask for those of known users or of
+newcomers, while popularity is counted anew again and again, or ten PATCHes a second change an
+attribute of an item. `python -m benchmarks.size data DATA_DIR 20000000x200000` makes such a folder.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +41,7 @@ from benchmarks.load import Report, Server, closed_loop, requests_for, server
 from benchmarks.recommend import users_with_lists
 
 CONNECTIONS = 8  # of plain lists
+UPKEEP_CONNECTIONS = 64
 NEIGHBOURS = 16  # connections of a neighbour, unless it says otherwise
 SOCKETS, PIPELINED = 70, 60  # a little more than NCR_MAX_CONCURRENCY
 ITEMS = 1_000
@@ -129,6 +135,21 @@ async def exclusions(base: str, user: str) -> None:
     await repeat(base, requests_for(base, [f"/recommend/{user}?{left_out}"]))
 
 
+async def recounts(base: str, user: str) -> None:
+    """Popularity is counted anew, one time after the other."""
+    await repeat(base, requests_for(base, ["/recount"]), 1)
+
+
+async def patches(base: str, user: str) -> None:
+    """An attribute of an item changes ten times a second."""
+    item = (await best_items(base, user, 1))[0]
+    print("ready", flush=True)
+    async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
+        for n in count():
+            await client.patch(f"/items/{item}", json={"attributes": {"stock": n}})
+            await asyncio.sleep(0.1)
+
+
 NEIGHBOUR: dict[str, Callable[[str, str], Any]] = {
     "/noop": noop,
     "/rerank, 1,000 items best first": rerank,
@@ -138,11 +159,15 @@ NEIGHBOUR: dict[str, Callable[[str, str], Any]] = {
     "/health/ready": readiness,
     f"{EXCLUDED} exclusions": exclusions,
 }
+UPKEEP: dict[str, Callable[[str, str], Any]] = {
+    "a recount": recounts,
+    "10 PATCHes a second": patches,
+}
 
 
 def neighbour(name: str, base: str, user: str) -> None:
     """One neighbour, in a process of its own."""
-    asyncio.run(NEIGHBOUR[name](base, user))
+    asyncio.run((NEIGHBOUR | UPKEEP)[name](base, user))
 
 
 @contextmanager
@@ -200,10 +225,12 @@ def wait_for_trial(running: Server, user: str, trial_id: str) -> None:
     sys.exit("the trial's second version was not loaded")
 
 
-async def plain(base: str, users: list[str], seconds: float) -> Report:
-    """Lists of 10, each ranked anew."""
+async def plain(
+    base: str, users: list[str], seconds: float, connections: int = CONNECTIONS
+) -> Report:
+    """Lists of 10, one user after the other."""
     requests = cycle(requests_for(base, [f"/recommend/{user}" for user in users]))
-    return await closed_loop(base, requests, CONNECTIONS, seconds)
+    return await closed_loop(base, requests, connections, seconds)
 
 
 def row_of(name: str, reports: list[Report], alone: list[Report]) -> list[Any]:
@@ -221,6 +248,41 @@ def row_of(name: str, reports: list[Report], alone: list[Report]) -> list[Any]:
         median(report.rate(503) for report in reports),
         others,
     ]
+
+
+def upkeep(data_dir: Path, seconds: float = 20.0, rounds: int = 3) -> None:
+    reports: dict[tuple[str, str], list[Report]] = {}
+    generator = random.Random(0)
+    with server(data_dir) as running:
+        known = asyncio.run(users_with_lists(running.url))
+        groups = {"known users": known, "newcomers": [f"nobody-{n}" for n in range(len(known))]}
+        for users in groups.values():  # lists are kept from here on
+            asyncio.run(plain(running.url, users, seconds, UPKEEP_CONNECTIONS))
+        for _ in range(rounds):
+            turns = [(group, name) for group in groups for name in (ALONE, *UPKEEP)]
+            generator.shuffle(turns)
+            for group, name in turns:
+                with beside(name, running, known[0]):
+                    report = asyncio.run(
+                        plain(running.url, groups[group], seconds, UPKEEP_CONNECTIONS)
+                    )
+                    reports.setdefault((group, name), []).append(report)
+    rows = [
+        [group, *row_of(name, its_reports, reports[group, ALONE])]
+        for (group, name), its_reports in sorted(reports.items())
+    ]
+    publish(
+        "upkeep",
+        [
+            "lists of", "beside", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio",
+            "200s/s", "503s/s", "errors",
+        ],
+        rows,
+        data=data_dir.name,
+        connections=UPKEEP_CONNECTIONS,
+        seconds=seconds,
+        rounds=rounds,
+    )  # fmt: skip
 
 
 def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
@@ -245,4 +307,4 @@ def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, neighbour=neighbour)
+    run_command(main, upkeep=upkeep, neighbour=neighbour)

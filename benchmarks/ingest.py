@@ -1,35 +1,51 @@
-"""How many events a second one server takes over HTTP, in lists and one by one.
+"""How many events a second a server takes over HTTP, in lists and one by one, and an import.
 
     python -m benchmarks.ingest DATA_DIR [DATABASE_URL]
+    python -m benchmarks.ingest import [MILLIONS [DATABASE_URL]]
 
 DATA_DIR is the data folder of a service, as `make demo` leaves it in var/demo/NAME; the benchmark
 works on a copy. With the URL of a PostgreSQL server it measures there too, in a database that it
 makes and drops. Both databases are as durable as the service runs them, which the result states.
 Closed loops; the client runs beside the server, on the same cores, and so does PostgreSQL.
+
+The second form runs `ncr import` on a Parquet file of so many million events in the order of their
+times, by 26 users and 20 items a thousand events, at most 100,000 items. A server has the same
+database open and takes an event every 0.25 s. The rate of each million counts from the end of the
+one before; reading and sorting, which come first, are a row of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import orjson
 import psycopg
 from psycopg import sql
 
 from app.core.migrations import upgrade
 from benchmarks.harness import publish, run_command
-from benchmarks.load import closed_loop, server
+from benchmarks.load import Server, closed_loop, server
+from benchmarks.worlds import World
 
 SECONDS = 5.0
 ROUNDS = 3
 CASES = ((1_000, 8), (1, 32))  # rows of a list, connections
+MILLION = 1_000_000
+USERS_OF_100, MAX_ITEMS = 2.6, 100_000
+POST_SECONDS = 0.25
 DURABLE = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method", "server_version")
 
 
@@ -84,6 +100,72 @@ def durability(url: str) -> dict[str, str]:
         return dict(connection.execute(query, (list(DURABLE),)).fetchall())
 
 
+def last_seq(url: str) -> Callable[[], int]:
+    """How many events have been committed, read past the service."""
+    query = "SELECT value FROM counters WHERE name = 'event_seq'"
+    if url.startswith("postgresql"):
+        database = psycopg.connect(url, autocommit=True)
+        return lambda: int(database.execute(query).fetchone()[0])  # type: ignore[index]
+    file = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+    return lambda: int(file.execute(query).fetchone()[0])
+
+
+def import_beside(running: Server, url: str, file: Path, kind: str, events: int) -> list[list[Any]]:
+    """Imports a file while a server of the same database takes events."""
+    committed, failed = last_seq(url), 0
+    posts_ms: list[float] = []
+    env = os.environ | {"NCR_DATA_DIR": str(running.data_dir), "NCR_DATABASE_URL": url}
+    program = "from app.cli.main import main; main()"
+    started = marked = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", program, "import", str(file)], env=env)
+    rows: list[list[Any]] = []
+
+    def mark(what: str, n: int) -> None:
+        nonlocal marked, posts_ms, failed
+        now = time.perf_counter()
+        slowest = max(posts_ms, default=0.0)
+        rows.append([kind, what, now - marked, n / (now - marked), slowest, failed])
+        marked, posts_ms, failed = now, [], 0
+
+    reached = -1
+    with httpx2.Client(base_url=running.url, timeout=60) as client:
+        while process.poll() is None:
+            sent = time.perf_counter()
+            answer = client.post("/events", json={"user": "beside", "item": "beside"})
+            posts_ms.append(1e3 * (time.perf_counter() - sent))
+            failed += answer.status_code != 200
+            stored = committed()
+            if reached < 0 and stored > 1_000 + len(posts_ms):
+                mark("read and sort", events)
+                reached = 0
+            while reached >= 0 and stored >= (reached + 1) * MILLION:
+                reached += 1
+                mark(f"million {reached}", MILLION)
+            time.sleep(POST_SECONDS)
+    if process.returncode:
+        sys.exit("the import failed")
+    seconds = time.perf_counter() - started
+    return [*rows, [kind, "all", seconds, events / seconds, None, None]]
+
+
+def import_events(millions: float = 10.0, server_url: str = "") -> None:
+    events = int(millions * MILLION)
+    world = World(events, int(events * USERS_OF_100 / 100), min(MAX_ITEMS, events // 50))
+    rows: list[list[Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        file, empty = Path(scratch) / "events.parquet", Path(scratch) / "empty"
+        world.write(file)
+        empty.mkdir()
+        with server(empty, database_url="") as running:
+            url = f"sqlite:///{running.data_dir / 'ncr.db'}"
+            rows += import_beside(running, url, file, "sqlite", events)
+        if server_url:
+            with own_database(server_url) as url, server(empty, database_url=url) as running:
+                rows += import_beside(running, url, file, "postgresql", events)
+    columns = ["database", "part", "seconds", "rows/s", "slowest post ms", "posts failed"]
+    publish("import", columns, rows, events=events, users=world.users, items=world.items)
+
+
 def main(data_dir: Path, server_url: str = "") -> None:
     durable = {
         "sqlite": {
@@ -114,4 +196,4 @@ def main(data_dir: Path, server_url: str = "") -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, **{"import": import_events})

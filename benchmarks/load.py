@@ -4,7 +4,8 @@
 
 serves with the settings of the environment, and with routes that do nothing beside it:
 ``/noop?bytes=N`` goes through the same middleware and answers with N bytes; ``/noop-fastapi`` does
-so as a route of FastAPI, which adds what every endpoint pays.
+so as a route of FastAPI, which adds what every endpoint pays. ``/recount`` counts popularity anew,
+as after a deletion, and answers when that is done.
 """
 
 from __future__ import annotations
@@ -217,22 +218,29 @@ def server(data_dir: Path, **settings: object) -> Iterator[Server]:
     """A server on a copy of a data folder, in a process of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(data_dir, Path(scratch) / "var"))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        env = {"NCR_LOG_LEVEL": "warning", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        env |= {f"NCR_{name.upper()}": str(value) for name, value in settings.items()}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.load", str(port)],
-            env=env | {"NCR_DATA_DIR": str(copy)},
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_ready(url)
-            yield Server(url, process.pid, copy)
-        finally:
-            process.terminate()
-            process.wait(30)
+        with server_in_place(copy, **settings) as running:
+            yield running
+
+
+@contextlib.contextmanager
+def server_in_place(data_dir: Path, **settings: object) -> Iterator[Server]:
+    """A server on a data folder, in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {"NCR_LOG_LEVEL": "warning", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    env |= {f"NCR_{name.upper()}": str(value) for name, value in settings.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.load", str(port)],
+        env=env | {"NCR_DATA_DIR": str(data_dir)},
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(url)
+        yield Server(url, process.pid, data_dir)
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def _wait_ready(url: str) -> None:
@@ -265,7 +273,12 @@ def main() -> None:
     async def noop_fastapi() -> Response:
         return Response(b"{}", media_type="application/json")
 
+    async def recount(request: Request) -> Response:
+        await app.state.recommend.popularity.start(600.0)
+        return Response(b"{}", media_type="application/json")
+
     app.router.routes.insert(0, Route("/noop", noop))
+    app.router.routes.insert(0, Route("/recount", recount))
     app.get("/noop-fastapi", response_model=None)(noop_fastapi)
     uvicorn.run(app, port=int(sys.argv[1]), http=http_protocol(), log_config=None, access_log=False)
 

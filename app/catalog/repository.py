@@ -147,6 +147,10 @@ class CatalogRepository:
         rows = await self._database.fetch(sa.select(items.c.id, items.c.external_id).where(wanted))
         return {row[0]: row[1] for row in rows}
 
+    async def size(self) -> int:
+        """Count the items, deleted ones included."""
+        return int((await self._database.fetch(sa.select(sa.func.count(items.c.id))))[0][0])
+
     async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:
         """Return at most ``n`` items below an internal id, newest first, without deleted ones."""
         query = _WITH_ID if below is None else _WITH_ID.where(items.c.id < below)

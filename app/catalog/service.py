@@ -59,6 +59,10 @@ class CatalogService:
         # At least `min_seq`: a number may have been taken for a change that changed nothing.
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
 
+    async def size(self) -> int:
+        """Count the items, deleted ones included."""
+        return await self._repository.size()
+
     async def catalog_seq(self) -> int:
         """Return the catalogue's number, which grows with every change."""
         rows = await self._database.fetch(sa.select(current_value(CATALOG_SEQ)))

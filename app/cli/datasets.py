@@ -87,13 +87,16 @@ async def run_import(
     source = open_source(path, format_, columns)
     bad_rows = BadRows()
     with bar() as progress:
-        task = progress.add_task(f"import {source.name}", total=source.total_bytes or None)
+        task = progress.add_task(f"read {source.name}", total=source.total_bytes or None)
+        storing = progress.add_task("store, by user", total=None)
         report = await import_source(
             services,
             source,
             on_bad=bad_rows,
             on_bytes=lambda n: progress.advance(task, n),
+            on_stored=lambda n: progress.advance(storing, n),
         )
+        progress.update(storing, completed=report.good, total=report.good)
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
     preferences = await import_preferences(services, path, on_bad=bad_rows)
     if bad_rows.count > MAX_SHOWN:

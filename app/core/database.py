@@ -40,6 +40,12 @@ MAX_LOG_BYTES = 64 * 2**20
 WRITER_CACHE_KIB = 64 * 1024
 READER_CACHE_KIB = 8 * 1024
 """SQLite's page cache: of the connection that writes, and of each of up to 20 that read."""
+HEAVY_READS = 4  # at a time, of the 20 connections
+BULK_PAUSE_SECONDS = 0.11
+# A commit of 50,000 events of all items changes up to 40,000 pages. Most are changed by the next
+# one again: a checkpoint after every few commits writes them once.
+BULK_CHECKPOINT_PAGES = 65_536
+BULK_CACHE_KIB = 256 * 1024
 
 
 class Database:
@@ -75,6 +81,7 @@ class Database:
         self._reader = self._writer = create_async_engine(self.url, **options)
         self.commits = 0
         """The number of transactions that this process has ended."""
+        self._heavy_slots = asyncio.Semaphore(HEAVY_READS)
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
         self._checkpointed_at = -math.inf
@@ -96,8 +103,13 @@ class Database:
             yield conn
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A connection in a transaction: committed at the end, rolled back on an error."""
+    async def write(
+        self, checkpoint_pages: int = CHECKPOINT_PAGES
+    ) -> AsyncIterator[AsyncConnection]:
+        """A connection in a transaction: committed at the end, rolled back on an error.
+
+        On SQLite a checkpoint follows once the log has ``checkpoint_pages`` pages.
+        """
         try:
             if self._write_lock is None:
                 async with self._writer.begin() as conn:
@@ -106,17 +118,34 @@ class Database:
                 async with self._write_lock:
                     async with self._writer.begin() as conn:
                         yield conn
-                    await self._checkpoint()
+                    await self._checkpoint(checkpoint_pages)
         finally:
             # After an error too: a commit whose confirmation was lost is a commit.
             self.commits += 1
 
-    async def _checkpoint(self) -> None:
-        """Keep SQLite's log short. Whoever commits does it, so it needs no process of its own."""
+    @asynccontextmanager
+    async def bulk_write(self) -> AsyncIterator[AsyncConnection]:
+        """As `write`, for tens of thousands of rows: one of a row of such transactions.
+
+        On SQLite the pages that they change stay in memory and in the log longer. Between two of
+        them other processes get the lock: those that wait try it every 0.1 s only.
+        """
+        async with self.write(BULK_CHECKPOINT_PAGES) as conn:
+            if self._write_lock is not None:
+                await conn.exec_driver_sql(f"PRAGMA cache_size=-{BULK_CACHE_KIB}")
+            yield conn
+        if self._write_lock is not None:
+            await asyncio.sleep(BULK_PAUSE_SECONDS)
+
+    async def _checkpoint(self, pages: int) -> None:
+        """Keep SQLite's log short: about so many pages.
+
+        Whoever commits does it, so it needs no process of its own.
+        """
         path = Path(str(self.url.database))
         if (
             time.monotonic() < self._checkpointed_at + CHECKPOINT_RETRY_SECONDS
-            or log_pages(path) < CHECKPOINT_PAGES
+            or log_pages(path) < pages
         ):
             return
         try:
@@ -133,6 +162,23 @@ class Database:
         """The rows of one statement, outside any transaction: the fastest way to read."""
         async with self._single.connect() as conn:
             return (await conn.execute(statement, parameters)).all()
+
+    async def fetch_heavy(
+        self, statement: sa.Executable, seconds: float
+    ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
+        """The rows of a statement that may read a great many.
+
+        Only a few run at a time, so that they never hold all connections; others wait for them.
+
+        Args:
+            statement: the statement.
+            seconds: after which PostgreSQL ends it with an OperationalError. SQLite does not.
+        """
+        async with self._heavy_slots, self._reader.connect() as conn:
+            if self.dialect == "postgresql":
+                timeout = sa.func.set_config("statement_timeout", f"{seconds * 1000:.0f}", True)
+                await conn.execute(sa.select(timeout))
+            return (await conn.execute(statement)).all()
 
     def log_start(self) -> None:
         """Log which database this is; for SQLite also the version, as some versions have bugs."""

@@ -186,6 +186,10 @@ class Settings(BaseSettings):
     """Time for the choice of the recipe `auto`, in seconds. By default 60 s, and 50 s for each
     million interactions."""
 
+    train_memory_bytes: int | None = Field(default=None, ge=2**20)
+    """Memory that a training may take, in bytes. A training that is estimated to need more fails at
+    once, and its job says how much. By default what is available when it begins."""
+
     default_model: ServiceKind = _DEFAULT.value("kind")
     """Model of a training request that names none."""
 

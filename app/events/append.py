@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.service import CatalogService
@@ -46,6 +47,26 @@ class EventAppender:
             results = await self.append_in(conn, batches)
         self._announce()
         return results
+
+    async def append_likely_new(self, rows: Sequence[NewEvent]) -> AppendResult:
+        """As `append`: faster where no row is stored yet, slower where one is."""
+        try:
+            async with self._database.bulk_write() as conn:
+                first_seq = await next_values(conn, EVENT_SEQ, len(rows))
+                await self._add(conn, first_seq, rows)
+        except IntegrityError:  # a row is stored already, or comes twice
+            return (await self.append([rows]))[0]
+        self._announce()
+        return AppendResult(len(rows), last_seq=first_seq + len(rows) - 1)
+
+    async def _add(
+        self, conn: AsyncConnection, first_seq: int, new_events: Collection[NewEvent]
+    ) -> None:
+        """Store events that are not stored yet under consecutive seqs, with their items."""
+        # In the order of the events: the same events make the same rows, and the same model.
+        items = list(dict.fromkeys(event.item for event in new_events))
+        item_ids = await self._catalog.ensure_items(conn, items)
+        await self._repository.add_events(conn, first_seq, new_events, item_ids)
 
     async def append_in(
         self, conn: AsyncConnection, batches: Sequence[Sequence[NewEvent]]
@@ -101,12 +122,9 @@ class EventAppender:
             results.append(result)
 
         if new_events:
-            # Only now, so that rejected rows leave no users and items behind; and in the order of
-            # the events, so that the same events make the same rows, and the same model.
-            items = list(dict.fromkeys(event.item for event in new_events.values()))
-            item_ids = await self._catalog.ensure_items(conn, items)
+            # Only now, so that rejected rows leave no users and items behind.
             await next_values(conn, EVENT_SEQ, len(new_events))
-            await self._repository.add_events(conn, first_seq, new_events.values(), item_ids)
+            await self._add(conn, first_seq, new_events.values())
         return results
 
 

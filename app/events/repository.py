@@ -21,6 +21,8 @@ from app.events.tables import events, preferences, retractions, users
 
 KEPT_SEQS = 1_000_000
 """Retractions so far back are kept. Servers that are further behind drop all profiles."""
+COUNT_SECONDS = 1_800.0  # for a count over all events
+REQUEST_SECONDS = 10.0  # for what a request waits for
 
 _EVENT_FIELDS = StoredEvent._fields
 _EVENT = tuple(events.c[name] for name in _EVENT_FIELDS)
@@ -35,7 +37,9 @@ class EventRepository:
         self._database = database
         self._dialect = database.dialect
         self._is_positive = event_weights.is_positive(events.c.type, events.c.value)
-        self._popularity = popularity_statement(event_weights)
+        self._popularity = popularity_statement(event_weights).add_columns(
+            current_value(EVENT_SEQ).label("seq")
+        )
 
     # Users
 
@@ -127,6 +131,15 @@ class EventRepository:
         rows = await self._database.fetch(sa.select(current_value(EVENT_SEQ)))
         return int(rows[0][0])
 
+    async def sizes(self) -> tuple[int, int]:
+        """Count the events and the users."""
+        counts = [
+            sa.select(sa.func.count()).select_from(table).scalar_subquery()
+            for table in (events, users)
+        ]
+        n_events, n_users = (await self._database.fetch(sa.select(*counts)))[0]
+        return n_events, n_users
+
     async def stored_events(
         self, conn: AsyncConnection, event_ids: Collection[str]
     ) -> dict[str, StoredEvent]:
@@ -217,9 +230,45 @@ class EventRepository:
         )
         return [(row[0], row[1], row[2]) for row in rows]
 
-    async def popularity(self) -> list[tuple[int, int]]:
-        """Return each item with the number of distinct users with a positive event about it."""
-        return [(row[0], row[1]) for row in await self._database.fetch(self._popularity)]
+    async def new_adoptions(self, seq: int, limit: int) -> list[tuple[int, int, bool]]:
+        """Return ``(seq, item, is first)`` of at most ``limit`` positive events after a seq.
+
+        An event is a user's first about an item if no positive event of theirs came before it.
+        """
+        new = (
+            sa.select(events.c.seq, events.c.user_id, events.c.item_id)
+            .where(events.c.seq > seq, self._is_positive)
+            .order_by(events.c.seq)
+            .limit(limit)
+            .subquery()
+        )
+        earlier = sa.exists().where(
+            events.c.item_id == new.c.item_id,
+            events.c.user_id == new.c.user_id,
+            events.c.seq < new.c.seq,
+            self._is_positive,
+        )
+        rows = await self._database.fetch(
+            sa.select(new.c.seq, new.c.item_id, ~earlier).order_by(new.c.seq)
+        )
+        return [(row[0], row[1], bool(row[2])) for row in rows]
+
+    async def is_retracted_since(self, seq: int) -> bool:
+        """Return whether an event or a user was deleted after a seq."""
+        later = sa.exists().where(retractions.c.seq > seq)
+        return bool((await self._database.fetch(sa.select(later)))[0][0])
+
+    async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return each item with the number of distinct users with a positive event about it.
+
+        Returns:
+            The seq up to which events are counted, and the items with their numbers.
+        """
+        before = await self.last_seq()
+        rows = await self._database.fetch_heavy(self._popularity, COUNT_SECONDS)
+        # The same statement reads both: what is counted is exactly what came up to this seq.
+        seq = rows[0][2] if rows else before
+        return seq, [(row[0], row[1]) for row in rows]
 
     async def co_occurrences(
         self, item_id: int, max_users: int
@@ -236,10 +285,11 @@ class EventRepository:
             .order_by(events.c.user_id.desc())
             .limit(max_users)
         )
-        rows = await self._database.fetch(
+        rows = await self._database.fetch_heavy(
             sa.select(events.c.item_id, sa.func.count(events.c.user_id.distinct()))
             .where(events.c.user_id.in_(newest_users), self._is_positive)
-            .group_by(events.c.item_id)
+            .group_by(events.c.item_id),
+            REQUEST_SECONDS,
         )
         counts = {row[0]: row[1] for row in rows}
         return counts.pop(item_id, 0), list(counts.items())

@@ -143,9 +143,19 @@ class EventService:
         self.row_counts["rejected"] += len(result.rejected)
         return _with_rejected(result, rejected, indices)
 
-    async def import_rows(self, rows: Sequence[NewEvent]) -> ImportResult:
-        """Store a chunk of a data set (some 20,000 rows) in a transaction of its own."""
-        result = (await self._appender.append([rows]))[0]
+    async def import_rows(
+        self, rows: Sequence[NewEvent], *, likely_new: bool = False
+    ) -> ImportResult:
+        """Store a chunk of a data set (some 50,000 rows) in a transaction of its own.
+
+        Args:
+            rows: the events.
+            likely_new: first tries to store them without looking for each.
+        """
+        if likely_new:
+            result = await self._appender.append_likely_new(rows)
+        else:
+            result = (await self._appender.append([rows]))[0]
         return ImportResult(result.accepted, result.duplicates, len(result.rejected))
 
     async def delete_event(self, event_id: str) -> None:
@@ -296,8 +306,8 @@ class EventService:
 
     # Feedback by item, for recommendations
 
-    async def popularity(self) -> list[tuple[int, int]]:
-        """Return ``(item, users with a positive event)``; internal ids, in no order."""
+    async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return a seq, and ``(item, users with a positive event)`` up to it, in no order."""
         return await self._repository.popularity()
 
     async def co_occurrences(
@@ -313,6 +323,14 @@ class EventService:
         """
         return await self._repository.positive_events(since_seq, limit)
 
+    async def new_adoptions(self, since_seq: int, limit: int) -> list[tuple[int, int, bool]]:
+        """Return ``(seq, item, is the user's first)`` of the next positive events after a seq."""
+        return await self._repository.new_adoptions(since_seq, limit)
+
+    async def is_retracted_since(self, seq: int) -> bool:
+        """Return whether an event or a user was deleted after a seq."""
+        return await self._repository.is_retracted_since(seq)
+
     async def new_item_usage(
         self, since_seq: int, known_by: int, limit: int
     ) -> list[tuple[int, int, int]]:
@@ -324,6 +342,10 @@ class EventService:
     ) -> list[Adoption]:
         """Return the latest users of new items, see `AdopterRepository.adopters`."""
         return await self._adopters.adopters(items, known_by, max_users)
+
+    async def sizes(self) -> tuple[int, int]:
+        """Count the events and the users."""
+        return await self._repository.sizes()
 
     async def snapshot_for_training(self) -> EventSnapshot:
         """Return all events and stated preferences as arrays."""

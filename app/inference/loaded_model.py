@@ -20,6 +20,7 @@ from ncr_core.fold_in.prior import Prior, prior_of
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList, CandidateSource
 
+Caches = tuple[ByteCache[Hashable, NDArray[np.float32]], ByteCache[Hashable, CandidateList]]
 MAX_HIDDEN = 16  # items that candidates were searched with and that are left out of lists
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
 
@@ -59,8 +60,11 @@ class ItemIndex:
     """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
     visible: NDArray[np.bool_]
     """(n_items,) items that may be recommended at all."""
+    trained: SearchedItems
+    """Which of the training's items are searched for candidates: it stays while items are hidden,
+    up to ``MAX_HIDDEN``."""
     searched: SearchedItems
-    """What candidates are searched in: it stays while items are hidden, up to ``MAX_HIDDEN``."""
+    """The same with the items that are newer than the training; the same object without any."""
     hidden: NDArray[np.int64]
     """Rows that are searched and no longer visible: requests skip them."""
     shown_seq: int
@@ -76,6 +80,15 @@ class ItemIndex:
         known = (internal >= 0) & (internal < len(self.row_of))
         rows[known] = self.row_of[internal[known]]
         return rows
+
+    def trained_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+        """What candidates among the items of the training depend on beside the user.
+
+        None where the model has no newer items, or the candidates depend on the catalogue.
+        """
+        if self.searched is self.trained or categories:
+            return None
+        return unfiltered_key(self.trained.digest, exclude_seen)
 
     def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
         """What candidates depend on beside the user."""
@@ -99,6 +112,7 @@ def index_items(
     catalogue: Catalogue,
     item_ids: Sequence[str],
     previous: ItemIndex | None,
+    trained_items: int | None = None,
     precomputed: SearchedItems | None = None,
 ) -> ItemIndex:
     """The items in this state of the catalogue.
@@ -108,7 +122,8 @@ def index_items(
         item_ids: the client's id of each of the model's rows.
         previous: an index of the same items. One of a later state is ignored: it has ids that
             this state may not have yet.
-        precomputed: the items that a worker searched for candidates in.
+        trained_items: the rows that training has seen, where items were added since.
+        precomputed: those of the training's items that a worker searched for candidates in.
     """
     ids = catalogue.internal_ids
     if previous is not None and previous.catalogue_shown_seq == catalogue.shown_seq:
@@ -135,15 +150,20 @@ def index_items(
     else:
         row_of = np.full(int(internal.max(initial=-1)) + 1, -1, dtype=np.int64)
         row_of[internal[known]] = np.flatnonzero(known)
-    searched, hidden = SearchedItems.of(visible), np.zeros(0, np.int64)
-    for earlier in (precomputed, None if previous is None else previous.searched):
-        if earlier is not None and (since := earlier.hidden(visible)) is not None:
-            searched, hidden = earlier, since
+    trained = SearchedItems.of(visible[:trained_items])
+    hidden = np.zeros(0, np.int64)
+    for earlier in (precomputed, None if previous is None else previous.trained):
+        if earlier is not None and (since := earlier.hidden(trained.mask)) is not None:
+            trained, hidden = earlier, since
             break
+    searched = trained
+    if trained_items is not None and trained_items < len(internal):
+        searched = SearchedItems.of(np.concatenate([trained.mask, visible[trained_items:]]))
     return ItemIndex(
         seq=catalogue.seq,
         internal=internal,
         visible=visible,
+        trained=trained,
         searched=searched,
         hidden=hidden,
         row_of=row_of,
@@ -202,6 +222,7 @@ class LoadedModel:
         on_fallback: called when a device has too little memory.
         trained: the version as it was trained.
         revision: names the items beyond those of the version.
+        caches: of users' vectors and of candidates, where another model of this version has them.
     """
 
     def __init__(
@@ -215,6 +236,7 @@ class LoadedModel:
         *,
         trained: TrainedModel | None = None,
         revision: str = "",
+        caches: Caches | None = None,
     ) -> None:
         self._options = (candidates, cache_bytes, on_pairs, on_fallback)
         self.trained = trained or TrainedModel(row, checkpoint)
@@ -225,9 +247,9 @@ class LoadedModel:
         self.item_ids: Sequence[str] = checkpoint.item_ids
         self.user_rows = self.trained.user_rows
         vector_bytes = cache_bytes // VECTOR_SHARE
-        self.vector_cache: ByteCache[Hashable, NDArray[np.float32]] = ByteCache(vector_bytes)
-        self.candidate_cache: ByteCache[Hashable, CandidateList] = ByteCache(
-            cache_bytes - vector_bytes
+        self.vector_cache, self.candidate_cache = caches or (
+            ByteCache(vector_bytes),
+            ByteCache(cache_bytes - vector_bytes),
         )
         self.engine = InferenceEngine(
             checkpoint,
@@ -251,7 +273,9 @@ class LoadedModel:
         """The model's items in this state of the catalogue."""
         items = self._items
         if items is None or items.seq != catalogue.seq:
-            items = index_items(catalogue, self.item_ids, items, self._precomputed)
+            items = index_items(
+                catalogue, self.item_ids, items, self.trained.n_items, self._precomputed
+            )
             self._items = items
         return items
 
@@ -261,8 +285,20 @@ class LoadedModel:
         self._precomputed, self._items = searched, None
 
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
-        """The version as it was trained, with more items, whose vectors (m, F) were fitted."""
+        """The version as it was trained, with more items, whose vectors (m, F) were fitted.
+
+        Both have the same caches: what does not depend on the newer items stays.
+        """
         checkpoint = self.trained.extended(items, vectors)
-        return LoadedModel(
-            self.row, checkpoint, *self._options, trained=self.trained, revision=revision
+        extended = LoadedModel(
+            self.row,
+            checkpoint,
+            *self._options,
+            trained=self.trained,
+            revision=revision,
+            caches=(self.vector_cache, self.candidate_cache),
         )
+        precomputed = self.engine.retriever.precomputed
+        if precomputed is not None:
+            extended.use_precomputed(precomputed, self._precomputed)
+        return extended

@@ -176,7 +176,7 @@ class ModelManager:
             if path is None:
                 return
             candidates = await asyncio.to_thread(
-                PrecomputedCandidates.load, path, model.engine.n_items
+                PrecomputedCandidates.load, path, model.trained.n_items
             )
         except (OSError, CheckpointError) as error:  # it may be there the next time
             log.warning("precomputed candidates cannot be read", reason=str(error))

@@ -54,7 +54,7 @@ class PrecomputedCandidates:
         row = self._rows.get(user)
         if row is None or self._seqs[row] != seq:
             return None
-        if request.key != (state, NO_GAP, unfiltered_key(self.visible)):
+        if (request.trained_key or request.key) != (state, NO_GAP, unfiltered_key(self.visible)):
             return None
         items = self._items[row]
         candidates = items[items >= 0]

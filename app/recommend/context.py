@@ -71,7 +71,9 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
         evidence = fold_in_evidence(profile, items, after)
     if row is None and evidence is None:
         return None
-    key = (context.user, profile.last_seq)
+    key: Hashable = (context.user, profile.last_seq)
+    if evidence is not None and _is_about_newer(evidence, model.trained.n_items):
+        key = (context.user, profile.last_seq, model.revision)
     return UserState(row, evidence, key, gap_class(context, model))
 
 
@@ -89,6 +91,8 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
     if query.exclude:
         excluded = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
         skipped = np.concatenate([skipped, excluded[excluded >= 0]])
+    key = (user.key, user.gap_class, items.candidates_key(query.exclude_seen, query.categories))
+    among = items.trained_key(query.exclude_seen, query.categories)
     return RankRequest(
         user,
         query.n,
@@ -103,9 +107,16 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         _explainable(fold_in_evidence(profile, items, 0), items, catalogue)
         if query.explain
         else None,
-        (user.key, user.gap_class, items.candidates_key(query.exclude_seen, query.categories)),
+        key if not model.revision else (*key, model.revision),
+        None if among is None else (user.key, user.gap_class, among),
         query.key_bytes,
     )
+
+
+def _is_about_newer(evidence: Evidence, trained_items: int) -> bool:
+    """Whether a vector that is fitted to the evidence depends on items newer than the training."""
+    parts = (evidence.items, evidence.disliked, evidence.pairs)
+    return any(int(part.max(initial=-1)) >= trained_items for part in parts)
 
 
 def source_of(user: UserState | None) -> Source:

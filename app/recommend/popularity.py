@@ -17,6 +17,7 @@ log = get_logger(__name__)
 
 INCREMENT_SECONDS = 1.0
 RECOUNT_SECONDS = 300.0
+START_SECONDS = 2.0  # that a start waits for the first count, at most
 RETRY_SECONDS = 10.0  # after a recount that failed
 MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is counted anew
 
@@ -24,9 +25,10 @@ MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is coun
 class PopularityRanking:
     """Items by the number of their users, most first.
 
-    New events are counted in as they come (a user's second event on an item too, until the next
-    recount): that is one short query at most once a second. A recount, a few times an hour, reads
-    all events: a task of its own does it, and until it has ended the ranking stays as it was.
+    New events are counted in as they come, each user's first about an item: that is one short query
+    at most once a second. A recount reads all events: at the start, after a great many new ones,
+    and at most every 5 minutes if something was deleted. A task of its own does it, and until it
+    has ended the ranking stays as it was.
     """
 
     def __init__(self, events: EventService) -> None:
@@ -38,11 +40,14 @@ class PopularityRanking:
         self.number = 0
         """Grows when the ranking changes."""
         self._counted_at = self._recounted_at = -float("inf")
+        self._recounted_seq = -1
         self._updating = asyncio.Lock()
         self._recount: asyncio.Task[None] | None = None
 
     async def ranked(self, at_least: int) -> NDArray[np.int64]:
         """Internal ids of all items with events, most popular first, ties by id."""
+        if first := self._first_count():
+            await asyncio.wait({first})
         now = time.monotonic()
         if self._seq < at_least and self._is_due(now):
             async with self._updating:
@@ -50,20 +55,36 @@ class PopularityRanking:
                     await self._update(at_least, now)
         return self._ranked
 
+    async def start(self, seconds: float = START_SECONDS) -> None:
+        """Count all events, and return when that is done or after so many seconds.
+
+        No request should wait for the first count: the service is not ready before.
+        """
+        self._recount = asyncio.create_task(self._recount_aside(time.monotonic()))
+        await asyncio.wait({self._recount}, timeout=seconds)
+
+    async def ready(self) -> str | None:
+        """Why requests should not be sent here; None when items are counted."""
+        return "items are being counted" if self._first_count() else None
+
     async def stop(self) -> None:
         """End a recount in progress."""
         if self._recount is not None:
             self._recount.cancel()
             await asyncio.wait({self._recount})
 
+    def _first_count(self) -> asyncio.Task[None] | None:
+        return self._recount if self._recounted_seq < 0 else None
+
     def _is_due(self, now: float) -> bool:
-        return self._recount is None and now - self._counted_at >= INCREMENT_SECONDS
+        waited = now - self._counted_at >= INCREMENT_SECONDS
+        return self._recount is None and (waited or len(self._ranked) == 0)
 
     async def _update(self, at_least: int, now: float) -> None:
-        if now - self._recounted_at < RECOUNT_SECONDS:
-            new = await self._events.new_events(self._seq, MAX_NEW_EVENTS)
+        if self._recounted_seq >= 0 and not await self._is_outdated(now):
+            new = await self._events.new_adoptions(self._seq, MAX_NEW_EVENTS)
             if len(new) < MAX_NEW_EVENTS:
-                items = np.array([item for _, _, item in new], dtype=np.int64)
+                items = np.array([item for _, item, is_first in new if is_first], dtype=np.int64)
                 seq = max(at_least, new[-1][0] if new else 0)
                 self._set(_sum(self.counts, items, np.ones_like(items)), seq, now)
                 return
@@ -72,21 +93,28 @@ class PopularityRanking:
             return
         self._recount = asyncio.create_task(self._recount_aside(now))
 
+    async def _is_outdated(self, now: float) -> bool:
+        """Whether something that was counted has been deleted; it is looked for now and then."""
+        if now - self._recounted_at < RECOUNT_SECONDS:
+            return False
+        self._recounted_at = now
+        return await self._events.is_retracted_since(self._recounted_seq)
+
     async def _recount_aside(self, now: float) -> None:
         try:
             await self._count_all(now)
         except Exception as error:
             log.warning("popularity is not recounted", error=str(error).partition("\n")[0])
-            self._counted_at = time.monotonic() + RETRY_SECONDS
+            if self._recounted_seq >= 0:  # there is a ranking to answer with meanwhile
+                self._counted_at = time.monotonic() + RETRY_SECONDS
         finally:
             self._recount = None
 
     async def _count_all(self, now: float) -> None:
-        # The number first: what comes in meanwhile may be counted twice, but is never missed.
-        seq = await self._events.last_seq()
-        pairs = np.array(await self._events.popularity(), dtype=np.int64).reshape(-1, 2)
+        seq, rows = await self._events.popularity()
+        pairs = np.array(rows, dtype=np.int64).reshape(-1, 2)
         self._set(_sum(np.zeros(0, np.int64), pairs[:, 0], pairs[:, 1]), seq, now)
-        self._recounted_at = now
+        self._recounted_at, self._recounted_seq = now, seq
 
     def _set(self, counts: NDArray[np.int64], seq: int, now: float) -> None:
         self.counts, self._seq, self._counted_at = counts, seq, now

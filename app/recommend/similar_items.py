@@ -22,6 +22,7 @@ from app.recommend.schemas import SimilarItem, SimilarItems
 MAX_COMMON_USERS = 200  # of an item, the newest, whose other items are counted
 COUNT_SECONDS = 60  # that a list by common users is kept for
 MAX_CONCURRENT = 64  # lists that are being made
+LENGTHS = (20, 100, 1_000)  # that lists are made of
 ITEM_BYTES = 500  # the memory of an item in a cached answer: its strings are the catalogue's
 
 ScoredIds = list[tuple[int, float]]
@@ -71,21 +72,25 @@ class SimilarItemsService:
         state: Hashable = int(time.time()) // COUNT_SECONDS
         if model is not None and row >= 0:
             state = model.key  # a new item changes lists of the same version
-        key = (state, internal, catalogue.shown_seq, n)
+        # Of a few lengths only: one is made for all requests that differ in ``n`` alone.
+        length = next(length for length in LENGTHS if length >= n)
+        key = (state, internal, catalogue.shown_seq, length)
         answer = self._cache.get(key)
         if answer is None:
 
             async def find() -> SimilarItems:
                 with self._slots.one():  # for all requests for this list together
                     if model is None or row < 0:
-                        similar = await self._by_common_users(catalogue, internal, n)
+                        similar = await self._by_common_users(catalogue, internal, length)
                         return _answer(catalogue, internal, None, similar)
-                    similar = await _by_model(model, catalogue, row, n)
+                    similar = await _by_model(model, catalogue, row, length)
                     return _answer(catalogue, internal, model.version, similar)
 
             answer = await self._flights.run(key, find)
             self._cache.put(key, answer, ITEM_BYTES * (1 + len(answer.items)))
-        return answer
+        if len(answer.items) <= n:
+            return answer
+        return answer.model_copy(update={"items": answer.items[:n]})
 
     async def _by_common_users(self, catalogue: Catalogue, internal: int, n: int) -> ScoredIds:
         users, both = await self._events.co_occurrences(internal, MAX_COMMON_USERS)

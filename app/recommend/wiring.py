@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from app.ab_tests.service import ABTestService
@@ -50,7 +51,7 @@ class RecommendFeature:
         cache_bytes = settings.list_cache_bytes
         new_items = NewItems(events, catalog, settings.new_item_users)
         contexts = ContextLoader(events, catalog)
-        self._popularity = popularity = PopularityRanking(events)
+        self.popularity = popularity = PopularityRanking(events)
         # Newcomers' lists differ, and there may be any number of them: only parts are kept.
         exploration = Exploration(settings.exploration, cache_bytes // 16)
         self.batcher = batcher = Batcher(settings.inference_threads, metrics)
@@ -72,13 +73,13 @@ class RecommendFeature:
         self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)
 
     async def start(self) -> None:
-        """Loads the active model, if there is one, and begins to follow the registry."""
-        await self.models.start()
+        """Loads the active model, if there is one, follows the registry, and counts the items."""
+        await asyncio.gather(self.models.start(), self.popularity.start())
 
     async def stop(self) -> None:
         """Ends what runs in the background, and the inference thread."""
         if self.ab_tests is not None:
             await self.ab_tests.stop()
         await self.models.stop()
-        await self._popularity.stop()
+        await self.popularity.stop()
         await self.batcher.close()

@@ -306,6 +306,10 @@ class TrainingReader:
         events = self.read(_training_events)
         return events.interactions(), events
 
+    def sizes(self) -> tuple[int, int, int]:
+        """Counts the events, users and items."""
+        return self.read(_sizes)
+
     def serving_model(self) -> ServingModel | None:
         """Loads the model that is served now, if there is one; the same one is loaded only once.
 
@@ -329,6 +333,10 @@ class TrainingReader:
         except CheckpointError as error:
             raise ServingModelReadError(row.version, str(error)) from None
         return ServingModel(row.version, row.trained_seq, checkpoint, evaluated)
+
+
+async def _sizes(features: Features) -> tuple[int, int, int]:
+    return *(await features.events.sizes()), await features.catalog.size()
 
 
 async def _training_events(features: Features) -> TrainingEvents:

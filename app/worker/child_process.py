@@ -260,6 +260,7 @@ def run_task(
     """
     from app.core.settings import load_settings
     from app.registry.service import open_checkpoint_store
+    from app.training.memory import check_memory
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
     from app.training.reader import IncumbentComparison, Retry, TrainingReader
@@ -282,6 +283,7 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
+    check_memory(task.params, reader.sizes(), settings.train_memory_bytes)
     interactions, events = reader.training_data()
     summary = train_and_evaluate(
         interactions,

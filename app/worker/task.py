@@ -26,6 +26,7 @@ class TaskSettings(BaseModel):
     feedback: str | None = None
     feedback_half_life_days: float | None = None
     train_budget: float | None = None
+    train_memory_bytes: int | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> TaskSettings:

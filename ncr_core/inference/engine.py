@@ -136,7 +136,13 @@ class InferenceEngine:
             prior=prior,
         )
         self.retriever = CandidateRetriever(
-            self.model, generator, self.fold_in, candidates, vectors=vectors, lists=lists
+            self.model,
+            generator,
+            self.fold_in,
+            candidates,
+            trained_items=trained_items,
+            vectors=vectors,
+            lists=lists,
         )
         self._anchors = generator.anchors
         self.influence = InfluenceExplainer(self.fold_in, self.ranker, self._anchors)

@@ -98,6 +98,9 @@ class RankRequest:
     key: Hashable = None
     """Identifies the candidates in a cache: it changes with ``items`` and with the user's key and
     gap class. None: not kept."""
+    trained_key: Hashable = None
+    """Identifies the candidates among the items of the training, where the model has newer ones:
+    it stays when these change. None: there are none, or the candidates are not kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
 
@@ -208,6 +211,14 @@ class CandidateGenerator:
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
         return shortlisted.gather(1, order)
 
+    def merge(self, user: Tensor, rows: NDArray[np.int64], m: int) -> NDArray[np.int32]:
+        """The best ``m`` of some rows for one (1, E) user vector, best first."""
+        items = torch.from_numpy(rows).to(self.ranker.device)
+        margins = self.ranker.bind(user.to(self.ranker.device)).margins
+        scores = margins.mean_margins(self.anchors, items)[0].cpu().numpy()
+        best = np.lexsort((self.order[items].cpu().numpy(), -scores))[:m]
+        return rows[best].astype(np.int32)
+
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
         """The best ``m`` allowed items by (B, n_items) scores, as ``cheap_to_rank``."""
         return cheap_to_rank(top_allowed(scores, allowed, self.order, m))
@@ -227,10 +238,12 @@ class CandidateRetriever:
         fold_in: FoldIn,
         m: int,
         *,
+        trained_items: int | None = None,
         vectors: Cache[Hashable, NDArray[np.float32]] | None = None,
         lists: Cache[Hashable, CandidateList] | None = None,
     ) -> None:
         self._model = model
+        self._trained_items = model.n_items if trained_items is None else trained_items
         self._generator = generator
         self._fold_in = fold_in
         self._m = m
@@ -252,7 +265,9 @@ class CandidateRetriever:
         if len(request.skipped) > SPARE_CANDIDATES:
             return False  # those that are kept may be too few
         return self.has_vector(request.user) and (
-            self._lists.has(request.key) or self._find_precomputed(request) is not None
+            self._lists.has(request.key)
+            or (request.trained_key is not None and self._lists.has(request.trained_key))
+            or self._find_precomputed(request) is not None
         )
 
     def has_vector(self, user: UserState) -> bool:
@@ -308,7 +323,10 @@ class CandidateRetriever:
         """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'."""
         if vectors is None:
             vectors = self.vectors([request.user for request in requests])
-        found = [self._find(request) for request in requests]
+        found = [
+            self._find(request, vector)
+            for request, vector in zip(requests, torch.split(vectors, 1), strict=True)
+        ]
         missing: dict[Hashable, int] = {}
         for position, (request, candidates) in enumerate(zip(requests, found, strict=True)):
             if candidates is None:
@@ -318,14 +336,15 @@ class CandidateRetriever:
         size = max(1, MAX_SCORES // max(1, self._model.n_items))
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
-            masks = np.stack([requests[position].items.mask() for position in part])
+            masks = np.stack([self._mask(requests[position]) for position in part])
             lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES)
             for position, mask, items in zip(part, masks, lists, strict=True):
                 request = requests[position]
                 candidates = CandidateList(items, len(items) == int(mask.sum()))
+                self._keep(request.trained_key or request.key, candidates, request)
+                if request.trained_key is not None:
+                    candidates = self._with_newer(request, candidates, vectors[position][None])
                 searched[_key(request, position)] = candidates
-                if request.key is not None:
-                    self._lists.put(request.key, candidates, items.nbytes + request.key_bytes)
         return [
             candidates or searched[_key(request, position)]
             for position, (request, candidates) in enumerate(zip(requests, found, strict=True))
@@ -353,10 +372,36 @@ class CandidateRetriever:
                 self._vectors.put(key, vector.copy(), vector.nbytes)
             vectors[positions] = vector
 
-    def _find(self, request: RankRequest) -> CandidateList | None:
+    def _find(self, request: RankRequest, vector: Tensor) -> CandidateList | None:
         if request.key is None:
             return None
-        return self._lists.get(request.key) or self._find_precomputed(request)
+        kept = self._lists.get(request.key)
+        if kept is not None or request.trained_key is None:
+            return kept or self._find_precomputed(request)
+        trained = self._lists.get(request.trained_key) or self._find_precomputed(request)
+        return None if trained is None else self._with_newer(request, trained, vector)
+
+    def _keep(self, key: Hashable, candidates: CandidateList, request: RankRequest) -> None:
+        if key is not None:
+            self._lists.put(key, candidates, candidates.items.nbytes + request.key_bytes)
+
+    def _mask(self, request: RankRequest) -> BoolArray:
+        """(n_items,) items to search for candidates: newer ones come in by `_with_newer`."""
+        mask = request.items.mask()
+        if request.trained_key is not None:
+            mask[self._trained_items :] = False
+        return mask
+
+    def _with_newer(
+        self, request: RankRequest, trained: CandidateList, vector: Tensor
+    ) -> CandidateList:
+        """The candidates of all items, from those of the training and the newer items: kept."""
+        newer = np.flatnonzero(request.items.mask()[self._trained_items :]) + self._trained_items
+        rows = np.concatenate([trained.items.astype(np.int64), newer])
+        items = self._generator.merge(vector, rows, self._m + SPARE_CANDIDATES)
+        merged = CandidateList(items, trained.complete and len(items) == len(rows))
+        self._keep(request.key, merged, request)
+        return merged
 
     def _find_precomputed(self, request: RankRequest) -> CandidateList | None:
         found = None if self.precomputed is None else self.precomputed.find(request)

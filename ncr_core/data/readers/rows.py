@@ -136,6 +136,8 @@ def check_text(what: str, text: str) -> str:
 def id_of(what: str, value: object) -> str:
     """The id in a typed cell: text, or a whole number as its digits."""
     if isinstance(value, str):
+        if 0 < len(value) <= SURELY_SHORT and value.isascii() and "\0" not in value:
+            return value  # nearly every id
         return check_id(what, value)
     if isinstance(value, int) and not isinstance(value, bool):
         return check_id(what, str(value))

@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from app.all_tables import metadata
 from app.core.bulk import insert_many, one_of
 from app.core.database import Database
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, counters, next_values
+from tests.conftest import ON_POSTGRESQL
 
 pytestmark = pytest.mark.anyio
 
@@ -152,3 +154,23 @@ async def test_the_schema_permits_one_running_training(database: Database) -> No
         await add("5", "train", "running")
     with pytest.raises(sa.exc.IntegrityError):
         await add("6", "train", "no such status")
+
+
+@ON_POSTGRESQL
+async def test_heavy_reads_leave_connections_for_the_others(database: Database) -> None:
+    slow = sa.select(sa.func.pg_sleep(0.5))
+    heavy = [asyncio.create_task(database.fetch_heavy(slow, 10.0)) for _ in range(30)]
+    await asyncio.sleep(0.1)  # they have what they can get of the connections
+    await database.ping()
+    assert not any(task.done() for task in heavy)
+    for task in heavy:
+        task.cancel()
+    await asyncio.wait(heavy)
+
+
+@ON_POSTGRESQL
+async def test_a_heavy_read_ends_when_its_time_is_over(database: Database) -> None:
+    with pytest.raises(OperationalError):
+        await database.fetch_heavy(sa.select(sa.func.pg_sleep(30)), 0.05)
+    # The connection is as before: the next one may take longer.
+    assert await database.fetch_heavy(sa.select(sa.func.pg_sleep(0.1)), 30.0)

@@ -26,7 +26,7 @@ async def test_popularity_counts_users_with_positive_events_only(weighted: Servi
     await add(weighted, *rows)
     items = await weighted.catalog.ids_of({"liked", "hated", "rated"})
     expected = {items["liked"]: 3, items["hated"]: 1, items["rated"]: 1}
-    assert dict(await weighted.events.popularity()) == expected
+    assert dict((await weighted.events.popularity())[1]) == expected
     new = await weighted.events.new_events(0)
     assert [seq for seq, _, _ in new] == [1, 2, 3, 14, 17, 18]
     assert [seq for seq, _, _ in await weighted.events.new_events(3, limit=2)] == [14, 17]
@@ -104,5 +104,34 @@ async def test_an_event_in_the_future_does_not_decay_all_others(settings: Settin
         )
         weights = (await services.events.snapshot_for_training()).weight
         assert weights == pytest.approx([0.5, 1, 1], abs=0.001)
+    finally:
+        await services.close()
+
+
+async def test_a_user_counts_once_for_an_item_however_many_events_come_and_when(
+    settings: Settings,
+) -> None:
+    services = await build_services(settings.model_copy(update={"feedback": '{"view": 0}'}))
+    try:
+        rows = [("u", "a"), ("u", "b"), ("v", "b")]
+        await services.events.import_rows([NewEvent(u + i, u, i) for u, i in rows])
+        seq, counted = await services.events.popularity()
+        ids = await services.catalog.ids_of({"a", "b"})
+        assert (seq, dict(counted)) == (3, {ids["a"]: 1, ids["b"]: 2})
+        new = [("u", "a"), ("w", "a"), ("w", "a"), ("v", "a")]
+        await services.events.import_rows(
+            [
+                NewEvent("viewed", "v", "a", "view"),
+                *(NewEvent(f"{n}", *r) for n, r in enumerate(new)),
+            ]
+        )
+        # The view is no adoption, and does not make the one that follows it the second.
+        adoptions = await services.events.new_adoptions(seq, 100)
+        assert [is_first for _, _, is_first in adoptions] == [False, True, False, True]
+        firsts = sum(is_first for _, item, is_first in adoptions if item == ids["a"])
+        assert dict((await services.events.popularity())[1])[ids["a"]] == 1 + firsts
+        assert not await services.events.is_retracted_since(0)
+        await services.events.delete_event("ua")
+        assert await services.events.is_retracted_since(seq)
     finally:
         await services.close()

@@ -17,8 +17,9 @@ from app.events.service import EventService
 from app.inference import new_items as module
 from app.inference.new_items import NewItems
 from app.wiring import Services
-from ncr_core.fold_in import Evidence
+from ncr_core.fold_in import Evidence, FoldIn
 from ncr_core.inference.engine import InferenceEngine
+from ncr_core.inference.retrieval import CandidateGenerator
 from ncr_core.models.scoring_tables import PairTables
 from ncr_core.ranking.similarity import ItemSpace
 from tests.app.conftest import publish_model, until
@@ -72,6 +73,34 @@ async def test_enough_users_make_an_item_the_models_own(
     assert {place["source"] for place in reranked["items"]} == {"model"}
     like = (await client.get("/items/brand-new/similar")).json()
     assert like["model_version"] == trained
+
+
+async def test_users_keep_their_vectors_and_candidates_when_new_items_come(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    trained: str,
+    new_items: NewItems,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise every list is searched and every vector fitted again, once a minute."""
+    host, folded = app.state.recommend.models, "user-49"
+    await took(client, "film-1", [folded])  # no item of theirs is new, but their vector is fitted
+    for user in ("user-50", folded):
+        await ask(client, user)
+    for name in ("brand-new", "newer"):
+        await took(client, name, USERS[:MIN_USERS])
+        await host.add_new_items(new_items)
+        with monkeypatch.context() as watched:
+            watched.setattr(CandidateGenerator, "search", None)
+            watched.setattr(FoldIn, "__call__", None)
+            kept = [await ask(client, user, n=20) for user in ("user-50", folded)]
+        assert kept[1]["items"][0]["source"] == "fold_in"
+        serving(app).candidate_cache.clear()
+        serving(app).vector_cache.clear()
+        app.state.recommend.lists.cache.clear()
+        for answer, user in zip(kept, ("user-50", folded), strict=True):
+            assert ids(await ask(client, user, n=20)) == ids(answer)
+        assert await source_in_list(client, "user-50", name) == "model"
 
 
 async def test_who_took_it_up_is_told_nothing_again_and_their_like_more(

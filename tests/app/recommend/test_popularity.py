@@ -20,6 +20,7 @@ class Events:
     def __init__(self) -> None:
         self.items: list[int] = [2, 2, 1]
         self.recounts = 0
+        self.deleted = False
         self.error: Exception | None = None
         self.go = asyncio.Event()
         self.go.set()
@@ -27,16 +28,20 @@ class Events:
     async def last_seq(self) -> int:
         return len(self.items)
 
-    async def new_events(self, since: int, limit: int) -> list[tuple[int, int, int]]:
-        return [(seq, 0, item) for seq, item in enumerate(self.items, 1) if seq > since][:limit]
+    async def new_adoptions(self, since: int, limit: int) -> list[tuple[int, int, bool]]:
+        return [(seq, item, True) for seq, item in enumerate(self.items, 1) if seq > since][:limit]
 
-    async def popularity(self) -> list[tuple[int, int]]:
+    async def is_retracted_since(self, seq: int) -> bool:
+        return self.deleted
+
+    async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
         self.recounts += 1
+        seq = len(self.items)
         found = [(item, self.items.count(item)) for item in set(self.items)]
         await self.go.wait()
         if self.error is not None:
             raise self.error
-        return found
+        return seq, found
 
 
 @pytest.fixture
@@ -74,14 +79,15 @@ async def test_the_first_ranking_is_waited_for(
     assert events.recounts == 1
 
 
-@pytest.mark.parametrize("why", ["many events", "its time"])
+@pytest.mark.parametrize("why", ["many events", "a deletion"])
 async def test_the_old_ranking_is_given_during_a_recount(
     ranking: PopularityRanking, events: Events, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     await ask(ranking, events)
     events.go.clear()
     events.items += [1]
-    if why == "its time":
+    if why == "a deletion":
+        events.deleted = True
         monkeypatch.setattr(popularity, "RECOUNT_SECONDS", 0.0)
     else:
         events.items += [1, 1]
@@ -94,8 +100,33 @@ async def test_the_old_ranking_is_given_during_a_recount(
     await until(lambda: ranking.number == 2)
     assert events.recounts == 2
     monkeypatch.setattr(popularity, "RECOUNT_SECONDS", 300.0)
+    events.deleted = False
     assert sorted(await ask(ranking, events)) == [1, 2, 7]
     assert events.recounts == 2
+
+
+async def test_without_deletions_nothing_is_counted_twice(
+    ranking: PopularityRanking, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(popularity, "RECOUNT_SECONDS", 0.0)
+    await ask(ranking, events)
+    events.items += [1, 1]
+    assert await ask(ranking, events) == [1, 2]
+    assert events.recounts == 1
+
+
+async def test_the_service_is_not_ready_during_the_first_count_and_requests_wait(
+    ranking: PopularityRanking, events: Events
+) -> None:
+    events.go.clear()
+    await ranking.start(0.01)
+    assert await ranking.ready() is not None
+    waiting = asyncio.create_task(ask(ranking, events))
+    await asyncio.sleep(0)
+    events.go.set()
+    assert await waiting == [2, 1]
+    assert await ranking.ready() is None
+    assert events.recounts == 1
 
 
 async def test_a_recount_that_fails_is_tried_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,54 @@ async def test_a_second_import_adds_nothing(services: Services, folder: Path) ->
     item = await services.catalog.get("a")
     assert (item.title, item.categories) == ("First", ["Comedy", "Drama"])
     assert item.attributes == {"year": "1999"}
+
+
+async def test_an_import_stores_events_user_by_user_each_in_the_order_of_the_file(
+    services: Services, tmp_path: Path
+) -> None:
+    """In any other order each commit changes pages all over the indexes, ever more as they grow."""
+    path = tmp_path / "log.csv"
+    rows = [(f"u{n * 7 % 5}", f"i{n}") for n in range(50)]
+    path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in rows))
+    report, _, _ = await run(services, path)
+    assert report.accepted == 50
+    stored = [row async for chunk in services.events.iter_events() for row in chunk]
+    assert [(user, item) for _, user, item in stored] == sorted(rows, key=lambda row: row[0])
+    # What says the time of an event without one stays its place in the file.
+    assert [event.timestamp for event, _, item in stored if item == "i7"] == [7_000_000]
+
+
+async def test_an_import_that_is_cancelled_stops_reading_at_once_and_can_be_repeated(
+    services: Services, tmp_path: Path
+) -> None:
+    """Not after all rows are read and sorted, which takes minutes for a large file."""
+    path = tmp_path / "log.csv"
+    path.write_text("user,item\n" + "".join(f"u{n},i{n % 7}\n" for n in range(300_000)))
+    source, read = open_source(path), asyncio.Event()
+    loop, taken = asyncio.get_running_loop(), [0]
+
+    def on_bytes(n: int) -> None:
+        taken[0] += n
+        loop.call_soon_threadsafe(read.set)
+
+    task = asyncio.create_task(import_source(services, source, on_bad=print, on_bytes=on_bytes))
+    await read.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert taken[0] < source.total_bytes
+    small = tmp_path / "small.csv"
+    small.write_text("user,item\nu1,i1\n")
+    report, _, _ = await run(services, small)
+    assert report.accepted == 1
+
+
+async def test_an_import_of_what_is_half_known_adds_the_other_half(
+    services: Services, folder: Path
+) -> None:
+    await run(services, folder)
+    (folder / "ratings.csv").write_text(RATINGS + "cid,a,1,10\nann,c,2,20\n")
+    report, _, _ = await run(services, folder)
+    assert (report.accepted, report.duplicates, report.bad) == (2, 4, 0)
 
 
 async def test_an_import_does_not_undo_what_an_operator_has_set(

@@ -27,7 +27,7 @@ from app.wiring import Services
 from app.worker.child_process import child_environment, run_task
 from app.worker.task import TASK, PrecomputeTask, TaskSettings, TrainingTask
 from ncr_core import atomic_files
-from ncr_core.errors import CheckpointError, CheckpointReadError
+from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job, run_job_here
 from tests.conftest import ON_SQLITE
 
@@ -247,6 +247,22 @@ async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
     monkeypatch.setattr("app.training.reader.TrainingReader.training_data", lambda self: 1 / 0)
     with pytest.raises(CheckpointError, match=r"models cannot be written: "):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_training_that_does_not_fit_says_what_it_needs_before_it_reads_the_events(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    monkeypatch.setattr("app.training.reader.TrainingReader.training_events", lambda self: 1 / 0)
+    small = task_for(settings.model_copy(update={"train_memory_bytes": 128 * 2**20}))
+    needs = (
+        r"^this training needs about 1\.\d GiB of memory \([\d,]+ events, [\d,]+ users, [\d,]+ "
+        r"items\) and 0\.1 GiB are allowed by NCR_TRAIN_MEMORY_BYTES: "
+    )
+    with pytest.raises(TrainingError, match=needs):
+        await asyncio.to_thread(run_task, small, lambda progress: None, Retry(0.0))
 
 
 @pytest.mark.anyio
