@@ -168,7 +168,7 @@ def select_recipe(
         tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:
         raise failure or DataError("there is no recipe to try")
-    chosen = min(trained, key=lambda each: (_preference(each.recipe), -each.ndcg))
+    chosen = min(trained, key=lambda each: (_preference(each), -each.ndcg))
     name = chosen.recipe.name
     tried[name] = replace(tried[name], chosen=True)
     return Selection(chosen.recipe, chosen.result, list(tried.values()))
@@ -267,7 +267,9 @@ def _is_close(best: _Trained, other: _Trained) -> bool:
     return float(difference.mean()) <= error
 
 
-def _preference(recipe: Recipe) -> int:
-    if recipe.training.epochs == 0:
+def _preference(trained: _Trained) -> int:
+    recipe, last = trained.recipe, trained.result.history[-1]
+    # A training whose every epoch made the start worse has left the start alone, too.
+    if last.best_epoch == 0 and not pretrains(recipe.model, recipe.training):
         return 2
     return 0 if recipe.model.kind == "neupr" else 1

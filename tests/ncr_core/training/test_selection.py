@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,8 +97,17 @@ def test_within_a_standard_error_the_papers_models_go_first(
 
     monkeypatch.setattr(selection, "_measure", measured)
     monkeypatch.setattr(selection, "_within", lambda recipe, *_: (recipe, None))
-    selected = select_recipe(chain(), recipes=[NEXT_ITEM, NBPR, NEUPR], device="cpu")
+    trained = NBPR.with_(start="random")
+    selected = select_recipe(chain(), recipes=[NEXT_ITEM, trained, NEUPR], device="cpu")
     assert selected.recipe.name == chosen
+
+
+def test_a_training_that_only_made_its_start_worse_does_not_go_first() -> None:
+    worse = replace(NEXT_ITEM.with_(epochs=1, learning_rate=0.5), name="trained")
+    selected = select_recipe(chain(), recipes=[NEXT_ITEM, worse], device="cpu")
+    start, trained = selected.tried
+    assert trained.ndcg == start.ndcg  # it was left at its start
+    assert selected.recipe.name == "start"
 
 
 def test_a_recipe_whose_start_is_far_behind_is_not_trained(
@@ -124,12 +134,19 @@ def test_a_recipe_for_which_the_time_is_too_short_is_not_trained() -> None:
 def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "estimated_seconds", lambda *_: 90.0)
     twelve = NBPR.with_(epochs=12)
+    epochs = []
+
+    def train_counted(*args: Any) -> TrainingResult:
+        result = train_model(*args)
+        epochs.append(len(result.history[0].loss))
+        return result
+
+    monkeypatch.setattr(selection, "train_model", train_counted)
     selected = select_recipe(
         chain(), recipes=[NEXT_ITEM, twelve], budget_seconds=60.0, device="cpu", clock=Clock(5.0)
     )
     # 35 of the 60 s are left, and 90 are for 12 epochs.
-    assert selected.recipe.training.epochs == 4
-    assert len(selected.trained.history[0].loss) == 4
+    assert epochs == [0, 4]
     assert selected.tried[1].ndcg is not None
 
 
