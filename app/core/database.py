@@ -104,11 +104,12 @@ class Database:
 
     @asynccontextmanager
     async def write(
-        self, checkpoint_pages: int = CHECKPOINT_PAGES
+        self, checkpoint_pages: int | None = None
     ) -> AsyncIterator[AsyncConnection]:
         """A connection in a transaction: committed at the end, rolled back on an error.
 
-        On SQLite a checkpoint follows once the log has ``checkpoint_pages`` pages.
+        On SQLite a checkpoint follows once the log has ``checkpoint_pages`` pages, by default
+        ``CHECKPOINT_PAGES``.
         """
         try:
             if self._write_lock is None:
@@ -118,7 +119,7 @@ class Database:
                 async with self._write_lock:
                     async with self._writer.begin() as conn:
                         yield conn
-                    await self._checkpoint(checkpoint_pages)
+                    await self._checkpoint(checkpoint_pages or CHECKPOINT_PAGES)
         finally:
             # After an error too: a commit whose confirmation was lost is a commit.
             self.commits += 1

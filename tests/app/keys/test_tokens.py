@@ -216,7 +216,7 @@ async def test_a_token_expires(shop: Shop) -> None:
     assert now + 60 <= expires_at <= time.time() + 61
     for left, accepted in (
         (60, True),
-        (1 - CLOCK_SKEW_SECONDS, True),  # by a server whose clock is a little behind
+        (3 - CLOCK_SKEW_SECONDS, True),  # by a server whose clock is a little behind
         (-CLOCK_SKEW_SECONDS - 1, False),
         (-10_000, False),
         (MAX_TOKEN_SECONDS, True),

@@ -29,11 +29,13 @@ from ncr_core.data.synthetic import synthetic_sittings
 from tests.app.conftest import publish_model, refresh
 from tests.app.recommend.conftest import ITEMS, ask, ids, post, serving, sources
 
+SEARCHED = SearchedItems.of(np.ones(10, dtype=np.bool_))
 INDEX = ItemIndex(
     seq=1,
     internal=np.arange(10),
     visible=np.ones(10, dtype=np.bool_),
-    searched=SearchedItems.of(np.ones(10, dtype=np.bool_)),
+    trained=SEARCHED,
+    searched=SEARCHED,
     hidden=np.arange(0),
     row_of=np.arange(10),
     shown_seq=1,

@@ -255,7 +255,7 @@ async def test_a_training_that_does_not_fit_says_what_it_needs_before_it_reads_t
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add_small_data(services)
-    monkeypatch.setattr("app.training.reader.TrainingReader.training_events", lambda self: 1 / 0)
+    monkeypatch.setattr("app.training.reader.TrainingReader.training_data", lambda self: 1 / 0)
     small = task_for(settings.model_copy(update={"train_memory_bytes": 128 * 2**20}))
     needs = (
         r"^this training needs about 1\.\d GiB of memory \([\d,]+ events, [\d,]+ users, [\d,]+ "
