@@ -20,7 +20,8 @@ RUN useradd --system --uid 10001 --home-dir /data --create-home ncr \
  && install -d -o ncr -g ncr /var/cache/ncr
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 NCR_DATA_DIR=/data NCR_LOG_FORMAT=json \
-    NCR_WORKER_ALIVE_FILE=/tmp/ncr-worker NUMBA_CACHE_DIR=/var/cache/ncr
+    NCR_WORKER_ALIVE_FILE=/tmp/ncr-worker NUMBA_CACHE_DIR=/var/cache/ncr \
+    SQLITE_TMPDIR=/data
 USER ncr
 WORKDIR /data
 # Compiled here, so that a start does not: a processor of another kind than this one compiles again.

@@ -131,12 +131,14 @@ class Database:
         On SQLite the pages that they change stay in memory and in the log longer. Between two of
         them other processes get the lock: those that wait try it every 0.1 s only.
         """
-        async with self.write(BULK_CHECKPOINT_PAGES) as conn:
+        try:
+            async with self.write(BULK_CHECKPOINT_PAGES) as conn:
+                if self._write_lock is not None:
+                    await conn.exec_driver_sql(f"PRAGMA cache_size=-{BULK_CACHE_KIB}")
+                yield conn
+        finally:
             if self._write_lock is not None:
-                await conn.exec_driver_sql(f"PRAGMA cache_size=-{BULK_CACHE_KIB}")
-            yield conn
-        if self._write_lock is not None:
-            await asyncio.sleep(BULK_PAUSE_SECONDS)
+                await asyncio.sleep(BULK_PAUSE_SECONDS)
 
     async def _checkpoint(self, pages: int) -> None:
         """Keep SQLite's log short: about so many pages.

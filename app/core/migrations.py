@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -17,7 +18,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import Script, ScriptDirectory
 from psycopg.errors import LockNotAvailable
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import AWAY, Database
@@ -107,7 +108,11 @@ async def schema_problem(database: Database) -> str | None:
         return None if revision == head_revision() else _outdated(revision)
     try:
         recorded = (await database.fetch(sa.select(instance.c.compatible_from)))[0][0]
-    except (DBAPIError, IndexError):
+    except (ProgrammingError, IndexError):
+        recorded = None
+    except OperationalError as error:  # SQLite's word for a missing column
+        if "no such" not in str(error.orig):
+            raise
         recorded = None
     return None if recorded in _scripts() else _unknown(revision)
 
@@ -175,13 +180,19 @@ async def migrate(database: Database, revision: str = "head") -> None:
 
 
 async def _migrate_when_free(conn: AsyncConnection, revision: str) -> None:
-    deadline = time.monotonic() + MAX_LOCK_WAIT_SECONDS
+    deadline = math.inf
+    locked_at: str | None = None
     while True:
         try:
             await conn.run_sync(_migrate, revision)
         except OperationalError as error:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
+            await conn.rollback()
+            # An index that took minutes to build, or a step that is done, is no wait for a lock.
+            at = await conn.run_sync(_revision)
+            if deadline == math.inf or at != locked_at:
+                deadline, locked_at = time.monotonic() + MAX_LOCK_WAIT_SECONDS, at
             if time.monotonic() > deadline:
                 raise SettingsError(
                     f"other transactions kept a table locked for {MAX_LOCK_WAIT_SECONDS:g} s; "

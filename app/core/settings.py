@@ -388,7 +388,7 @@ def _read_secrets(given: Collection[str]) -> dict[str, Any]:
             with Path(path).open("rb") as file:
                 secrets[name] = file.read(MAX_SECRET_BYTES).decode().strip()
         except OSError as error:
-            raise SettingsError(f"{variable}_FILE: {path}: {error.strerror}") from None
+            raise SettingsError(f"{variable}_FILE: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise SettingsError(f"{variable}_FILE: {path} is not UTF-8") from None
+            raise SettingsError(f"{variable}_FILE: the file is not UTF-8") from None
     return secrets

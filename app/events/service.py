@@ -155,7 +155,7 @@ class EventService:
         if likely_new:
             result = await self._appender.append_likely_new(rows)
         else:
-            result = (await self._appender.append([rows]))[0]
+            result = await self._appender.append_many(rows)
         return ImportResult(result.accepted, result.duplicates, len(result.rejected))
 
     async def delete_event(self, event_id: str) -> None:

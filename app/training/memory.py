@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,12 +14,10 @@ from ncr_core.models import build_model
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
 from ncr_core.training.next_item import MAX_ROWS
 
-# By the peaks of `python -m benchmarks.size` and of benchmarks/results/faults-memory.json, of which
-# the estimate is some half more.
+# By the peak of benchmarks/results/faults-memory.json, of which the estimate is some half more.
+SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
-READ_EVENT_BYTES = (
-    250  # the snapshot, the matrix of it, and what is sorted to make one of the other
-)
+READ_EVENT_BYTES = 250  # the snapshot, the matrix of it, and what is sorted to make it
 EVENT_BYTES = 150  # the snapshot and the matrix, whole and split, while a model is trained
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
@@ -27,9 +26,15 @@ TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and w
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_STATM = Path("/proc/self/statm")
 _LIMITS = (  # of a container, by both versions of control groups
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ("memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file")),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_inactive_file", "total_active_file"),
+    ),
 )
 
 
@@ -63,20 +68,32 @@ def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
 def available_bytes() -> int | None:
     """The memory that this process may still take, in bytes; None where the system does not say.
 
-    Of a container with a limit it is what the limit leaves.
+    Of a container with a limit it is what the limit leaves. Pages of files that the system would
+    give up count as free.
     """
     left: list[int] = []
     with suppress(OSError, ValueError, IndexError):
         left.append(1024 * int(_MEMINFO.read_text().partition("MemAvailable:")[2].split()[0]))
-    for limit, usage in _LIMITS:
+    for limit, usage, statistics, of_files in _LIMITS:
         with suppress(OSError, ValueError):  # "max" is no limit
-            used = int((_CGROUP / usage).read_text())
+            rows = (line.split() for line in (_CGROUP / statistics).read_text().splitlines())
+            kept = sum(int(value) for name, value in rows if name in of_files)
+            used = max(0, int((_CGROUP / usage).read_text()) - kept)
             left.append(int((_CGROUP / limit).read_text()) - used)
     return min(left, default=None)
 
 
+def _taken_bytes() -> int:
+    """The memory that this process has already."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
 def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | None) -> None:
     """Refuses a training that is not going to fit.
+
+    By a stated limit the whole estimate counts; by what is free only what trainings took.
 
     Args:
         params: The job's parameters.
@@ -88,7 +105,11 @@ def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | 
     """
     events, users, items = sizes
     needed = training_bytes(params, events, users, items)
-    there = available_bytes() if limit is None else limit
+    there = limit
+    if limit is None:
+        needed = int(needed / SURPLUS)
+        free = available_bytes()
+        there = None if free is None else free + _taken_bytes()
     if there is not None and needed > there:
         source = "are free" if limit is None else "are allowed by NCR_TRAIN_MEMORY_BYTES"
         raise TrainingError(

@@ -7,7 +7,8 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-compatible_from = "0005"
+# The version before does not read the column: it wants its own schema.
+compatible_from = "0006"
 branch_labels = None
 depends_on = None
 
