@@ -195,6 +195,11 @@ class BatchLoader(Generic[K, V]):
                 values = await self._load(keys)
                 for key, future in futures.items():
                     future.set_result(values[key])
+            except asyncio.CancelledError:
+                for future in [*futures.values(), *self._waiting.values()]:
+                    future.cancel()
+                self._waiting.clear()
+                raise
             except Exception as error:
                 for future in futures.values():
                     if not future.done():

@@ -103,9 +103,7 @@ class Database:
             yield conn
 
     @asynccontextmanager
-    async def write(
-        self, checkpoint_pages: int | None = None
-    ) -> AsyncIterator[AsyncConnection]:
+    async def write(self, checkpoint_pages: int | None = None) -> AsyncIterator[AsyncConnection]:
         """A connection in a transaction: committed at the end, rolled back on an error.
 
         On SQLite a checkpoint follows once the log has ``checkpoint_pages`` pages, by default

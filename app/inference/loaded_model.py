@@ -95,7 +95,7 @@ class ItemIndex:
         # A change of the catalogue that hides and shows nothing leaves candidates as they are.
         if not categories:
             return unfiltered_key(self.searched.digest, exclude_seen)
-        return (exclude_seen, categories, self.shown_seq)
+        return (exclude_seen, categories, self.shown_seq, self.searched.digest)
 
 
 def unfiltered_key(visible_digest: str, exclude_seen: bool = True) -> Hashable:
@@ -284,6 +284,12 @@ class LoadedModel:
         self.engine.retriever.precomputed = candidates
         self._precomputed, self._items = searched, None
 
+    def keep_precomputed(self, other: LoadedModel) -> None:
+        """Takes the candidates that another model of this version has, if this one has none."""
+        candidates = other.engine.retriever.precomputed
+        if candidates is not None and self.engine.retriever.precomputed is None:
+            self.use_precomputed(candidates, other._precomputed)
+
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
         """The version as it was trained, with more items, whose vectors (m, F) were fitted.
 
@@ -298,7 +304,5 @@ class LoadedModel:
             revision=revision,
             caches=(self.vector_cache, self.candidate_cache),
         )
-        precomputed = self.engine.retriever.precomputed
-        if precomputed is not None:
-            extended.use_precomputed(precomputed, self._precomputed)
+        extended.keep_precomputed(self)
         return extended

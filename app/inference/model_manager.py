@@ -146,7 +146,7 @@ class ModelManager:
                 log.error("model refused", version=activation.version, reason=reason)
             else:
                 self.current, self.refused = model, None
-                self.versions.drop(model.version)  # a request may have had it loaded meanwhile
+                self.versions.drop(model.version)
                 self._on_model(model)
                 log.info("model loaded", version=model.version, items=model.engine.n_items)
         else:
@@ -213,7 +213,8 @@ class ModelManager:
         if extended is not None and self._warm_up is not None:
             await self._warm_up(extended)
         # Another version may have taken its place meanwhile.
-        if extended is not None and self.current is current:
+        if extended is not None and current is not None and self.current is current:
+            extended.keep_precomputed(current)  # they may have come meanwhile
             self.current = extended
             self._on_model(extended)
 
@@ -290,14 +291,12 @@ class ModelVersionCache:
         return model
 
     async def take(self, version: str) -> LoadedModel | None:
-        """The version, if it is loaded or being loaded, no longer kept here.
+        """The version, if it is loaded or being loaded.
 
         Raises what went wrong with a loading in progress.
         """
         loading = self._loading.get(version)
-        model = self._loaded.get(version) if loading is None else await asyncio.shield(loading)
-        self.drop(version)
-        return model
+        return self._loaded.get(version) if loading is None else await asyncio.shield(loading)
 
     def drop(self, version: str) -> None:
         """Keeps the version no longer."""

@@ -96,7 +96,8 @@ class ListBuilder:
         if self._redis is not None:
             # Servers of another version or setting may rank, describe or weigh in another way.
             made_by = (__version__, model.engine.n_candidates, context.profile.event_weights.key)
-            name = shared_list_name((*made_by, key))
+            # What a server takes for shown depends on the states of the catalogue that it has seen.
+            name = shared_list_name((*made_by, context.catalogue.seq, key))
             shared = RankedList.from_bytes(await self._redis.get(name), context.catalogue)
             if shared is not None:
                 self.cache.put(key, shared, shared.nbytes + context.query.key_bytes)

@@ -8,6 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from app.core.errors import Unavailable
 from app.core.logging import get_logger
 from app.events.service import EventService
 from app.recommend.context import RecommendationContext, allowed_items, internal_ids
@@ -18,6 +19,7 @@ log = get_logger(__name__)
 INCREMENT_SECONDS = 1.0
 RECOUNT_SECONDS = 300.0
 START_SECONDS = 2.0  # that a start waits for the first count, at most
+FIRST_COUNT_SECONDS = 10.0  # that a request waits for it, at most
 RETRY_SECONDS = 10.0  # after a recount that failed
 MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is counted anew
 
@@ -45,9 +47,15 @@ class PopularityRanking:
         self._recount: asyncio.Task[None] | None = None
 
     async def ranked(self, at_least: int) -> NDArray[np.int64]:
-        """Internal ids of all items with events, most popular first, ties by id."""
+        """Internal ids of all items with events, most popular first, ties by id.
+
+        Raises:
+            Unavailable: They have not been counted once, and it takes long.
+        """
         if first := self._first_count():
-            await asyncio.wait({first})
+            await asyncio.wait({first}, timeout=FIRST_COUNT_SECONDS)
+            if self._recounted_seq < 0:
+                raise Unavailable("items are being counted", code="not_ready")
         now = time.monotonic()
         if self._seq < at_least and self._is_due(now):
             async with self._updating:
@@ -102,11 +110,16 @@ class PopularityRanking:
 
     async def _recount_aside(self, now: float) -> None:
         try:
-            await self._count_all(now)
-        except Exception as error:
-            log.warning("popularity is not recounted", error=str(error).partition("\n")[0])
-            if self._recounted_seq >= 0:  # there is a ranking to answer with meanwhile
-                self._counted_at = time.monotonic() + RETRY_SECONDS
+            while True:
+                try:
+                    await self._count_all(now)
+                    return
+                except Exception as error:
+                    log.warning("popularity is not recounted", error=str(error).partition("\n")[0])
+                if self._recounted_seq >= 0:  # there is a ranking to answer with meanwhile
+                    self._counted_at = time.monotonic() + RETRY_SECONDS
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._recount = None
 

@@ -50,11 +50,15 @@ class WarmUp:
                     await self._lists.build(context, model)
                     made += 1
 
+        tasks = [asyncio.create_task(make()) for _ in range(AT_ONCE)]
         try:
             async with asyncio.timeout(MAX_SECONDS):
-                await asyncio.gather(*(make() for _ in range(AT_ONCE)))
+                await asyncio.gather(*tasks)
         except (TimeoutError, Unavailable):
             pass  # that is all the time there is, or others need the inference thread
         except Exception as error:  # no reason to go on with the model before
             log.warning("lists are not made ahead", error=str(error).partition("\n")[0])
+        finally:
+            for task in tasks:
+                task.cancel()
         log.info("lists made ahead", version=model.version, lists=made)

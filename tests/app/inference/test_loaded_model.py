@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -160,6 +161,22 @@ def test_a_change_of_the_catalogue_that_shows_and_hides_nothing_keeps_candidates
     whole = hidden.updated([row(n, 6) for n in range(150, 300)])
     assert model.items(whole).internal.tolist() == list(range(1, 301))
     assert first.candidates_key(True, ()) != model.items(whole).candidates_key(True, ())
+
+
+def test_candidates_of_a_category_depend_on_what_was_searched(model: LoadedModel) -> None:
+    """An index that is made anew may leave out of the search what the one before skipped."""
+    catalogue = Catalogue().updated(
+        [CatalogueRow(n + 1, f"i{n}", None, [], False, False, 1) for n in range(ITEMS)]
+    )
+    model.items(catalogue)
+    hidden = catalogue.updated([CatalogueRow(8, "i7", None, [], True, False, 2)])
+    skipping = model.items(hidden)
+    model.use_precomputed(MagicMock(), None)
+    leaving_out = model.items(hidden)
+    assert (skipping.hidden.tolist(), leaving_out.hidden.tolist()) == ([7], [])
+    assert skipping.shown_seq == leaving_out.shown_seq
+    keys = {items.candidates_key(True, ("comedy",)) for items in (skipping, leaving_out)}
+    assert len(keys) == 2
 
 
 def test_an_earlier_state_of_the_catalogue_after_a_later_one(model: LoadedModel) -> None:

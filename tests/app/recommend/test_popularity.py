@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from app.core.errors import Unavailable
 from app.recommend import popularity
 from app.recommend.popularity import PopularityRanking
 from tests.app.conftest import until
@@ -127,6 +128,26 @@ async def test_the_service_is_not_ready_during_the_first_count_and_requests_wait
     assert await waiting == [2, 1]
     assert await ranking.ready() is None
     assert events.recounts == 1
+
+
+async def test_a_first_count_that_fails_is_made_again_before_the_service_is_ready(
+    ranking: PopularityRanking, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(popularity, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(popularity, "FIRST_COUNT_SECONDS", 0.01)
+    events.error = OSError("the database has gone")
+    await ranking.start(0.01)
+    await until(lambda: events.recounts == 2)
+    assert await ranking.ready() is not None
+    with pytest.raises(Unavailable, match="items are being counted"):
+        await ask(ranking, events)
+    events.error = None
+
+    async def is_ready() -> bool:
+        return await ranking.ready() is None
+
+    await until(is_ready)
+    assert await ask(ranking, events) == [2, 1]
 
 
 async def test_a_recount_that_fails_is_tried_again(

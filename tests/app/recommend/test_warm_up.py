@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from app.core.errors import Unavailable
 from app.inference.batcher import Batcher
 from app.recommend import warm_up
+from app.recommend.schemas import RecommendationQuery
 from app.wiring import Services
 from tests.app.conftest import publish_model, refresh
 from tests.app.recommend.conftest import ask, ids
@@ -41,6 +43,31 @@ async def test_who_asked_last_finds_a_list_of_the_new_model(
     hits = lists.hits
     await ask(client, "user-1", n=7)
     assert lists.hits == hits
+
+
+@pytest.mark.usefixtures("database_url")  # whose only parameter is SQLite
+async def test_nothing_goes_on_after_an_error() -> None:
+    built: list[str] = []
+
+    class Contexts:
+        async def load(self, user: str, query: object) -> SimpleNamespace:
+            return SimpleNamespace(user=user, user_key=user)
+
+    class Lists:
+        async def build(self, context: SimpleNamespace, model: object) -> None:
+            await asyncio.sleep(0)
+            built.append(context.user)
+            if len(built) == 8:
+                raise ValueError("a defect")
+
+    warm = warm_up.WarmUp(cast(Any, Contexts()), cast(Any, Lists()))
+    for n in range(50):
+        warm.record(f"user-{n}", RecommendationQuery())
+    before = asyncio.all_tasks()
+    await warm.run(cast(Any, SimpleNamespace(version="v")))
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert len(built) < 40
 
 
 @pytest.mark.parametrize("problem", ["slow", "busy", "broken"])
