@@ -112,9 +112,10 @@ async def test_they_are_not_used_for_another_state_of_user_or_catalogue(
     await train_and_precompute(services, settings, users=1000)
     await refresh(app)
     cache = current(app).candidate_cache
+    made_ahead = len(cache)
     await client.patch(f"/items/{first[1]}", json={"hidden": False})
     assert len(ids(await ask(client, "user-3", n=50))) == 50 - 12
-    assert len(cache) == 1  # it may be among the best of each
+    assert len(cache) == made_ahead + 1  # it may be among the best of each
 
 
 @ON_SQLITE
