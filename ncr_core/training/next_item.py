@@ -21,13 +21,13 @@ from ncr_core.recipes import MAX_DENSE_ITEMS, SMALL_DATA
 
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
-RIDGE = 300.0  # λ
+RIDGE, SPARSE_RIDGE = 300.0, 100.0  # λ, and that of few, sparse interactions
 BACKWARD = 0.25  # β, of few interactions
 POPULARITY_POWER, SPARSE_POPULARITY_POWER = 0.25, 0.5  # a
 SPARSE_INTERACTIONS = 30.0  # for each item on average; of fewer the data are sparse
 MAX_ROWS = 2_000_000  # positives; more are drawn by whole users
 OVERSAMPLED = 32
-POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of large sparse systems
+POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of sparse systems
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
 ROUGH_TOLERANCE = 0.5  # for the directions alone
@@ -68,26 +68,35 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
 
 def next_item_weights(train: Interactions) -> Matrix:
     """W with β = 0, (n_items, n_items), from the row's item to the next: to compare with."""
-    following, solve, _ = _system(train.items, train.indptr, train.n_items)
+    following, solve, _ = _system(train.items, train.indptr, train.n_items, _ridge(train))
     return solve(following.toarray(), CG_TOLERANCE)
 
 
+def _is_sparse(interactions: int, n_items: int) -> bool:
+    return interactions < SPARSE_INTERACTIONS * n_items
+
+
+def _ridge(train: Interactions) -> float:
+    """λ by the size and the density of the data."""
+    few = train.nnz <= SMALL_DATA
+    return SPARSE_RIDGE if few and _is_sparse(train.nnz, train.n_items) else RIDGE
+
+
 def _system(
-    items: IntArray, indptr: IntArray, n: int
+    items: IntArray, indptr: IntArray, n: int, ridge: float
 ) -> tuple[sparse.csr_matrix, _Product, FloatArray]:
     """XᵀY, what solves systems of XᵀX + λI, and (n,) how often each item occurs."""
     following = sparse.csr_matrix(_followers(items, indptr, n))
     counts = np.bincount(items, minlength=n).astype(np.float32)
-    return following, _solver(following, _latest(items, indptr, n), counts), counts
+    return following, _solver(following, _latest(items, indptr, n), counts, ridge), counts
 
 
 def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
     items, indptr = _sample(train, seed)
     n = train.n_items
-    following, solve, counts = _system(items, indptr, n)
-    exponent = (
-        POPULARITY_POWER if len(items) >= SPARSE_INTERACTIONS * n else SPARSE_POPULARITY_POWER
-    )
+    following, solve, counts = _system(items, indptr, n, _ridge(train))
+    sparse_items = _is_sparse(len(items), n)
+    exponent = SPARSE_POPULARITY_POWER if sparse_items else POPULARITY_POWER
     power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
     if train.nnz <= SMALL_DATA:
         following = following + np.float32(BACKWARD) * following.T
@@ -101,8 +110,8 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
         product: Matrix = transposed @ solve(block, tolerance)
         return product
 
-    large = n > MAX_DENSE_ITEMS and train.nnz > SMALL_DATA
-    iterations = FEW_POWER_ITERATIONS if large else POWER_ITERATIONS
+    few = sparse_items if train.nnz <= SMALL_DATA else n > MAX_DENSE_ITEMS
+    iterations = FEW_POWER_ITERATIONS if few else POWER_ITERATIONS
     left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
     return left * root, right * root * power
@@ -143,7 +152,7 @@ def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
 
 
 def _solver(
-    following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray
+    following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray, ridge: float
 ) -> _Product:
     """Solves (XᵀX + λI) Z = R for Z, to a relative error where that saves time.
 
@@ -156,12 +165,12 @@ def _solver(
     ends = latest.T.tocsr()
     if n <= MAX_DENSE_ITEMS:
         gram = (symmetric - ends @ latest).toarray() * scale
-        gram[np.diag_indices(n)] += np.float32(RIDGE)
+        gram[np.diag_indices(n)] += np.float32(ridge)
         factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
         return lambda block, _: cho_solve(factor, block, check_finite=False)
 
     gram = ((symmetric - ends @ latest) * scale).tocsr()
-    gram = (gram + sparse.identity(n, np.float32) * np.float32(RIDGE)).tocsr()
+    gram = (gram + sparse.identity(n, np.float32) * np.float32(ridge)).tocsr()
     return lambda block, tolerance: _conjugate_gradients(gram, block, tolerance)
 
 

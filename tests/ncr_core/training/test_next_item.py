@@ -18,7 +18,6 @@ from ncr_core.training.next_item import (
     BACKWARD,
     DECAY,
     POPULARITY_POWER,
-    RIDGE,
     SPARSE_POPULARITY_POWER,
     next_item_factors,
     next_item_weights,
@@ -41,7 +40,9 @@ def sequences(lengths: list[int], n_items: int) -> Interactions:
     )
 
 
-def ridge(train: Interactions, backward: float = BACKWARD) -> np.ndarray:
+def ridge(
+    train: Interactions, backward: float = BACKWARD, l2: float = next_item.SPARSE_RIDGE
+) -> np.ndarray:
     """(XᵀX + λI)⁻¹ (XᵀY + βYᵀX) with a row of X and Y for each interaction."""
     inputs, following = [], []
     for user in range(train.n_users):
@@ -55,7 +56,7 @@ def ridge(train: Interactions, backward: float = BACKWARD) -> np.ndarray:
             following.append(one)
     x, y = np.stack(inputs), np.stack(following)
     followers = x.T @ y + backward * y.T @ x
-    result: np.ndarray = np.linalg.solve(x.T @ x + RIDGE * np.eye(train.n_items), followers)
+    result: np.ndarray = np.linalg.solve(x.T @ x + l2 * np.eye(train.n_items), followers)
     return result
 
 
@@ -65,30 +66,33 @@ def test_the_factors_are_those_of_the_ridge_regression(
     lengths: list[int], max_dense_items: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_item, "MAX_DENSE_ITEMS", max_dense_items)
+    monkeypatch.setattr(next_item, "SPARSE_RIDGE", 2.0)
     monkeypatch.setattr(next_item, "RIDGE", 2.0)
-    monkeypatch.setitem(globals(), "RIDGE", 2.0)
     train = sequences(lengths, n_items=max(13, *lengths))
-    expected = ridge(train)
+    expected = ridge(train, l2=2.0)
     history, ranked = next_item_factors(train, rank=train.n_items, seed=0)
     np.testing.assert_allclose(history @ ranked.T, expected, atol=2e-3 * abs(expected).max())
-    forward = ridge(train, backward=0.0)
+    forward = ridge(train, backward=0.0, l2=2.0)
     np.testing.assert_allclose(next_item_weights(train), forward, atol=2e-3 * abs(forward).max())
     monkeypatch.setattr(next_item, "SMALL_DATA", train.nnz - 1)
+    monkeypatch.setattr(next_item, "SPARSE_RIDGE", 9.0)  # is not for these
     more = replace(train)  # of many interactions
     history, ranked = next_item_factors(more, rank=train.n_items, seed=0)
     np.testing.assert_allclose(history @ ranked.T, forward, atol=2e-3 * abs(forward).max())
 
 
 @pytest.mark.parametrize(
-    ("sparse", "exponent"), [(30.0, SPARSE_POPULARITY_POWER), (9.0, POPULARITY_POWER)]
+    ("sparse", "exponent", "l2"),
+    [(30.0, SPARSE_POPULARITY_POWER, 100.0), (9.0, POPULARITY_POWER, 300.0)],
 )
 def test_fewer_factors_are_the_leading_singular_vectors(
-    sparse: float, exponent: float, monkeypatch: pytest.MonkeyPatch
+    sparse: float, exponent: float, l2: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(next_item, "SPARSE_INTERACTIONS", sparse)
+    monkeypatch.setattr(next_item, "OVERSAMPLED", 76)  # exact after one power iteration, too
     train = sequences([12] * 60, n_items=80)
     power = train.item_counts() ** exponent
-    left, values, right = np.linalg.svd(ridge(train) / power)
+    left, values, right = np.linalg.svd(ridge(train, l2=l2) / power)
     history, ranked = next_item_factors(train, rank=4, seed=0)
     assert history.shape == ranked.shape == (80, 4)
     expected = left[:, :4] * values[:4] @ right[:4] * power
