@@ -6,6 +6,7 @@ Implicit ALS, leading singular vectors, or the factors of the linear next-item m
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -21,9 +22,10 @@ from ncr_core.training.next_item import DECAY, LAGS, next_item_factors
 
 SCORE_SCALE = 10.0  # both starts give scores below about 1, and a logit needs room
 
-ALS_SWEEPS = 12
-ALS_UNOBSERVED_WEIGHT = 0.1  # α₀
+ALS_SWEEPS, SPARSE_ALS_SWEEPS = 8, 4
+MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE = 0.1, 6.0  # α₀ at most, and beside the density
 ALS_L2 = 0.01  # λ
+ALS_PROBE_USERS = 1_000
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
 
 SCALES: tuple[float, ...] = tuple(SCORE_SCALE * 2**n for n in range(-2, 13))  # to choose from
@@ -40,8 +42,8 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     """Sets the embeddings of an NBPR to the factors of implicit ALS, on the model's device.
 
     The loss is Σ_observed (1 − ŷ)² + α₀·Σ_all ŷ² + λ·(n + α₀·m)·‖·‖² for each vector with n of m
-    possible interactions (Rendle et al. 2021). Raises ConfigError if the model is no NBPR with free
-    users.
+    possible interactions (Rendle et al. 2021). α₀ is `unobserved_weight`. Raises ConfigError if the
+    model is no NBPR with free users.
     """
     if not isinstance(model, NBPR) or not isinstance(model.users, FreeUsers):
         raise ConfigError("an ALS start is for nbpr with free users")
@@ -50,21 +52,52 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     columns = torch.from_numpy(train.items).to(device)
     generator = torch.Generator(device=device).manual_seed(seed)
     items = torch.randn(train.n_items, d, generator=generator, device=device) * 0.1 / d**0.5
+    weight = unobserved_weight(train)
     by_item = torch.argsort(columns, stable=True)
-    for _ in range(ALS_SWEEPS):
-        users = _least_squares(items, rows, columns, train.n_users)
-        items = _least_squares(users, columns[by_item], rows[by_item], train.n_items)
-    users = _least_squares(items, rows, columns, train.n_users)
+    for _ in range(_sweeps(weight)):
+        users = _least_squares(items, rows, columns, train.n_users, weight)
+        items = _least_squares(users, columns[by_item], rows[by_item], train.n_items, weight)
+    users = _least_squares(items, rows, columns, train.n_users, weight)
     model.users.weight.copy_(users * SCORE_SCALE**0.5)
     model.items.weight.copy_(items * SCORE_SCALE**0.5)
 
 
-def _least_squares(factors: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
+def unobserved_weight(train: Interactions) -> float:
+    """α₀: all that was not observed weighs six times what was, as long as α₀ is at most 0.1.
+
+    A constant drowns what was observed where that is one of thousands.
+    """
+    density = train.nnz / max(1, train.n_users * train.n_items)
+    return min(MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE * density)
+
+
+def _sweeps(unobserved: float) -> int:
+    """More than four of them fit the noise of sparse data."""
+    return ALS_SWEEPS if unobserved == MAX_ALS_UNOBSERVED_WEIGHT else SPARSE_ALS_SWEEPS
+
+
+@torch.no_grad()
+def als_seconds(factors: int, train: Interactions) -> float:
+    """Estimates the seconds of `als_start` by half a sweep over a few users."""
+    part = train.select(train.users < ALS_PROBE_USERS)
+    users = min(train.n_users, ALS_PROBE_USERS)
+    items = torch.ones(train.n_items, factors)
+    columns = torch.from_numpy(part.items)
+    started = time.perf_counter()
+    _least_squares(items, torch.from_numpy(part.users), columns, users, 0.1)
+    seconds = time.perf_counter() - started
+    rows = (train.n_users + train.n_items) / users
+    return _sweeps(unobserved_weight(train)) * seconds * max(rows, 2 * train.nnz / max(1, part.nnz))
+
+
+def _least_squares(
+    factors: Tensor, rows: Tensor, columns: Tensor, n: int, unobserved: float
+) -> Tensor:
     """The n best rows for the fixed (m, d) factors of the columns; the entries go by rows."""
     d = factors.shape[1]
     lengths = torch.bincount(rows, minlength=n)
     starts = lengths.cumsum(0) - lengths
-    gram = ALS_UNOBSERVED_WEIGHT * factors.T @ factors
+    gram = unobserved * factors.T @ factors
     eye = torch.eye(d, device=factors.device)
     padded = torch.cat([factors, factors.new_zeros(1, d)])
     solved = factors.new_zeros(n, d)
@@ -80,7 +113,7 @@ def _least_squares(factors: Tensor, rows: Tensor, columns: Tensor, n: int) -> Te
         index = (starts[block].unsqueeze(1) + offsets).clamp(max=len(columns) - 1)
         inside = offsets < block_lengths.unsqueeze(1)
         observed = padded[torch.where(inside, columns[index], len(factors))]
-        ridge = ALS_L2 * (block_lengths + ALS_UNOBSERVED_WEIGHT * len(factors))
+        ridge = ALS_L2 * (block_lengths + unobserved * len(factors))
         left = gram + observed.transpose(1, 2) @ observed + ridge.view(-1, 1, 1) * eye
         solved[block] = torch.linalg.solve(left, observed.sum(dim=1))
         start += count

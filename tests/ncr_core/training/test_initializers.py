@@ -18,12 +18,12 @@ from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import TrainConfig, initializers, train_model
 from ncr_core.training.initializers import (
     ALS_L2,
-    ALS_UNOBSERVED_WEIGHT,
     ITEM_POWER,
     SCORE_SCALE,
     TOWER_STD,
     als_start,
     spectral_start,
+    unobserved_weight,
 )
 from ncr_core.training.trainer import remember
 
@@ -180,15 +180,33 @@ def test_an_als_half_step_solves_each_row_exactly(
     entries[3] = False  # a row without entries
     rows, columns = (torch.from_numpy(x) for x in np.nonzero(entries))
     factors = torch.from_numpy(rng.normal(size=(9, 3)))
-    solved = initializers._least_squares(factors, rows, columns, 7).numpy()
+    solved = initializers._least_squares(factors, rows, columns, 7, 0.2).numpy()
     y = factors.numpy()
     for row in range(7):
         observed = y[entries[row]]
-        ridge = ALS_L2 * (len(observed) + ALS_UNOBSERVED_WEIGHT * 9)
-        left = observed.T @ observed + ALS_UNOBSERVED_WEIGHT * y.T @ y + ridge * np.eye(3)
+        ridge = ALS_L2 * (len(observed) + 0.2 * 9)
+        left = observed.T @ observed + 0.2 * y.T @ y + ridge * np.eye(3)
         np.testing.assert_allclose(
             solved[row], np.linalg.solve(left, observed.sum(axis=0)), atol=1e-10
         )
+
+
+@pytest.mark.parametrize(
+    ("n_users", "n_items", "weight"),
+    # 8 of 32 cells, and of 8,000: six times 1/4 is more than a tenth, six times 1/1,000 is not.
+    [(4, 8, 0.1), (80, 100, 0.006)],
+)
+def test_what_was_not_observed_weighs_by_the_density(
+    n_users: int, n_items: int, weight: float
+) -> None:
+    observed = np.arange(8)
+    train = Interactions.from_arrays(
+        observed % 4,
+        observed,
+        user_ids=[f"u{n}" for n in range(n_users)],
+        item_ids=[f"i{n}" for n in range(n_items)],
+    )
+    assert unobserved_weight(train) == pytest.approx(weight)
 
 
 def test_an_als_start_alone_beats_popularity_and_repeats_itself(split: Split) -> None:
