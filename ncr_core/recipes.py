@@ -274,6 +274,9 @@ _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
 def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
     """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
+    Of many interactions with many items ALS is tried before the closed form is trained on: such
+    data are often no sequences, and the time may not do for both.
+
     Few interactions leave time for many factors of the closed form, and for more passes. Of many
     users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
     numbers while that leaves ``MIN_FACTORS``, and the closed form of many items and interactions is
@@ -281,10 +284,11 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
+    recipes = [each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO]
     solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
     if items > MAX_DENSE_ITEMS and not few:
         solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
-    recipes = (each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO)
+        recipes = [recipes[0], recipes[2], recipes[1], *recipes[3:]]
     most = min(most, solved)
     return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)
 

@@ -183,8 +183,8 @@ class Settings(BaseSettings):
     `NCR_DEFAULT_MODEL`, `NCR_DEFAULT_FACTORS` or `NCR_DEFAULT_USERS` is set."""
 
     train_budget: float | None = Field(default=None, gt=0)
-    """Time for the choice of the recipe `auto`, in seconds. By default 60 s, and 50 s for each
-    million interactions."""
+    """Time for the choice of the recipe `auto`, in seconds. By default 60 s, 50 s for each
+    million interactions, and 0.5 s for each thousand users and items."""
 
     train_memory_bytes: int | None = Field(default=None, ge=2**20)
     """Memory that a training may take, in bytes. A training that is estimated to need more fails at

@@ -108,7 +108,7 @@ def train_and_evaluate(
     choice_seconds = 0.0
     if chosen is None and start.base is None:
         last = (expected_seconds or {}).get(TRAIN)
-        choice_seconds = last or budget_seconds or default_budget(split.train.nnz)
+        choice_seconds = last or budget_seconds or default_budget(split.train)
     progress = ProgressReporter(report, expected_seconds, choice_seconds)
     tried: list[TriedRecipe] = []
     if start.base is not None:

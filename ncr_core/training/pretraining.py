@@ -54,18 +54,20 @@ def train_model(
     split: Split,
     on_progress: OnProgress | None = None,
     parts: Parts | None = None,
+    start: PairwiseRanker | None = None,
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
-    ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from. Repeatable
-    by ``config.seed`` on one device. Raises DataError or TrainingError.
+    ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from, and
+    ``start`` is a model of one phase at its start, which is trained in place. Repeatable by
+    ``config.seed`` on one device. Raises DataError or TrainingError.
     """
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
     if not pretrains(model_config, config):
-        model = _started(model_config, config, split)
+        model = start or _started(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
         return TrainingResult(model, [train_loop(model, split, config, phase, on_progress)])
 
@@ -91,18 +93,26 @@ def train_model(
     return TrainingResult(neupr, histories)
 
 
-def estimated_seconds(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
-    """The seconds that all epochs of ``train_model`` take, by a few batches of each phase.
+def estimated_seconds(
+    model_config: ModelConfig, config: TrainConfig, split: Split, *, started: bool = False
+) -> float:
+    """The seconds that ``train_model`` takes, by the starts and a few batches of each phase.
 
-    Neither the start nor validation is counted.
+    Validation is not counted, nor is a start that is there already (``started``).
     """
     phases = [(model_config, config.epochs)]
     if pretrains(model_config, config):
         phases = [(part_config(model_config, kind), config.epochs) for kind in ("nbpr", "dncr")]
         phases.append((model_config, config.fine_tune_epochs))
-    return sum(
+    seconds = sum(
         epochs * _seconds_an_epoch(phase, config, split) for phase, epochs in phases if epochs
     )
+    if config.start != "random" and not started:
+        began = time.perf_counter()
+        for phase, _ in phases[:2]:  # fine-tuning starts from the two before it
+            _started(phase, config, split)
+        seconds += time.perf_counter() - began
+    return seconds
 
 
 def _seconds_an_epoch(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ncr_core.data.interactions import IntArray
+from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, auto_recipes
+from ncr_core.training.initializers import als_seconds
 from ncr_core.training.pretraining import (
     TrainingResult,
     estimated_seconds,
@@ -25,13 +26,14 @@ from ncr_core.training.pretraining import (
 )
 from ncr_core.training.trainer import OnProgress, validation_ranks
 
-START_FACTORS = 16  # of a start that is looked at before its recipe is trained
+START_FACTORS = 16  # of a start, but ALS, that is looked at before its recipe is trained
 MIN_START_SHARE = 0.5
 """A recipe is trained if its start has this share of the best NDCG@10 so far, at least."""
 MIN_BUDGET_SHARE = 0.05
 """A recipe is not looked at if less than this share of the budget is left."""
 BUDGET_SECONDS = 60.0
 BUDGET_SECONDS_A_MILLION = 50.0  # interactions
+BUDGET_SECONDS_A_MILLION_ROWS = 500.0  # users and items: what ALS takes by
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,11 @@ class _Trained:
         return TriedRecipe(self.recipe.name, self.ndcg, _mean(self.hr_of_each), error, seconds)
 
 
-def default_budget(interactions: int) -> float:
-    """Seconds for the choice, by the number of interactions: 60, and 50 for each million."""
-    return BUDGET_SECONDS + BUDGET_SECONDS_A_MILLION * interactions / 1e6
+def default_budget(train: Interactions) -> float:
+    """Seconds for the choice: 60, 50 a million interactions, and 0.5 a thousand users and items."""
+    rows = train.n_users + train.n_items
+    by_size = BUDGET_SECONDS_A_MILLION * train.nnz + BUDGET_SECONDS_A_MILLION_ROWS * rows
+    return BUDGET_SECONDS + by_size / 1e6
 
 
 def select_recipe(
@@ -136,9 +140,7 @@ def select_recipe(
         DataError: there are too few users or items for any recipe.
         TrainingError: every recipe diverged.
     """
-    timer = _Timer(
-        clock, default_budget(split.train.nnz) if budget_seconds is None else budget_seconds
-    )
+    timer = _Timer(clock, default_budget(split.train) if budget_seconds is None else budget_seconds)
     trained: list[_Trained] = []
     tried: dict[str, TriedRecipe] = {}
     starts: dict[str, float] = {}
@@ -149,13 +151,13 @@ def select_recipe(
     for recipe in recipes:
         started = clock()
         try:
-            reason = None
+            reason = start = None
             if trained:
                 best = max(each.ndcg for each in trained)
-                recipe, reason = _within(recipe, split, best, timer, starts)
+                recipe, reason, start = _within(recipe, split, best, timer, starts)
             if reason is None:
                 named = _named(recipe.name, on_progress)
-                result = train_model(recipe.model, recipe.training, split, named)
+                result = train_model(recipe.model, recipe.training, split, named, start=start)
                 measured = _Trained(recipe, result, *_measure(result.model, split))
                 tried[recipe.name] = measured.as_tried(clock() - started)
                 if recipe.training.epochs == 0:
@@ -207,40 +209,53 @@ def _within(
     best: float,
     timer: _Timer,
     starts: dict[str, float],
-) -> tuple[Recipe, str | None]:
+) -> tuple[Recipe, str | None, PairwiseRanker | None]:
     """The recipe with as many epochs as there is time for, and why it is not worth training.
 
-    The reason is None for one that is. A recipe of several phases is not shortened.
+    The reason is None for one that is. A recipe of several phases is not shortened. The model is
+    the recipe's at its start, where that was made to look at it.
     """
     if recipe.training.epochs == 0:
-        return recipe, None
+        return recipe, None, None
     if (left := timer.seconds_left()) < MIN_BUDGET_SHARE * timer.budget:
-        return recipe, f"of {timer.budget:.0f} s {left:.0f} s are left"
-    start = math.inf
+        return recipe, f"of {timer.budget:.0f} s {left:.0f} s are left", None
+    start, model = math.inf, None
+    if recipe.training.start == "als":
+        needed = als_seconds(recipe.model.factors, split.train)
+        if needed > left:
+            reason = f"its start takes about {needed:.0f} s, and {left:.0f} s are left"
+            return recipe, reason, None
     if recipe.training.start != "random":
-        start = _start_ndcg(recipe, split, starts)
+        start, model = _start(recipe, split, starts)
     if start < MIN_START_SHARE * best:
         reason = f"its start has NDCG@10 {start:.4f}, less than half of the best, {best:.4f}"
-        return recipe, reason
-    needed = estimated_seconds(recipe.model, recipe.training, split)
+        return recipe, reason, None
+    needed = estimated_seconds(recipe.model, recipe.training, split, started=model is not None)
     left = timer.seconds_left()
     if needed <= left:
-        return recipe, None
+        return recipe, None, model
     epochs = int(recipe.training.epochs * left / needed)
-    if epochs >= 1 and not pretrains(recipe.model, recipe.training):
-        return recipe.with_(epochs=epochs), None
-    return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left"
+    if not pretrains(recipe.model, recipe.training) and (epochs or model is not None):
+        return recipe.with_(epochs=epochs), None, model
+    return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
 
 
-def _start_ndcg(recipe: Recipe, split: Split, starts: dict[str, float]) -> float:
-    """NDCG@10 of NBPR from the start of a recipe, untrained: a tower's start says nothing yet."""
-    name = _start_of(recipe)
-    if name not in starts:
-        factors = min(recipe.model.factors, START_FACTORS)
-        start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
-        result = train_model(start.model, start.training, split)
-        starts[name] = _mean(_measure(result.model, split)[1])
-    return starts[name]
+def _start(
+    recipe: Recipe, split: Split, starts: dict[str, float]
+) -> tuple[float, PairwiseRanker | None]:
+    """NDCG@10 of NBPR from the start of a recipe, untrained: a tower's start says nothing yet.
+
+    With it goes that model, where it is the one to train: factors of ALS take too long to be made
+    twice, and few of them do not tell what more are worth.
+    """
+    if (name := _start_of(recipe)) in starts:
+        return starts[name], None
+    whole = recipe.training.start == "als"
+    factors = recipe.model.factors if whole else min(recipe.model.factors, START_FACTORS)
+    start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
+    model = train_model(start.model, start.training, split).model
+    starts[name] = _mean(_measure(model, split)[1])
+    return starts[name], model if whole else None
 
 
 def _start_of(recipe: Recipe) -> str:

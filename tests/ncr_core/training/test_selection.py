@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,17 @@ from ncr_core.errors import DataError
 from ncr_core.evaluation.metrics import ndcg
 from ncr_core.evaluation.protocols import ModelRanks
 from ncr_core.model_config import ModelConfig
+from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import WINDOWS, Recipe, auto_recipes
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import selection
-from ncr_core.training.pretraining import TrainingResult, learn_everything, train_model
+from ncr_core.training.initializers import STARTS, als_start
+from ncr_core.training.pretraining import (
+    TrainingResult,
+    estimated_seconds,
+    learn_everything,
+    train_model,
+)
 from ncr_core.training.selection import default_budget, select_recipe
 from ncr_core.training.trainer import validation_ranks
 
@@ -96,7 +104,7 @@ def test_within_a_standard_error_the_papers_models_go_first(
         return np.arange(50), of_each[next(order)] + noise, np.ones(50)
 
     monkeypatch.setattr(selection, "_measure", measured)
-    monkeypatch.setattr(selection, "_within", lambda recipe, *_: (recipe, None))
+    monkeypatch.setattr(selection, "_within", lambda recipe, *_: (recipe, None, None))
     trained = NBPR.with_(start="random")
     selected = select_recipe(chain(), recipes=[NEXT_ITEM, trained, NEUPR], device="cpu")
     assert selected.recipe.name == chosen
@@ -113,7 +121,7 @@ def test_a_training_that_only_made_its_start_worse_does_not_go_first() -> None:
 def test_a_recipe_whose_start_is_far_behind_is_not_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(selection, "_start_ndcg", lambda *_: 0.1)
+    monkeypatch.setattr(selection, "_start", lambda *_: (0.1, None))
     selected = select_recipe(chain(), recipes=[NEXT_ITEM, NEUPR], device="cpu")
     start, tower = selected.tried
     assert start.chosen
@@ -132,12 +140,12 @@ def test_a_recipe_for_which_the_time_is_too_short_is_not_trained() -> None:
 
 
 def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "estimated_seconds", lambda *_: 90.0)
+    monkeypatch.setattr(selection, "estimated_seconds", lambda *_, **__: 90.0)
     twelve = NBPR.with_(epochs=12)
     epochs = []
 
-    def train_counted(*args: Any) -> TrainingResult:
-        result = train_model(*args)
+    def train_counted(*args: Any, **start: Any) -> TrainingResult:
+        result = train_model(*args, **start)
         epochs.append(len(result.history[0].loss))
         return result
 
@@ -148,6 +156,66 @@ def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPa
     # 35 of the 60 s are left, and 90 are for 12 epochs.
     assert epochs == [0, 4]
     assert selected.tried[1].ndcg is not None
+
+
+ALS = Recipe(
+    "als",
+    ModelConfig(kind="nbpr", factors=20),
+    TrainConfig(start="als", epochs=2, negatives=2, device="cpu"),
+)
+
+
+@pytest.mark.parametrize(("estimate", "epochs"), [(0.0, 2), (1e9, 0)])
+def test_an_als_start_is_made_once_and_trained_for_as_long_as_there_is_time(
+    estimate: float, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, passes = [], []
+
+    def train_counted(*args: Any, **start: Any) -> TrainingResult:
+        result = train_model(*args, **start)
+        passes.append(len(result.history[-1].loss))
+        return result
+
+    def counted(model: PairwiseRanker, train: Interactions, seed: int) -> None:
+        starts.append(model.config.factors)
+        als_start(model, train, seed)
+
+    monkeypatch.setattr(selection, "train_model", train_counted)
+    monkeypatch.setitem(STARTS, "als", counted)
+    monkeypatch.setattr(selection, "MIN_START_SHARE", 0.0)
+    monkeypatch.setattr(selection, "estimated_seconds", lambda *_, started: estimate + started)
+    selected = select_recipe(chain(), recipes=[NEUPR, ALS], device="cpu")
+    assert selected.tried[1].ndcg is not None
+    assert starts == [20]
+    assert passes[-1] == epochs
+
+
+def test_an_als_start_for_which_the_time_is_too_short_is_not_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "als_seconds", lambda *_: 400.0)
+    monkeypatch.setitem(STARTS, "als", None)  # is not called
+    selected = select_recipe(
+        chain(), recipes=[NEXT_ITEM, ALS], budget_seconds=60.0, device="cpu", clock=Clock(5.0)
+    )
+    assert selected.tried[1].reason == "its start takes about 400 s, and 40 s are left"
+
+
+def test_an_estimate_counts_the_starts_that_are_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+
+    def slow(model: PairwiseRanker, train: Interactions, seed: int) -> None:
+        clock.now += 30.0
+
+    monkeypatch.setitem(STARTS, "spectral", slow)
+    split = chain()
+    config = NEUPR.training
+    assert estimated_seconds(NEUPR.model, config, split) == 60.0  # of both parts
+    assert estimated_seconds(NEUPR.model, config, split, started=True) == 0.0
+    assert estimated_seconds(NEUPR.model, replace(config, pretrain=False), split) == 30.0
 
 
 def one_item_each() -> Split:
@@ -202,8 +270,8 @@ def test_no_recipe_that_can_be_trained_is_the_reason_of_the_last_one() -> None:
 
 
 def test_the_budget_grows_with_the_data() -> None:
-    assert default_budget(0) == 60.0
-    assert default_budget(2_000_000) == 160.0
+    data = chain(n_users=300, n_items=200, length=12).all_seen  # 3,600 interactions
+    assert default_budget(data) == pytest.approx(60.0 + 0.18 + 0.25)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +292,22 @@ def test_the_factors_go_by_the_size_of_the_data(
     recipes = {each.name: each for each in auto_recipes(users, items, interactions)}
     factors = [recipes[name].model.factors for name in ("next-item", "next-item-nbpr")]
     assert factors == [closed_form, trained]
+
+
+@pytest.mark.parametrize(
+    ("items", "interactions", "second"),
+    [
+        (40_000, 300_001, "als-nbpr"),
+        (8_000, 300_001, "next-item-nbpr"),
+        (40_000, 300_000, "next-item-nbpr"),
+    ],
+)
+def test_als_goes_before_training_on_where_many_interactions_have_many_items(
+    items: int, interactions: int, second: str
+) -> None:
+    names = [each.name for each in auto_recipes(1_000, items, interactions)]
+    assert names[:2] == ["next-item", second]
+    assert sorted(names) == sorted(each.name for each in auto_recipes(1, 1, 0))
 
 
 def test_progress_names_the_recipe() -> None:
