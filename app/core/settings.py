@@ -184,7 +184,8 @@ class Settings(BaseSettings):
 
     train_budget: float | None = Field(default=None, gt=0)
     """Time for the choice of the recipe `auto`, in seconds. By default 60 s, 50 s for each
-    million interactions, and 0.5 s for each thousand users and items."""
+    million interactions, and 0.5 s for each thousand users and items (at most
+    60 s)."""
 
     train_memory_bytes: int | None = Field(default=None, ge=2**20)
     """Memory that a training may take, in bytes. A training that is estimated to need more fails at

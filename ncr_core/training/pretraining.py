@@ -156,7 +156,7 @@ def learn_everything(
 
     From the next-item start it is fitted again where much was held out, with as many epochs as were
     chosen. Where little was, it stays as it is but for its users' vectors, which are made of their
-    items; the closed form alone, which takes seconds, is always fitted again. From any other start,
+    items; a start alone, this or that of ALS, is always fitted again. From any other start,
     or ``warm`` from another model, it gets a few more passes. At the end it learns what breaks
     change, see `learn_gaps`.
     """
@@ -174,11 +174,12 @@ def _with_held_out(
         if held_out <= MIN_REFIT_SHARE * split.train.nnz:
             remember(trained.model, interactions)
             return trained.model
-    if config.start != "next-item" or warm:
+    again = refit_config(recipe.model, config, trained.history)
+    closed_form = config.start == "next-item" or (config.start == "als" and again.epochs == 0)
+    if warm or not closed_form:
         learn_held_out(trained.model, interactions, config)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
-    again = refit_config(recipe.model, config, trained.history)
     return train_model(recipe.model, again, Split(interactions, nothing, nothing)).model
 
 

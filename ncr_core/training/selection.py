@@ -33,7 +33,8 @@ MIN_BUDGET_SHARE = 0.05
 """A recipe is not looked at if less than this share of the budget is left."""
 BUDGET_SECONDS = 60.0
 BUDGET_SECONDS_A_MILLION = 50.0  # interactions
-BUDGET_SECONDS_A_MILLION_ROWS = 500.0  # users and items: what ALS takes by
+BUDGET_SECONDS_A_MILLION_ROWS = 500.0  # users and items, by which ALS takes its time
+MAX_ROWS_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,14 @@ class _Trained:
 
 
 def default_budget(train: Interactions) -> float:
-    """Seconds for the choice: 60, 50 a million interactions, and 0.5 a thousand users and items."""
-    rows = train.n_users + train.n_items
-    by_size = BUDGET_SECONDS_A_MILLION * train.nnz + BUDGET_SECONDS_A_MILLION_ROWS * rows
-    return BUDGET_SECONDS + by_size / 1e6
+    """Seconds for the choice, by the size of the data.
+
+    They are 60, 50 for each million interactions, and 0.5 for each thousand users and items, the
+    last at most 60.
+    """
+    of_rows = BUDGET_SECONDS_A_MILLION_ROWS * (train.n_users + train.n_items) / 1e6
+    of_interactions = BUDGET_SECONDS_A_MILLION * train.nnz / 1e6
+    return BUDGET_SECONDS + of_interactions + min(MAX_ROWS_SECONDS, of_rows)
 
 
 def select_recipe(

@@ -190,6 +190,16 @@ def test_an_als_start_is_made_once_and_trained_for_as_long_as_there_is_time(
     assert passes[-1] == epochs
 
 
+def test_an_als_start_alone_is_fitted_again_to_everything() -> None:
+    split, alone = chain(), ALS.with_(epochs=0)
+    model = learn_everything(
+        alone, train_model(alone.model, alone.training, split), split, split.all_seen
+    )
+    nothing = np.full(split.train.n_users, -1)
+    expected = train_model(alone.model, alone.training, Split(split.all_seen, nothing, nothing))
+    assert model.get_parameter("items.weight").equal(expected.model.get_parameter("items.weight"))
+
+
 def test_an_als_start_for_which_the_time_is_too_short_is_not_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,6 +282,8 @@ def test_no_recipe_that_can_be_trained_is_the_reason_of_the_last_one() -> None:
 def test_the_budget_grows_with_the_data() -> None:
     data = chain(n_users=300, n_items=200, length=12).all_seen  # 3,600 interactions
     assert default_budget(data) == pytest.approx(60.0 + 0.18 + 0.25)
+    many = replace(data, item_ids=[str(n) for n in range(500_000)])
+    assert default_budget(many) == pytest.approx(60.0 + 0.18 + 60.0)
 
 
 @pytest.mark.parametrize(
