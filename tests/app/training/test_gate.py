@@ -243,6 +243,48 @@ async def test_auto_is_recorded_and_continued_by_a_warm_start(
         assert (row.kind, row.factors, row.params["users"]) == ("nbpr", 4, "history")
 
 
+@pytest.mark.parametrize(
+    ("rows", "kind", "error"),
+    [
+        ([(n, n % 7) for n in range(30)], "view", "no user has 3 items"),
+        (
+            [(n, item) for n in range(20) for item in range(6)],
+            "view",
+            "every user has interacted with every item",
+        ),
+        ([(n, (n + k) % 10) for n in range(50) for k in range(5)], "view", None),
+        ([(n, n % 10) for n in range(20)], "dislike", "no event is positive"),
+    ],
+    ids=["one event each", "everybody the same", "50 users of 10 items", "only dislikes"],
+)
+async def test_auto_ends_with_a_model_or_says_why_lists_stay_popular(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    settings: Settings,
+    rows: list[tuple[int, int]],
+    kind: str,
+    error: str | None,
+) -> None:
+    services: Services = app.state.services
+    await services.events.import_rows(
+        [
+            NewEvent(f"{order}", f"u{user}", f"i{item}", kind, timestamp=order * 1_000_000)
+            for order, (user, item) in enumerate(rows)
+        ]
+    )
+    job_id = await services.jobs.submit_training(TrainParams(force=True))
+    assert await thread_worker(services, settings).run_once()
+    job = await services.jobs.get(job_id)
+    assert job.status == ("failed" if error else "succeeded")
+    assert (job.error or "").startswith(error or "")
+    await app.state.recommend.models.refresh()
+    places = (await client.get("/recommend/new", params={"n": 3})).json()["items"]
+    assert len(places) == 3
+    assert {place["source"] for place in places} == {"popular"}  # of somebody unknown
+    known = (await client.get("/recommend/u1", params={"n": 3})).json()["items"]
+    assert {place["source"] for place in known} <= {"popular" if error else "model"}
+
+
 async def test_an_impossible_warm_start_is_422(app: FastAPI, client: httpx2.AsyncClient) -> None:
     services: Services = app.state.services
     await add_small_data(services)
