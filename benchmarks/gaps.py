@@ -31,8 +31,7 @@ from ncr_core.evaluation.metrics import hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, Ranks, full_ranks
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import auto_recipes
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
 from ncr_core.training import train_model
 from ncr_core.training.gaps import learn_gaps
 

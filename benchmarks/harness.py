@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ncr_core.reproduction.provenance import provenance
+from ncr_core.reproduction.results_store import provenance
 
 RESULTS = Path(__file__).parent / "results"
 RESULTS_VARIABLE = "BENCHMARK_RESULTS"  # of the environment: a folder in their place

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import publish, run_command
-from ncr_core.online.interleaving import InterleavingResult, credit, interleaving_result, team_draft
+from ncr_core.online import InterleavingResult, credit, interleaving_result, team_draft
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

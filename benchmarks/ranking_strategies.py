@@ -24,7 +24,7 @@ from ncr_core.evaluation.protocols import K, ranks_of
 from ncr_core.evaluation.significance import Evaluation
 from ncr_core.models import PairwiseRanker
 from ncr_core.ranking import STRATEGIES, ExactRanker, Strategy
-from ncr_core.ranking.tournament import wins
+from ncr_core.ranking.algorithm1 import wins
 from ncr_core.reproduction.datasets import load_dataset
 
 SEEDS = (0, 1, 2)

@@ -37,8 +37,13 @@ from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Ranks, evaluate_full
 from ncr_core.reproduction.baselines.als import IALSConfig, fit_ials
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.scoring import FactorModel, Popularity, ScoreModel, Scores
+from ncr_core.reproduction.baselines.scoring import (
+    FactorModel,
+    Popularity,
+    ScoreModel,
+    Scores,
+    fit_ease,
+)
 from ncr_core.training.next_item import DECAY, LAGS, next_item_weights
 from tests.cluster.process import wait_until
 from tests.cluster.servers import NcrServer, NcrWorker

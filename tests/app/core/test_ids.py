@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from app.core.randomness import MAX_BYTES, random_hex
+from app.core.ids import MAX_BYTES, random_hex
 
 
 def test_ids_have_the_length_that_was_asked_for() -> None:

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from ncr_core.checkpoint import EvaluationSnapshot
-from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
-from ncr_core.comparison.gate import (
+from ncr_core.comparison import (
     GateDecision,
     GateEvaluation,
+    Incumbent,
     compare,
     decide,
     evaluate_both,
+    fair_hold_out,
     incumbent_vectors,
+    leaked_users,
 )
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.splits import Split, hashes_of, hold_out_users
