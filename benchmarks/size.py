@@ -39,9 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS, RESULTS_VARIABLE, publish, run_command
-from benchmarks.ingest import own_database
+from benchmarks.ingest import World, own_database
 from benchmarks.load import closed_loop, requests_for, server_in_place
-from benchmarks.worlds import World
 
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
 ITEMS = (10_000, 100_000, 1_000_000)

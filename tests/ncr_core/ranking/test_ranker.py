@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ranking_strategies import certified, cyclic_share
+from benchmarks.ranker import certified, cyclic_share
 from ncr_core.errors import ConfigError
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
