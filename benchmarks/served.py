@@ -8,8 +8,8 @@ held out, of the last one test item, drawn at random. Everything else is sent as
 of a published split are sorted by item and say nothing of time, so their items are sent in random
 order. Each of PARAMS is a body of `POST /admin/train`, by default an empty one; after each training
 `GET /recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all
-items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes
-served-DATA.json.
+items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. The result
+is served-DATA.
 """
 
 from __future__ import annotations
