@@ -20,12 +20,18 @@ from app.core.access import AccessTable, ResolveRoute
 from app.core.errors import install_error_handlers
 from app.core.middleware import AnswerRefusals, ConcurrencyMiddleware, RequestContext
 from app.core.migrations import schema_problem
-from app.core.monitoring import HttpMetrics, OnScrape, new_registry
+from app.core.monitoring import (
+    HttpMetrics,
+    OnScrape,
+    Tracing,
+    new_registry,
+    shut_down,
+    tracer_provider,
+)
 from app.core.openapi import describe
 from app.core.requests import BodyLimit
 from app.core.security import RATE_LIMIT_HEADERS, NoKeys, RateLimiter, Security
 from app.core.settings import Settings
-from app.core.tracing import Tracing, shut_down, tracer_provider
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics, GroupCommitMetrics
 from app.inference.loaded_model import LoadedModel

@@ -7,7 +7,7 @@ each. CUT says what is held out. `return`, the default: the first item after the
 of more than an hour, and all that follows is left out; of users without such a break, and with the
 CUT `latest` of all users, the latest item. A model "by gap" is told the time since the user's last
 interaction, as the service is. HR@10 and NDCG@10 are over the whole catalogue, with
-standard errors over users. Writes gaps-CUT-DATA.json.
+standard errors over users. The result is gaps-CUT-DATA.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from ncr_core.evaluation.metrics import hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, Ranks, full_ranks
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import auto_recipes
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
 from ncr_core.training import train_model
 from ncr_core.training.gaps import learn_gaps
 

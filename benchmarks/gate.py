@@ -39,8 +39,7 @@ import numpy as np
 from app.core.settings import Settings
 from benchmarks.harness import publish, run_command
 from ncr_core.checkpoint import EvaluationSnapshot
-from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out
-from ncr_core.comparison.gate import evaluate_both
+from ncr_core.comparison import Incumbent, evaluate_both, fair_hold_out
 from ncr_core.data import Interactions, build_interactions, leave_latest_out
 from ncr_core.data.readers import open_source
 from ncr_core.data.splits import Split, hold_out_users

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ncr_core.reproduction.provenance import provenance
+from ncr_core.reproduction.results_store import provenance
 
 RESULTS = Path(__file__).parent / "results"
 RESULTS_VARIABLE = "BENCHMARK_RESULTS"  # of the environment: a folder in their place
@@ -63,9 +63,10 @@ def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, 
 
 
 def publish(name: str, columns: list[str], rows: list[list[Any]], **more: Any) -> None:
-    """Prints a table and writes ``results/NAME.json`` with machine, versions and commit.
+    """Prints a table and keeps it in ``results/BENCHMARK.json`` with machine, versions and commit.
 
-    Without a name it only prints.
+    The file holds a benchmark's results by name, this one in place of an older one. Without a name
+    it only prints.
     """
     texts = [columns, *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
@@ -80,9 +81,23 @@ def publish(name: str, columns: list[str], rows: list[list[Any]], **more: Any) -
     }
     if not name:
         return
-    folder = Path(os.environ.get(RESULTS_VARIABLE, RESULTS))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    path = _results_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results = sorted((published() | {name: result}).items())
+    path.write_text(json.dumps(dict(results), indent=1) + "\n")
+
+
+def published() -> dict[str, Any]:
+    """The results of the benchmark that runs, by name."""
+    path = _results_path()
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _results_path() -> Path:
+    """`ranker.json` for `python -m benchmarks.ranker`, `faults.json` for `benchmarks.faults`."""
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name.split(".")[1] if spec else "other"
+    return Path(os.environ.get(RESULTS_VARIABLE, RESULTS)) / f"{module}.json"
 
 
 def _text(cell: Any) -> str:

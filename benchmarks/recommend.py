@@ -2,15 +2,30 @@
 load than it can take.
 
     python -m benchmarks.recommend DATA_DIR
+    python -m benchmarks.recommend cold DATA [PARAMS ...]
 
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
 the benchmark works on copies. The client runs beside the server, on the same cores.
+
+The second form measures the first list of each user: after a start, a new model, and changes of one
+item. DATA is what `ncr import` takes, or the data folder of a service with two published versions.
+Each of PARAMS is a body of `POST /admin/train`, by default NeuPR with 8 factors and few epochs. It
+is trained twice, so that one version can take the place of the other. Random users ask for a list,
+none of them twice in a phase; after a change of an item they are those of the phase before. Each
+phase stands between two of a route that does nothing. Half of the servers do not have the
+candidates that a worker computes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import shutil
 import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -18,8 +33,13 @@ from typing import Any
 
 import httpx2
 
+from app.cli.common import quiet_settings, services_of
+from app.cli.datasets import run_import
+from app.jobs.schemas import TrainParams
+from app.worker.worker import Worker
 from benchmarks.harness import publish, run_command
-from benchmarks.load import Report, closed_loop, open_loop, requests_for, server
+from benchmarks.load import Report, Server, closed_loop, open_loop, requests_for, server
+from ncr_core.data.readers import Columns
 
 SECONDS = 5.0
 ROUNDS = 3
@@ -117,5 +137,140 @@ def main(data_dir: Path) -> None:
     )
 
 
+PHASE_SECONDS = 1.0  # of a phase: short enough that nobody is asked for twice
+PARAMS = '{"model": "neupr", "factors": 8, "epochs": 2, "pretrain": false, "force": true}'
+COLD_COLUMNS = [
+    "model",
+    "lists",
+    "a second",
+    "of nothing's",
+    "p50 ms",
+    "p99 ms",
+    "nothing a second",
+]
+COLD_COLUMNS += ["nothing p99 ms", "errors"]
+START, NEW_MODEL = "after a start", "after a new model"
+CHANGES: dict[str, dict[str, Any]] = {
+    "after an item's new attribute": {"attributes": {"price": 1}},
+    "after an item was hidden": {"hidden": True},
+}
+
+
+async def prepare(data: Path, folder: Path, params: str) -> None:
+    """Imports the data and publishes two versions; ends when no job is left."""
+    settings = quiet_settings(data_dir=folder)
+    async with services_of(settings) as services:
+        await run_import(services, data, "auto", Columns())
+        worker = Worker(services.database, services.models, settings)
+        for seed in (1, 2):
+            body = json.loads(params) | {"seed": seed}
+            await services.jobs.submit_training(TrainParams.model_validate(body))
+            while await worker.run_once():
+                pass
+
+
+async def model_of(folder: Path) -> str:
+    """The kind and size of the active version."""
+    async with services_of(quiet_settings(data_dir=folder)) as services:
+        row = await services.models.get(str((await services.models.activation()).version))
+    return f"{row.kind} {row.factors}"
+
+
+async def all_users(folder: Path) -> list[str]:
+    """The users, in the order of their ids. The last one is no part of a phase."""
+    async with services_of(quiet_settings(data_dir=folder)) as services:
+        return sorted(user for _, user, _ in await services.events.active_users(10**6))
+
+
+async def phases(running: Server, users: list[str], seed: int) -> dict[str, tuple[Report, ...]]:
+    """The phases of one server: the report of each, and those of doing nothing around it."""
+    shuffled = random.Random(seed)
+    reports = {}
+
+    async def measure(name: str, order: list[str] | None = None) -> list[str]:
+        order = order or shuffled.sample(users[:-1], len(users) - 1)
+        lists = [f"/recommend/{user}" for user in order]
+        reports[name] = tuple(
+            [
+                await closed_loop(running.url, paths, CONNECTIONS, PHASE_SECONDS, warm_up=0.0)
+                for paths in (noop(), cycle(requests_for(running.url, lists)), noop())
+            ]
+        )
+        return order
+
+    def noop() -> Iterator[bytes]:
+        return cycle(requests_for(running.url, ["/noop?bytes=1400"]))
+
+    await measure(START)
+    async with httpx2.AsyncClient(base_url=running.url, timeout=60) as client:
+        versions = (await client.get("/admin/models")).json()["items"]
+        other = next(row["version"] for row in versions if not row["active"])
+        (await client.post(f"/admin/models/{other}/activate")).raise_for_status()
+        probe = f"/recommend/{users[-1]}"
+        while (await client.get(probe)).json()["model_version"] != other:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        order = await measure(NEW_MODEL)
+        item = (await client.get("/items?n=1")).json()["items"][0]["id"]
+        for name, change in CHANGES.items():
+            (await client.patch(f"/items/{item}", json=change)).raise_for_status()
+            await measure(name, order)
+    return reports
+
+
+def cold_row(name: str, rounds: list[tuple[Report, ...]]) -> list[Any]:
+    """Medians over the rounds."""
+    lists = [report for _, report, _ in rounds]
+    nothing = [report for before, _, after in rounds for report in (before, after)]
+    rate, of_nothing = (median(each.rate() for each in some) for some in (lists, nothing))
+    return [
+        name,
+        rate,
+        rate / of_nothing,
+        median(each.quantile(0.5) for each in lists),
+        median(each.quantile(0.99) for each in lists),
+        of_nothing,
+        median(each.quantile(0.99) for each in nothing),
+        sum(count for each in lists for status, count in each.statuses.items() if status != 200),
+    ]
+
+
+def rows_of(folder: Path) -> list[list[Any]]:
+    """The rows of one model."""
+    users = asyncio.run(all_users(folder))
+    rounds: dict[str, list[tuple[Report, ...]]] = defaultdict(list)
+    for number in range(2 * ROUNDS):
+        computed = number % 2 == 0
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = Path(shutil.copytree(folder, Path(scratch) / "var"))
+            if not computed:
+                for path in copy.glob("models/*.candidates.safetensors"):
+                    path.unlink()
+            with server(copy) as running:
+                reports = asyncio.run(phases(running, users, number))
+        for name, its_reports in reports.items():
+            rounds[name if computed else f"{name}, candidates not precomputed"].append(its_reports)
+    return [cold_row(name, reports) for name, reports in rounds.items()]
+
+
+def cold(data: Path, params: tuple[str, ...] = (PARAMS,)) -> None:
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, body in enumerate(params or (PARAMS,)):
+            folder = data
+            if not (data / "ncr.db").exists():
+                folder = Path(scratch) / str(number)
+                asyncio.run(prepare(data, folder, body))
+            rows += [[asyncio.run(model_of(folder)), *row] for row in rows_of(folder)]
+    publish(
+        "cold-lists",
+        COLD_COLUMNS,
+        rows,
+        data=data.name,
+        connections=CONNECTIONS,
+        seconds=PHASE_SECONDS,
+        rounds=ROUNDS,
+    )
+
+
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, cold=cold)

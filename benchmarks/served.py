@@ -8,8 +8,8 @@ held out, of the last one test item, drawn at random. Everything else is sent as
 of a published split are sorted by item and say nothing of time, so their items are sent in random
 order. Each of PARAMS is a body of `POST /admin/train`, by default an empty one; after each training
 `GET /recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all
-items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. Writes
-served-DATA.json.
+items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. The result
+is served-DATA.
 """
 
 from __future__ import annotations
@@ -37,8 +37,13 @@ from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Ranks, evaluate_full
 from ncr_core.reproduction.baselines.als import IALSConfig, fit_ials
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.scoring import FactorModel, Popularity, ScoreModel, Scores
+from ncr_core.reproduction.baselines.scoring import (
+    FactorModel,
+    Popularity,
+    ScoreModel,
+    Scores,
+    fit_ease,
+)
 from ncr_core.training.next_item import DECAY, LAGS, next_item_weights
 from tests.cluster.process import wait_until
 from tests.cluster.servers import NcrServer, NcrWorker

@@ -16,9 +16,8 @@ train       a training job: the next-item model, which all others of `auto` star
 candidates  the candidates of the 10,000 most active users
 start       a server from its start until it is ready; its memory after 300 lists
 
-The result, `results/size.json`, is written after every step; cells that it has are not measured
-again. A step that is not done CELL_SECONDS (3,600) after its cell began is left out, and so are
-those that follow.
+The result `size` is written after every step; cells that it has are not measured again. A step that
+is not done CELL_SECONDS (3,600) after its cell began is left out, and so are those that follow.
 
 The second form makes the data folder of a service on SQLite, with a model.
 """
@@ -27,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -38,10 +36,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, RESULTS_VARIABLE, publish, run_command
-from benchmarks.ingest import own_database
+from benchmarks.harness import publish, published, run_command
+from benchmarks.ingest import World, own_database
 from benchmarks.load import closed_loop, requests_for, server_in_place
-from benchmarks.worlds import World
 
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
 ITEMS = (10_000, 100_000, 1_000_000)
@@ -205,10 +202,7 @@ def main(
 ) -> None:
     sizes = [tuple(map(int, cell.split("x"))) for cell in cells]
     sizes = sizes or [(events, items) for events in EVENTS for items in ITEMS]
-    path = Path(os.environ.get(RESULTS_VARIABLE, RESULTS)) / "size.json"
-    rows: list[list[Any]] = []
-    if path.exists():
-        rows = [list(row.values()) for row in json.loads(path.read_text())["rows"]]
+    rows = [list(row.values()) for row in published().get("size", {"rows": []})["rows"]]
     kinds = ["sqlite", *(["postgresql"] if server_url else [])]
     for (events, items), kind in ((size, kind) for size in sizes for kind in kinds):
         if any(row[:3] == [kind, events, items] for row in rows):

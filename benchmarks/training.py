@@ -28,9 +28,8 @@ from benchmarks.harness import publish, run_command
 from ncr_core.data import Interactions, Split
 from ncr_core.evaluation.protocols import evaluate_sampled
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
-from ncr_core.reproduction.baselines.cornac_bpr import fit_cornac_bpr
-from ncr_core.reproduction.baselines.neumf import NeuMFConfig
-from ncr_core.reproduction.baselines.neumf_training import fit_neumf
+from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
+from ncr_core.reproduction.baselines.scoring import fit_cornac_bpr
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.batches import Rows, SharedRows

@@ -487,7 +487,12 @@ def main() -> None:
     add("--rounds", type=int, default=3, help="starts of both servers, per mode")
     add("--turns", type=int, default=12, help="pairs of measurements per round")
     add("--seconds", type=float, default=1.0, help="length of a measurement")
-    add("--save", metavar="NAME", default="", help="write the timing to results/NAME.json")
+    add(
+        "--save",
+        metavar="NAME",
+        default="",
+        help="keep the timing as NAME in results/versions.json",
+    )
     options = parser.parse_args()
     commits = [Checkout(folder, folder).commit for folder in (options.old, options.new)]
     print("old {}, new {}".format(*commits), flush=True)

@@ -14,12 +14,12 @@ from app.ab_tests.impressions import ClickCounts, ClickThroughStatistics
 from app.ab_tests.repository import ABTestRepository
 from app.core.database import Database
 from app.core.errors import Conflict
+from app.core.ids import hour_now
 from app.core.logging import get_logger
-from app.core.recommendation_ids import hour_now
 from app.core.settings import Settings
 from app.registry.schemas import Activation, ActivationChange
 from app.registry.service import ModelRegistry
-from ncr_core.online.sequential_test import ClickThroughDrop, click_through_drop
+from ncr_core.online import ClickThroughDrop, click_through_drop
 
 log = get_logger(__name__)
 
@@ -38,7 +38,7 @@ def significant_drop(
 ) -> ClickThroughDrop | None:
     """The drop for which a version is rolled back; None if there is none.
 
-    See `ncr_core.online.sequential_test`.
+    See `ncr_core.online`.
 
     Args:
         before: counts by hour of the version before.

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from app.ab_tests.repository import ABTestRepository
 from app.core.database import Database
-from app.core.recommendation_ids import hour_now
+from app.core.ids import hour_now
 from app.core.tables import now_us
 from app.events.click_attribution import ClickAttribution
 from app.registry.schemas import ClickThrough

@@ -14,7 +14,7 @@ from app.ab_tests.repository import ABTestRepository
 from app.ab_tests.schemas import ABTestRow, Kind, RunningABTest
 from app.core.database import Database
 from app.events.click_attribution import ClickAttribution
-from ncr_core.online.interleaving import Teams, credit, interleaving_result
+from ncr_core.online import Teams, credit, interleaving_result
 
 _HASHES = 2**64
 

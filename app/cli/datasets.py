@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from app.wiring import Services
     from ncr_core.data import Interactions, Split
     from ncr_core.data.readers import BadRow, Columns
-    from ncr_core.reproduction.published_splits import PublishedSplit
+    from ncr_core.reproduction.datasets import PublishedSplit
 
 Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", help="What the files are.")]
@@ -174,7 +174,7 @@ def read_split(
 
 def read_published_split(root: Path) -> PublishedSplit:
     """The published NCF split under a folder. Raises DataError where the rows have other ids."""
-    from ncr_core.reproduction.published_splits import load_ncf
+    from ncr_core.reproduction.datasets import load_ncf
 
     split = load_ncf(root)
     console.print(described(split.all_seen))

@@ -13,8 +13,8 @@ from structlog.contextvars import bind_contextvars
 
 from app.core.access import ACCESS_KEY, CALLER_KEY
 from app.core.errors import REQUEST_ID_KEY, AppError, Unavailable, problem, problem_of
+from app.core.ids import random_hex
 from app.core.logging import get_logger
-from app.core.randomness import random_hex
 
 log = get_logger(__name__)
 

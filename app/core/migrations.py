@@ -21,11 +21,10 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.database import AWAY, Database
+from app.core.database import AWAY, Database, copy_of
 from app.core.errors import SettingsError
 from app.core.logging import get_logger
 from app.core.settings import normalise_database_url
-from app.core.sqlite_file import copy_of
 from app.core.tables import instance
 
 log = get_logger(__name__)

@@ -1,12 +1,17 @@
-"""What monitoring asks for: `/health/live`, `/health/ready` and `/metrics`."""
+"""What monitoring asks for: `/health/live`, `/health/ready`, `/metrics`, and traces.
+
+Traces are OpenTelemetry's, if the setting `NCR_OTLP_ENDPOINT` is set.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram
@@ -14,13 +19,18 @@ from prometheus_client import generate_latest as text_of
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.core.access import Role, access
+from app import __version__
+from app.core.access import ACCESS_KEY, Role, access
 from app.core.cache import SingleFlight
-from app.core.errors import Unavailable, problem_responses
+from app.core.errors import REQUEST_ID_KEY, SettingsError, Unavailable, problem_responses
 from app.core.logging import get_logger
 from app.core.requests import json_response
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 
 log = get_logger(__name__)
 
@@ -206,3 +216,100 @@ async def metrics(request: Request) -> Response:
     await request.app.state.on_scrape.refresh()
     registry: CollectorRegistry = request.app.state.metrics
     return Response(text_of(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def tracer_provider(endpoint: str) -> TracerProvider:
+    """A provider that sends spans in batches, in a thread of its own.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ModuleNotFoundError:
+        raise SettingsError(
+            "NCR_OTLP_ENDPOINT needs OpenTelemetry: pip install neural-collaborative-ranking[otel]"
+        ) from None
+    resource = Resource.create({"service.name": "ncr", "service.version": __version__})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=5)))
+    return provider
+
+
+SHUTDOWN_SECONDS = 2.0
+
+
+async def shut_down(provider: TracerProvider) -> None:
+    """Send the remaining spans, for 2 seconds at most: the collector may be unavailable."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        provider.shutdown()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(done.set)
+
+    # Not in the pool of the loop, which would wait for it at its end.
+    threading.Thread(target=work, daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(done.wait(), SHUTDOWN_SECONDS)
+
+
+class Tracing:
+    """Middleware that makes a span for each request, within the trace of the client's headers.
+
+    Attributes follow the semantic conventions for HTTP, but without paths, which contain ids of
+    users.
+    """
+
+    def __init__(self, app: ASGIApp, *, provider: TracerProvider) -> None:
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        self.app = app
+        self._tracer = provider.get_tracer("ncr")
+        self._extract = extract
+        self._server = SpanKind.SERVER
+        self._failed = Status(StatusCode.ERROR)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on within a span."""
+        if scope["type"] != "http" or scope[ACCESS_KEY].role is None:
+            await self.app(scope, receive, send)
+            return
+        carrier: dict[str, Any] = {
+            name: value.decode("latin-1")
+            for key, value in scope["headers"]
+            if (name := key.decode("latin-1")) in ("traceparent", "tracestate")
+        }
+        method = scope["method"]
+        with self._tracer.start_as_current_span(
+            method,
+            context=self._extract(carrier),
+            kind=self._server,
+            # The text of an exception may contain values that a client sent.
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            status = 0
+
+            async def send_with_status(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
+
+            try:
+                await self.app(scope, receive, send_with_status)
+            finally:
+                route = getattr(scope.get("route"), "path", None)
+                if route:
+                    span.update_name(f"{method} {route}")
+                    span.set_attribute("http.route", route)
+                span.set_attribute("http.request.method", method)
+                span.set_attribute("http.response.status_code", status)
+                span.set_attribute("ncr.request_id", scope.get(REQUEST_ID_KEY, ""))
+                if status >= 500 or not status:
+                    span.set_status(self._failed)

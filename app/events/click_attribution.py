@@ -1,7 +1,7 @@
 """Click attribution: which recommendation lists led to positive events.
 
 An event names the list it came from by its ``recommendation_id``, which begins with the list's
-source (a model version, or an A/B test) and the hour: see `app.core.recommendation_ids`.
+source (a model version, or an A/B test) and the hour: see `app.core.ids`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 import sqlalchemy as sa
 
 from app.core.database import Database
-from app.core.recommendation_ids import (
+from app.core.ids import (
     HOUR_MS,
     bounds,
     first_of,

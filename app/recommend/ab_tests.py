@@ -9,14 +9,14 @@ from typing import Protocol
 from app.ab_tests.schemas import RunningABTest
 from app.ab_tests.service import ABTestService
 from app.core.errors import AppError
+from app.core.ids import new_recommendation_id
 from app.core.logging import get_logger
-from app.core.recommendation_ids import new_recommendation_id
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
 from app.recommend.context import NEWCOMER, RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList
-from ncr_core.online.interleaving import Draft, team_draft
+from ncr_core.online import Draft, team_draft
 
 log = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
 from app.core.errors import Conflict, Unprocessable
-from app.core.recommendation_ids import new_recommendation_id
+from app.core.ids import new_recommendation_id
 from app.inference.batcher import Batcher, IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter

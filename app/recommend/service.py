@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from app.catalog.service import CatalogService
 from app.core.errors import Conflict
-from app.core.recommendation_ids import new_recommendation_id
+from app.core.ids import new_recommendation_id
 from app.core.tables import now_us
 from app.events.service import EventService
 from app.inference.batcher import IsGone

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.training.progress import ProgressReporter
 from app.training.reader import IncumbentComparison, ServingModel, ServingModelReadError
-from ncr_core.comparison.gate import (
+from ncr_core.comparison import (
     DRAWS,
     FULL_USERS,
     MIN_USERS,

@@ -14,7 +14,7 @@ from ncr_core.models import build_model
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
 from ncr_core.training.next_item import MAX_ROWS
 
-# By the peak of benchmarks/results/faults-memory.json, of which the estimate is some half more.
+# By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
 SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
 READ_EVENT_BYTES = 250  # the snapshot, the matrix of it, and what is sorted to make it

@@ -21,7 +21,7 @@ from app.training.reader import (
     ServingModelReadError,
 )
 from ncr_core.checkpoint import pack_evaluation_snapshot, save_checkpoint
-from ncr_core.comparison.fair_holdout import leaked_users
+from ncr_core.comparison import leaked_users
 from ncr_core.data import Interactions, leave_latest_out, min_interactions
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split, hold_out_users

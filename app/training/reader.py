@@ -25,7 +25,7 @@ from app.events.training_snapshot import EventSnapshot
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
-from ncr_core.comparison.fair_holdout import Incumbent
+from ncr_core.comparison import Incumbent
 from ncr_core.data import Interactions
 from ncr_core.data.interactions import BoolArray, FloatArray, IntArray, UserFeedback, row_indices
 from ncr_core.errors import CheckpointError, CheckpointReadError, DataError

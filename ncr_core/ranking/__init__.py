@@ -1,6 +1,6 @@
 """From pairwise preferences to ranked lists."""
 
-from ncr_core.ranking.algorithm1 import algorithm1
+from ncr_core.ranking.algorithm1 import STRATEGIES, Strategy, algorithm1
 from ncr_core.ranking.candidates import (
     ExactRetriever,
     FaissRetriever,
@@ -12,7 +12,6 @@ from ncr_core.ranking.candidates import (
 )
 from ncr_core.ranking.margins import Margins
 from ncr_core.ranking.ranker import PAD, BoundRanker, ExactRanker, Ranker, compile_kernels
-from ncr_core.ranking.tournament import STRATEGIES, Strategy
 
 __all__ = [
     "PAD",

@@ -1,9 +1,17 @@
-"""Algorithm 1 as the paper writes it: the literal reference that every faster ranker must equal."""
+"""Algorithm 1 as the paper writes it, and orders from all margins: Copeland's and Borda's.
+
+Algorithm 1 is the literal reference that every faster ranker must equal. It looks at few margins,
+and its answer may depend on the order of the candidates. With all margins there are orders that do
+not: by the number of wins (Copeland), and by the mean probability to be preferred (Borda).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
 
 Item = TypeVar("Item")
 
@@ -25,3 +33,36 @@ def algorithm1(
                 best = challenger
         ranked.append(remaining.pop(best))
     return ranked
+
+
+Strategy = Literal["algorithm1", "copeland", "borda"]
+STRATEGIES: tuple[Strategy, ...] = ("algorithm1", "copeland", "borda")
+
+
+def wins(margins: Tensor, lengths: Tensor) -> Tensor:
+    """(B, M, M) margins, (B,) numbers of candidates → (B, M) numbers of wins, −1 beyond them."""
+    inside = _inside(margins, lengths)
+    won = ((margins > 0) & inside.unsqueeze(1)).sum(dim=2)
+    return won.masked_fill(~inside, -1)
+
+
+def mean_preference(margins: Tensor, lengths: Tensor) -> Tensor:
+    """(B, M, M) margins → (B, M) mean of σ(margin / 2) over the others, −1 beyond the lengths."""
+    inside = _inside(margins, lengths)
+    probability = torch.sigmoid(margins.double() / 2)
+    others = inside.unsqueeze(1) & ~torch.eye(
+        margins.shape[1], dtype=torch.bool, device=margins.device
+    )
+    mean = (probability * others).sum(dim=2) / (lengths - 1).clamp(min=1).unsqueeze(1)
+    return mean.masked_fill(~inside, -1.0)
+
+
+def top_positions(scores: Tensor, lengths: Tensor, k: int) -> Tensor:
+    """(B, M) → (B, k) positions of the highest, padded with −1; ties in the candidates' order."""
+    order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :k]
+    ranks = torch.arange(order.shape[1], device=scores.device)
+    return torch.where(ranks < lengths.unsqueeze(1), order, -1)
+
+
+def _inside(margins: Tensor, lengths: Tensor) -> Tensor:
+    return torch.arange(margins.shape[1], device=margins.device) < lengths.unsqueeze(1)

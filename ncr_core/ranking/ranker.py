@@ -11,6 +11,13 @@ from torch import Tensor
 
 from ncr_core.errors import ConfigError
 from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.algorithm1 import (
+    STRATEGIES,
+    Strategy,
+    mean_preference,
+    top_positions,
+    wins,
+)
 from ncr_core.ranking.backends.additive_topk import AdditiveRanker, top_of_catalogue, topk_kernel
 from ncr_core.ranking.backends.numba_ranker import (
     NumbaBatch,
@@ -20,13 +27,6 @@ from ncr_core.ranking.backends.numba_ranker import (
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.backends.triton_ranker import triton_ranker
 from ncr_core.ranking.margins import PAD, BoundMargins, Margins
-from ncr_core.ranking.tournament import (
-    STRATEGIES,
-    Strategy,
-    mean_preference,
-    top_positions,
-    wins,
-)
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 

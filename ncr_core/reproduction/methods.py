@@ -21,11 +21,8 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
 from ncr_core.recipes import Recipe, from_sections
 from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
-from ncr_core.reproduction.baselines.cornac_bpr import fit_cornac_bpr
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.neumf import NeuMFConfig
-from ncr_core.reproduction.baselines.neumf_training import fit_neumf
-from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
+from ncr_core.reproduction.baselines.scoring import Popularity, fit_cornac_bpr, fit_ease
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
 from ncr_core.training.trainer import validation_candidates

@@ -22,8 +22,14 @@ from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
 from ncr_core.reproduction.methods import FitRequest, FittedMethod, fit_method, resolved_settings
-from ncr_core.reproduction.provenance import commit, provenance
-from ncr_core.reproduction.results_store import FORMAT, Payload, ResultsStore, ranks_as_text
+from ncr_core.reproduction.results_store import (
+    FORMAT,
+    Payload,
+    ResultsStore,
+    commit,
+    provenance,
+    ranks_as_text,
+)
 from ncr_core.reproduction.suites import RunSpec
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts

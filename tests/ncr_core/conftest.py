@@ -52,6 +52,11 @@ def wild_model(config: ModelConfig, n_users: int, n_items: int, seed: int = 0) -
     return model.requires_grad_(False).eval()
 
 
+def fill(parameter: torch.Tensor, values: list[float] | list[list[float]]) -> None:
+    with torch.no_grad():
+        parameter.copy_(torch.tensor(values))
+
+
 def config_name(config: ModelConfig) -> str:
     """What a configuration changes, for the names of tests."""
     usual = ModelConfig(kind=config.kind, factors=config.factors).as_dict()

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was, or not at all."""
+"""A checkpoint, and the copy that was evaluated, come back as they were, or not at all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core.checkpoint import load_checkpoint, save_checkpoint
-from ncr_core.errors import CheckpointError, CheckpointReadError
+from ncr_core.checkpoint import (
+    load_checkpoint,
+    load_evaluation_snapshot,
+    pack_evaluation_snapshot,
+    save_checkpoint,
+)
+from ncr_core.data import Interactions, Split, leave_latest_out
+from ncr_core.errors import CheckpointError, CheckpointReadError, ConfigError
+from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
 from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig
+from ncr_core.training import TrainConfig, train_model
+from ncr_core.training.trainer import learn_held_out
+from ncr_core.training.warm_start import (
+    StartingPoint,
+    evaluated_starting_point,
+    grown_model,
+    train_warm,
+)
 from tests.ncr_core.conftest import wild_model
 
 USERS, ITEMS = ["ann", "böb/ 🙂"], ["x", "y\n", "z"]
@@ -137,3 +152,171 @@ def test_the_temperature_comes_with_the_model_and_is_1_where_it_was_never_fitted
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="is not the temperature"):
         load_checkpoint(path)
+
+
+SIX_USERS, FIVE_ITEMS = [f"u{n}" for n in range(6)], [f"i{n}" for n in range(5)]
+ROWS, HELD_OUT = np.array([1, 4]), np.array([[3, 2], [-1, -1]])
+
+
+def saved_with_snapshot(folder: Path, config: ModelConfig) -> Path:
+    before = wild_model(config, 6, 5, seed=1)
+    path = folder / "checkpoint"
+    save_checkpoint(
+        path,
+        wild_model(config, 6, 5, seed=2),
+        user_ids=SIX_USERS,
+        item_ids=FIVE_ITEMS,
+        item_counts=np.arange(5),
+        evaluated=pack_evaluation_snapshot(before, ROWS, HELD_OUT),
+    )
+    return path
+
+
+def test_the_copy_of_every_model_has_its_users_alone(tmp_path: Path, config: ModelConfig) -> None:
+    path = saved_with_snapshot(tmp_path, config)
+    found = load_evaluation_snapshot(path)
+    assert found is not None
+    before, served = wild_model(config, 6, 5, seed=1), load_checkpoint(path).model
+    assert found.rows.tolist() == [1, 4]
+    assert found.held_out.tolist() == [[3, 2], [-1, -1]]
+    assert found.model.n_users == 2
+    both = torch.arange(2)
+    theirs = before.user_vectors(torch.tensor([1, 4]))
+    assert found.model.user_vectors(both).equal(theirs)
+    i, j = torch.tensor([0, 3]), torch.tensor([2, 1])
+    assert found.model.logits(theirs, i, j).equal(before.logits(theirs, i, j))
+    assert not found.model.logits(theirs, i, j).equal(served.logits(theirs, i, j))
+
+
+def test_the_base_for_a_model_that_is_measured(tmp_path: Path, config: ModelConfig) -> None:
+    path = saved_with_snapshot(tmp_path, config)
+    checkpoint, evaluated = load_checkpoint(path), load_evaluation_snapshot(path)
+    assert evaluated is not None
+    base = evaluated_starting_point(checkpoint.model, evaluated, SIX_USERS, FIVE_ITEMS).model
+    every = torch.arange(6)
+    before, served = wild_model(config, 6, 5, seed=1), checkpoint.model
+    of_copy = torch.tensor([False, True, False, False, True, False])
+    vectors = base.user_vectors(every)
+    assert vectors[of_copy].equal(before.user_vectors(every)[of_copy])
+    assert vectors[~of_copy].equal(served.user_vectors(every)[~of_copy])
+    i, j = every % 5, (every + 2) % 5
+    assert base.logits(vectors, i, j).equal(before.logits(vectors, i, j))
+
+
+def test_a_checkpoint_without_a_copy(tmp_path: Path) -> None:
+    """As every one was written before."""
+    path = tmp_path / "checkpoint"
+    model = wild_model(ModelConfig(kind="nbpr", factors=2), 6, 5)
+    save_checkpoint(path, model, user_ids=SIX_USERS, item_ids=FIVE_ITEMS, item_counts=np.arange(5))
+    assert load_evaluation_snapshot(path) is None
+    assert load_checkpoint(path).user_ids == SIX_USERS
+
+
+def test_a_damaged_copy_is_refused_and_the_model_is_not(tmp_path: Path) -> None:
+    path = saved_with_snapshot(tmp_path, ModelConfig(kind="neupr", factors=2))
+    file = path / "evaluated.safetensors"
+    good = file.read_bytes()
+    for at in np.linspace(0, len(good) - 1, 25).astype(int):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 0x01]) + good[at + 1 :])
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_evaluation_snapshot(path)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_evaluation_snapshot(path)
+    load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out"),
+    [([4, 1], [[0, 0], [0, 0]]), ([1, 6], [[0, 0], [0, 0]]), ([1, 4], [[5, 0], [0, 0]]),
+     ([1, 4], [[0, -2], [0, 0]]), ([1, 4], [[0, 0]])],
+)  # fmt: skip
+def test_a_copy_that_does_not_fit_its_checkpoint(
+    tmp_path: Path, rows: list[int], held_out: list[list[int]]
+) -> None:
+    config = ModelConfig(kind="nbpr", factors=2)
+    path = tmp_path / "checkpoint"
+    bigger = wild_model(config, 7, 5)
+    save_checkpoint(
+        path,
+        wild_model(config, 6, 5),
+        user_ids=SIX_USERS,
+        item_ids=FIVE_ITEMS,
+        item_counts=np.arange(5),
+        evaluated=pack_evaluation_snapshot(bigger, np.array(rows), np.array(held_out)),
+    )
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_evaluation_snapshot(path)
+
+
+def test_a_copy_of_another_model(tmp_path: Path) -> None:
+    path = saved_with_snapshot(tmp_path, ModelConfig(kind="neupr", factors=2))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["model"]["factors"] = 3
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_evaluation_snapshot(path)
+
+
+@pytest.mark.slow
+def test_a_warm_start_matches_users_and_items_by_their_ids(config: ModelConfig) -> None:
+    base = StartingPoint(wild_model(config, 3, 4, seed=1), ["a", "b", "c"], ["w", "x", "y", "z"])
+    rows = np.array([[0, 0], [0, 1], [0, 2], [1, 2], [1, 3], [1, 0], [2, 1], [2, 2], [2, 4]])
+    every = Interactions.from_arrays(
+        rows[:, 0], rows[:, 1], user_ids=["c", "new", "a"], item_ids=["z", "fresh", "y", "w", "v"]
+    )
+    model = grown_model(base, Split(every, np.full(3, -1), np.full(3, -1)), seed=0)
+    theirs = base.model
+    old = torch.tensor([0, 2]), torch.tensor([2, 0])
+    vectors = model.user_vectors(old[0]).detach()
+    if config.users == "free":  # a pooled one is made anew of what users did
+        assert vectors.equal(theirs.user_vectors(old[1]))
+    known, in_base = torch.tensor([0, 2, 3]), torch.tensor([3, 2, 0])
+    assert model.item_vectors(known).equal(theirs.item_vectors(in_base))
+    ours = model.logits(vectors, known[:2], known[1:])
+    assert ours.equal(theirs.logits(vectors, in_base[:2], in_base[1:]))
+    fresh = model.item_vectors(torch.tensor([1]))
+    assert fresh[0].allclose(theirs.item_vectors(in_base).mean(0), atol=1e-6)
+    new = model.user_vectors(torch.tensor([1]))
+    assert bool(new.isfinite().all())
+    assert [p.requires_grad for p in model.parameters()] == [
+        p.requires_grad for p in type(model)(config, 1, 1).parameters()
+    ]
+
+
+def test_a_base_that_knows_nobody() -> None:
+    base = StartingPoint(wild_model(ModelConfig(kind="nbpr", factors=2), 1, 2), ["x"], ["y", "z"])
+    every = Interactions.from_arrays(np.array([0]), np.array([0]), user_ids=["a"], item_ids=["y"])
+    with pytest.raises(ConfigError, match="knows none"):
+        grown_model(base, Split(every, np.full(1, -1), np.full(1, -1)), seed=0)
+
+
+@pytest.mark.slow
+def test_a_warm_start_reaches_the_same_ndcg_in_fewer_epochs(synthetic: Interactions) -> None:
+    """A fifth of everyone's events come in after the first training, and new users with them."""
+    lengths = np.diff(synthetic.indptr)
+    place = np.arange(synthetic.nnz) - np.repeat(synthetic.indptr[:-1], lengths)
+    before = synthetic.select((place < 0.8 * np.repeat(lengths, lengths)) & (synthetic.users < 250))
+    before = before.reindex(synthetic.user_ids[:250], synthetic.item_ids)
+    config = ModelConfig(kind="nbpr", factors=4)
+    training = TrainConfig(epochs=12, device="cpu")
+    old_split = leave_latest_out(before)
+    first = train_model(config, training, old_split).model
+    copy = pack_evaluation_snapshot(first, np.arange(250), np.zeros((250, 2), dtype=np.int64))
+    learn_held_out(first, before, training)
+    assert copy != pack_evaluation_snapshot(
+        first, np.arange(250), np.zeros((250, 2), dtype=np.int64)
+    )
+
+    split = leave_latest_out(synthetic)
+    base = StartingPoint(first.requires_grad_(False), before.user_ids, before.item_ids)
+    warm = train_warm(base, training, split)
+    scratch = train_model(config, training, split)
+    assert [history.phase for history in warm.history] == ["go on with nbpr"]
+    assert len(warm.history[0].loss) <= 8
+    candidates = sampled_candidates(split, split.test, seed=0)
+    found, beside = (
+        evaluate_sampled(ModelRanks(model.eval()), candidates).ndcg
+        for model in (warm.model, scratch.model)
+    )
+    assert found > 0.95 * beside

@@ -47,15 +47,12 @@ def test_overrides_replace_fields_of_both_configurations() -> None:
     ("overrides", "message"),
     [
         ({"factor": 8}, "unknown hyper-parameters: factor"),
-        ({"factors": 0}, "factors must be 1 to 1,024, not 0"),
         ({"epochs": 1.5}, "epochs must be at least 0, not 1.5"),
         ({"learning_rate": float("nan")}, "learning_rate must be above 0 and finite, not nan"),
         ({"alpha": 2}, "alpha must be between 0 and 1, not 2"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
         ({"shared_negatives": 70_000}, "shared_negatives must be 0 to 65,536, not 70000"),
         ({"loss": "hinge"}, "loss must be one of bce, bpr, listwise, not 'hinge'"),
-        ({"kind": "dncr", "item_bias": True}, "item biases are for nbpr"),
-        ({"windows": (1, 0)}, 'windows are for users="history" only'),
     ],
 )
 def test_overrides_that_do_not_fit_are_refused(overrides: dict[str, object], message: str) -> None:

@@ -19,6 +19,9 @@ from ncr_client.calls import (
     RETRY_STATUSES,
     TOO_MANY_REQUESTS,
     Body,
+    JobFailedError,
+    NotReachedError,
+    RequestError,
     lists_to_post,
     moment,
     path,
@@ -27,7 +30,6 @@ from ncr_client.calls import (
     without_none,
     without_unset,
 )
-from ncr_client.errors import JobFailedError, NotReachedError, RequestError
 
 
 class AsyncClient:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ncr_core.models.scoring_tables import LinearTable
 from ncr_core.optional_imports import numba_kernel
+from ncr_core.ranking.algorithm1 import top_positions
 from ncr_core.ranking.margins import PAD, TIE, BoundMargins, Margins
-from ncr_core.ranking.tournament import top_positions
 
 SPARE = 16  # items beyond k that are looked at again
 MAX_SCORES = 2**24  # of users by items at once: 64 MiB

@@ -1,14 +1,17 @@
-"""Baselines that rank by a score of each (user, item); the popularity of the item is one."""
+"""Baselines that rank by a score of each (user, item): popularity, EASE, and BPR by ``cornac``."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ncr_core.data.interactions import IntArray, Interactions
-from ncr_core.errors import ConfigError, TrainingError
+from ncr_core.errors import ConfigError, DataError, TrainingError
+from ncr_core.optional_imports import require
 
 Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -72,3 +75,141 @@ class Popularity(ScoreModel):
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items): the counts, in every row."""
         return np.broadcast_to(self.counts.astype(np.float64), (len(users), len(self.counts)))
+
+
+MAX_ITEMS = 20_000  # at its peak the inverse takes three float64 matrices: 10 GB for so many items
+_ROWS = 1024
+
+
+class EASE(ScoreModel):
+    """Scores an item by the sum of its weights from the user's items.
+
+    Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019: a closed form.
+
+    ``weights`` is (n_items, n_items), from the row's item to the column's, with a zero diagonal.
+    With ``half_life`` h the item that is n places older than the user's latest counts 2^(−n/h): no
+    part of EASE, but the least that a method without an idea of time needs beside one that has it.
+    """
+
+    def __init__(
+        self,
+        train: Interactions,
+        weights: npt.NDArray[np.float32],
+        half_life: float | None = None,
+    ) -> None:
+        self.train = train
+        self.weights = weights
+        self.half_life = half_life
+
+    def scores(self, users: IntArray) -> Scores:
+        """(B,) users → (B, n_items); all zero for a user without items."""
+        scores = np.empty((len(users), self.train.n_items), dtype=np.float32)
+        for row, user in enumerate(users):
+            items = self.train.items_of(user)
+            if self.half_life is None:
+                self.weights[items].sum(axis=0, out=scores[row])
+            else:
+                age = np.arange(len(items) - 1, -1, -1)
+                scores[row] = (
+                    np.exp2(-age / self.half_life).astype(np.float32) @ self.weights[items]
+                )
+        return scores
+
+
+def fit_ease(train: Interactions, l2: float, half_life: float | None = None) -> EASE:
+    """The model for the weight ``l2`` (λ) of the L2 penalty; ``half_life`` as of ``EASE``.
+
+    Raises ConfigError when either is not above zero, and when there are more than ``MAX_ITEMS``
+    items: the matrix of all pairs of items has to fit into memory.
+    """
+    if not l2 > 0:
+        raise ConfigError(f"l2 must be above 0, not {l2}")
+    if half_life is not None and not half_life > 0:
+        raise ConfigError(f"half_life must be above 0, not {half_life}")
+    if train.n_items > MAX_ITEMS:
+        gigabytes = 3 * 8 * train.n_items**2 / 1e9
+        raise ConfigError(
+            f"EASE takes at most {MAX_ITEMS:,} items: for {train.n_items:,} its matrices of all "
+            f"pairs of items would need about {gigabytes:,.0f} GB"
+        )
+    gram = _co_occurrences(train)
+    gram[np.diag_indices_from(gram)] += l2
+    inverse = np.linalg.inv(gram)
+    inverse /= -np.diag(inverse).copy()
+    np.fill_diagonal(inverse, 0.0)
+    return EASE(train, inverse.astype(np.float32), half_life)
+
+
+def _co_occurrences(train: Interactions) -> npt.NDArray[np.float64]:
+    """(n_items, n_items) how many users have both items, by blocks of users."""
+    gram = np.zeros((train.n_items, train.n_items))
+    for start in range(0, train.n_users, _ROWS):
+        stop = min(start + _ROWS, train.n_users)
+        entries = slice(train.indptr[start], train.indptr[stop])
+        # Sums of at most so many ones are exact in float32.
+        rows = np.zeros((stop - start, train.n_items), dtype=np.float32)
+        rows[train.users[entries] - start, train.items[entries]] = 1.0
+        gram += rows.T @ rows
+    return gram
+
+
+class CornacBPR(FactorModel):
+    """BPR-MF with item biases, as one more factor; ``seconds`` of training alone.
+
+    Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR: Bayesian Personalized Ranking from
+    Implicit Feedback", UAI 2009.
+    """
+
+    def __init__(self, user_factors: Scores, item_factors: Scores, seconds: float) -> None:
+        super().__init__(user_factors, item_factors)
+        self.seconds = seconds
+
+
+def fit_cornac_bpr(
+    train: Interactions,
+    factors: int,
+    *,
+    learning_rate: float = 0.05,
+    regularisation: float = 0.005,
+    iterations: int = 100,
+    threads: int = 0,
+    seed: int | None = None,
+) -> CornacBPR:
+    """The model after ``iterations`` passes over as many drawn pairs as there are interactions.
+
+    ``threads`` 0 is one for each core. With a ``seed`` the library takes one thread whatever
+    ``threads`` says, and gives the same model each time. Raises ConfigError when ``cornac`` is not
+    installed and DataError when there are no interactions.
+    """
+    bpr = require("cornac.models", "cornac").BPR(
+        k=factors,
+        max_iter=iterations,
+        learning_rate=learning_rate,
+        lambda_reg=regularisation,
+        num_threads=threads,
+        seed=seed,
+    )
+    data = _dataset(train)
+    started = time.perf_counter()
+    bpr.fit(data)
+    seconds = time.perf_counter() - started
+    ones = np.ones((train.n_users, 1), dtype=np.float32)
+    return CornacBPR(
+        np.hstack([bpr.u_factors, ones]),
+        np.hstack([bpr.i_factors, bpr.i_biases[:, None]]),
+        seconds,
+    )
+
+
+def _dataset(train: Interactions) -> Any:
+    """The interactions as the library has them, with the same numbers for users and items."""
+    if train.nnz == 0:
+        raise DataError("there are no interactions to learn from")
+    # Its Dataset.build would number users and items anew, and leave out those without any.
+    return require("cornac.data", "cornac").Dataset(
+        num_users=train.n_users,
+        num_items=train.n_items,
+        uid_map={user: user for user in range(train.n_users)},
+        iid_map={item: item for item in range(train.n_items)},
+        uir_tuple=(train.users, train.items, np.ones(train.nnz)),
+    )

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from app.ab_tests.schemas import RunningABTest
 from app.ab_tests.service import ABTestService
 from app.all_tables import metadata
-from app.core.recommendation_ids import HOUR_MS
+from app.core.ids import HOUR_MS
 from app.wiring import Services
 from tests.app.conftest import add_small_data, publish_model
 
@@ -101,7 +101,7 @@ def one_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the same hour from a test's beginning to its end."""
     now = time.time_ns()
     clock = SimpleNamespace(time_ns=lambda: now)
-    monkeypatch.setattr("app.core.recommendation_ids.time", clock)
+    monkeypatch.setattr("app.core.ids.time", clock)
 
 
 async def begin(client: httpx2.AsyncClient, version: str, **more: Any) -> dict[str, Any]:

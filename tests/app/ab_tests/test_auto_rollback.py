@@ -10,7 +10,7 @@ import pytest
 
 from app.ab_tests.auto_rollback import AutoRollback
 from app.all_tables import metadata
-from app.core.recommendation_ids import hour_now
+from app.core.ids import hour_now
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.wiring import Services, build_services

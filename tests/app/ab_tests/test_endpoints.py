@@ -15,7 +15,7 @@ from app.ab_tests.service import ABTestService
 from app.ab_tests.shadow import ShadowTrials
 from app.all_tables import metadata
 from app.core.errors import Conflict, Unprocessable
-from app.core.recommendation_ids import new_recommendation_id
+from app.core.ids import new_recommendation_id
 from app.core.settings import Settings
 from app.wiring import Services, build_services
 from tests.app.ab_tests.conftest import (

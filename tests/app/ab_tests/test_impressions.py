@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from app.ab_tests.repository import ABTestRepository
 from app.all_tables import metadata
-from app.core.recommendation_ids import hour_now, new_recommendation_id
+from app.core.ids import hour_now, new_recommendation_id
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.click_attribution import ClickAttribution

@@ -58,6 +58,26 @@ async def open_app(data_dir: Path) -> AsyncIterator[FastAPI]:
         yield app
 
 
+async def raw_request(
+    app: FastAPI, messages: list[dict[str, Any]] | None = None, **scope: Any
+) -> tuple[int, bytes]:
+    """A request as a server would pass it on, past what the client library repairs."""
+    sent: list[Any] = []
+    received = iter(messages or [{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    usual: dict[str, Any] = {"type": "http", "method": "GET", "query_string": b"", "root_path": ""}
+    usual |= {"scheme": "http", "http_version": "1.1", "headers": [(b"host", b"127.0.0.1:8000")]}
+    usual |= {"server": ("127.0.0.1", 8000), "client": ("127.0.0.1", 1)}
+    await app(usual | scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
 def check_problem(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
     """Check an error response; returns its body."""
     assert response.status_code == status, response.text

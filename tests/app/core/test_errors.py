@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from tests.app.conftest import client_of
-from tests.app.core.conftest import check_problem
+from tests.app.core.conftest import check_problem, raw_request
 
 pytestmark = pytest.mark.anyio
 
@@ -84,29 +84,9 @@ async def test_an_incomplete_body_is_400_and_not_logged_as_a_failure(app: FastAP
             {"type": "http.request", "body": b'{"user": ', "more_body": True},
             {"type": "http.disconnect"},
         ]
-        sent: list[Any] = []
-
-        async def receive(messages: list[dict[str, Any]] = messages) -> dict[str, Any]:
-            return messages.pop(0)
-
-        async def send(message: Any, sent: list[Any] = sent) -> None:
-            sent.append(message)
-
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": "/events",
-            "raw_path": b"/events",
-            "query_string": b"",
-            "headers": [(b"content-type", content_type), (b"content-length", b"100")],
-            "root_path": "",
-            "scheme": "http",
-            "http_version": "1.1",
-            "server": ("127.0.0.1", 8000),
-            "client": ("127.0.0.1", 1),
-        }
+        headers = [(b"content-type", content_type), (b"content-length", b"100")]
+        scope: dict[str, Any] = {"method": "POST", "path": "/events", "raw_path": b"/events"}
         with capture_logs() as logs:
-            await app(scope, receive, send)
-        assert sent[0]["status"] == 400
-        assert b"incomplete_body" in sent[1]["body"]
+            status, body = await raw_request(app, messages, headers=headers, **scope)
+        assert (status, b"incomplete_body" in body) == (400, True)
         assert not [line for line in logs if line["event"] == "request failed"]

@@ -469,7 +469,7 @@ async def test_without_room_for_the_copy_nothing_is_migrated(
             connection.execute("PRAGMA max_page_count = 2")
         return connection
 
-    monkeypatch.setattr("app.core.sqlite_file.sqlite3.connect", connect)
+    monkeypatch.setattr("app.core.database.sqlite3.connect", connect)
     with pytest.raises(SettingsError, match=r"not migrated, as a copy .* full"):
         await ensure_schema(old)
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from app.core.requests import encode_cursor, loads_lenient, parse_json, text_pro
 from app.core.settings import load_settings
 from app.main import create_app
 from tests.app.conftest import client_of
-from tests.app.core.conftest import check_problem
+from tests.app.core.conftest import check_problem, raw_request
 
 pytestmark = pytest.mark.anyio
 
@@ -73,31 +73,7 @@ async def test_invalid_ids_in_paths_are_422(open_app: FastAPI) -> None:
 
 
 async def _raw(app: FastAPI, raw_path: bytes | None, path: str) -> tuple[int, bytes]:
-    """A request as a server would pass it on, past what the client library repairs."""
-    sent: list[Any] = []
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1:8000")],
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "server": ("127.0.0.1", 8000),
-        "client": ("127.0.0.1", 1),
-    }
-    if raw_path is not None:
-        scope["raw_path"] = raw_path
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+    return await raw_request(app, path=path, **({"raw_path": raw_path} if raw_path else {}))
 
 
 async def test_unencoded_and_missing_raw_paths_are_routed(open_app: FastAPI) -> None:

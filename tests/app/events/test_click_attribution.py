@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.core.recommendation_ids import new_recommendation_id
+from app.core.ids import new_recommendation_id
 from app.events import click_attribution
 from app.events.click_attribution import ClickAttribution
 from app.events.schemas import NewEvent

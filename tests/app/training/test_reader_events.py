@@ -10,7 +10,7 @@ import pytest
 from app.events.training_snapshot import EventSnapshot
 from app.training.reader import TrainingEvents
 from ncr_core.checkpoint import EvaluationSnapshot
-from ncr_core.comparison.fair_holdout import Incumbent, fair_hold_out, leaked_users
+from ncr_core.comparison import Incumbent, fair_hold_out, leaked_users
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.interactions import BoolArray
 from ncr_core.errors import DataError

@@ -21,12 +21,7 @@ from ncr_core.ranking import ExactRanker
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training import trainer as loop_module
-from tests.ncr_core.conftest import wild_model
-
-
-def fill(parameter: Tensor, values: list[float] | list[list[float]]) -> None:
-    with torch.no_grad():
-        parameter.copy_(torch.tensor(values))
+from tests.ncr_core.conftest import fill, wild_model
 
 
 def logit(model: NBPR | DNCR | NeuPR, user: int, i: int, j: int) -> float:
@@ -194,22 +189,6 @@ def test_the_papers_initialisation() -> None:
     for name, parameter in model.named_parameters():
         if parameter.numel() > 500:
             assert parameter.std().item() == pytest.approx(0.01, rel=0.2), name
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"kind": "mlp"},
-        {"factors": 0},
-        {"factors": 10_000},
-        {"layers": 7},
-        {"activation": "gelu"},
-        {"kind": "dncr", "learn_weights": False},
-    ],
-)
-def test_a_configuration_that_does_not_fit(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        ModelConfig.from_dict(wrong)
 
 
 P = [[1.0, 2.0], [3.0, -1.0], [0.0, 4.0], [-2.0, 1.0]]

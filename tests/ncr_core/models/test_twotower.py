@@ -6,17 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ncr_core.errors import ConfigError
 from ncr_core.models import ModelConfig, PairwiseRanker, SharedNeuPR, TwoTower, build_model
 from ncr_core.ranking import PAD, ExactRanker
-from tests.ncr_core.conftest import wild_model
-
-
-def fill(parameter: Tensor, values: list[float] | list[list[float]]) -> None:
-    with torch.no_grad():
-        parameter.copy_(torch.tensor(values))
+from tests.ncr_core.conftest import fill, wild_model
 
 
 def fill_layers(layers: nn.ModuleList, *values: tuple[list[list[float]], list[float]]) -> None:
@@ -142,6 +137,12 @@ def test_the_top_k_are_those_of_the_sum_of_both_scores(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
+        ({"kind": "mlp"}, "kind must be one of"),
+        ({"factors": 0}, "factors must be 1 to 1,024, not 0"),
+        ({"factors": 10_000}, "factors must be 1 to 1,024, not 10000"),
+        ({"layers": 7}, "layers must be 1 to 6, not 7"),
+        ({"activation": "gelu"}, "activation must be one of"),
+        ({"kind": "dncr", "learn_weights": False}, "for nbpr"),
         ({"kind": "nbpr", "shared_embeddings": True}, "for neupr only"),
         ({"kind": "dncr", "shared_embeddings": True}, "for neupr only"),
         ({"kind": "neupr", "layers": 1, "shared_embeddings": True}, "at least 2 layers"),

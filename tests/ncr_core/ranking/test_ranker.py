@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ranking_strategies import certified, cyclic_share
+from benchmarks.ranker import certified, cyclic_share
 from ncr_core.errors import ConfigError
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
+from ncr_core.ranking.algorithm1 import mean_preference, top_positions, wins
 from ncr_core.ranking.backends.torch_ranker import resumable_scan, row_scan
-from ncr_core.ranking.tournament import mean_preference, top_positions, wins
 from tests.ncr_core.conftest import wild_model
 
 

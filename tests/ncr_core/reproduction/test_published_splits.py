@@ -16,7 +16,7 @@ from ncr_core.evaluation.protocols import (
     given_candidates,
 )
 from ncr_core.reproduction.baselines.scoring import Popularity
-from ncr_core.reproduction.published_splits import (
+from ncr_core.reproduction.datasets import (
     MAX_NEGATIVES,
     PublishedSplit,
     load_deepcf_amusic,

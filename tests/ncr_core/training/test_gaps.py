@@ -17,8 +17,7 @@ from ncr_core.evaluation.protocols import ModelRanks, Ranks, evaluate_full
 from ncr_core.models import PairwiseRanker
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import recipe
-from ncr_core.reproduction.baselines.ease import fit_ease
-from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
 from ncr_core.training import train_model
 from ncr_core.training.gaps import MIN_RETURNS, learn_gaps
 

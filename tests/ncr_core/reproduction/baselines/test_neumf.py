@@ -18,11 +18,15 @@ from ncr_core.evaluation.protocols import (
     evaluate_sampled,
     sampled_candidates,
 )
-from ncr_core.reproduction.baselines import neumf_training
-from ncr_core.reproduction.baselines.neumf import GMF, MLP, NeuMF, NeuMFConfig, PointwiseModel
-from ncr_core.reproduction.baselines.neumf_training import (
+from ncr_core.reproduction.baselines import neumf
+from ncr_core.reproduction.baselines.neumf import (
+    GMF,
+    MLP,
     FittedNeuMF,
+    NeuMF,
+    NeuMFConfig,
     Phase,
+    PointwiseModel,
     fit_neumf,
     pointwise_loss,
     train_phase,
@@ -200,7 +204,7 @@ def test_ranking_between_epochs_is_that_of_the_scores() -> None:
     candidates[:, 5] = -1
     users = np.arange(6)
     np.testing.assert_array_equal(
-        neumf_training._Training(model).rank(users, candidates, 20),
+        neumf._Training(model).rank(users, candidates, 20),
         FittedNeuMF(model, []).rank(users, candidates, 20),
     )
 
@@ -230,11 +234,11 @@ def test_it_stops_early_and_keeps_the_best_epoch(
 ) -> None:
     scores, states = iter([0.1, 0.3, 0.2, 0.2, 0.9]), list[Tensor]()
 
-    def evaluate(ranks: neumf_training._Training, held_out: object) -> Metrics:
+    def evaluate(ranks: neumf._Training, held_out: object) -> Metrics:
         states.append(ranks.model.get_parameter("users.weight").detach().clone())
         return Metrics(0.0, next(scores), 1, 1)
 
-    monkeypatch.setattr(neumf_training, "evaluate_sampled", evaluate)
+    monkeypatch.setattr(neumf, "evaluate_sampled", evaluate)
     config = NeuMFConfig(model="gmf", epochs=5, patience=2, device="cpu")
     fitted = fit_neumf(split, config)
     assert fitted.history[0].ndcg == [0.1, 0.3, 0.2, 0.2]

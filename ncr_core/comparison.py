@@ -1,0 +1,397 @@
+"""The gate: whether a newly trained model may replace the served one.
+
+Both are evaluated on the same users, held-out items and candidates (`fair_hold_out`). The
+challenger passes if it is not worse by more than a margin: a test of non-inferiority on the paired
+differences of NDCG@10. The whole catalogue decides; where it shows nothing, sampled candidates do,
+by which more users find their item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ncr_core.checkpoint import EvaluationSnapshot
+from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
+from ncr_core.data.splits import Split
+from ncr_core.evaluation.metrics import FloatArray
+from ncr_core.evaluation.protocols import (
+    CandidateSet,
+    K,
+    full_candidates,
+    of_random_users,
+    ranks_of,
+    sampled_candidates,
+)
+from ncr_core.evaluation.significance import Evaluation, bootstrap_interval, paired_t_test
+from ncr_core.fold_in import FoldIn
+from ncr_core.fold_in.evidence import user_evidence
+from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.ranker import PAD, ExactRanker
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """The served model, as it was evaluated before it was served."""
+
+    evaluated: EvaluationSnapshot
+    user_ids: Sequence[str]
+    """The ids of all its user rows."""
+    item_ids: Sequence[str]
+    """The ids of all its item rows."""
+    trained_on: Interactions
+    """The interactions, in the challenger's rows, that there were when it was trained."""
+    compared: Interactions | None = None
+    """Users and items, in the challenger's rows, of the pairwise preferences it was trained on."""
+
+
+@dataclass(frozen=True)
+class FairHoldOut:
+    """What both models are evaluated on."""
+
+    split: Split
+    """The challenger's users and the n items that both models know; ``test`` is −1 for users who do
+    not take part."""
+    items: IntArray
+    """(n, 2) the items' rows in the challenger and in the incumbent."""
+    incumbent_rows: IntArray
+    """(n_users,) the users' rows in the incumbent's `EvaluationSnapshot`, −1 where it has none."""
+    has_new_items: BoolArray
+    """(n_users,) users with items in ``split.train`` that the incumbent has not learned."""
+    excluded: dict[str, int]
+    """The number of users that do not take part, by the reason."""
+
+    @property
+    def users(self) -> IntArray:
+        """The users that take part, ascending."""
+        return np.flatnonzero(self.split.test >= 0)
+
+
+def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
+    """Select the part of the challenger's hold-out that is fair to both models.
+
+    It is fair when neither model has learned what is held out, and both know the same of the users:
+
+    * A user takes part if the incumbent has learned neither of their two held-out items. The
+      incumbent is evaluated as it was before it learned its own held-out items
+      (`EvaluationSnapshot`), and it cannot have learned what came after its training.
+    * The challenger was trained on what such a user has done since then, up to the held-out items.
+      The incumbent's vector of the user is fitted to the same, as it would be for a served list.
+    * Candidates are the items that both models know. Users whose held-out item only one of them
+      knows are excluded. That a new model knows new items is in its favour, but no measure of its
+      ranking.
+
+    Whether a user is excluded depends on when things were done, not on how well a model ranks them.
+    """
+    train = split.train
+    knowledge = _IncumbentKnowledge(train, incumbent)
+    users = np.flatnonzero(split.test >= 0)
+    unknown = knowledge.item_rows[split.test[users]] < 0
+    learned = knowledge.learned_held_out(split, users)
+    # The snapshot has vectors only of users that it held items out of.
+    no_snapshot = (knowledge.user_rows[users] >= 0) & (knowledge.snapshot_rows[users] < 0)
+    excluded = {
+        "held-out item unknown to the incumbent": int(unknown.sum()),
+        "held-out item learned by the incumbent": int((learned & ~unknown).sum()),
+        "not held out from by the incumbent": int((no_snapshot & ~learned & ~unknown).sum()),
+    }
+    fair = users[~unknown & ~learned & ~no_snapshot]
+
+    common = np.flatnonzero(knowledge.item_rows >= 0)
+    column = np.full(train.n_items, -1, dtype=np.int64)
+    column[common] = np.arange(len(common))
+    test, validation = (np.full(train.n_users, -1, dtype=np.int64) for _ in range(2))
+    test[fair] = column[split.test[fair]]
+    validation[fair] = column[split.validation[fair]]  # learned by neither, and no candidate
+    takes_part = test >= 0
+    common_train = train.reindex(train.user_ids, [train.item_ids[item] for item in common.tolist()])
+    common_train = common_train.select(takes_part[common_train.users])
+    learned_entries = knowledge.learned(common_train.users, common[common_train.items])
+    has_new_items = takes_part & (knowledge.snapshot_rows < 0)
+    has_new_items[common_train.users[~learned_entries]] = True
+    return FairHoldOut(
+        Split(common_train, validation, test),
+        np.stack([common, knowledge.item_rows[common]], axis=1),
+        knowledge.snapshot_rows,
+        has_new_items,
+        excluded,
+    )
+
+
+def leaked_users(split: Split, incumbent: Incumbent) -> BoolArray:
+    """(n_users,) users of whom the incumbent's snapshot has learned a held-out item."""
+    users = np.flatnonzero(split.test >= 0)
+    leaked = np.zeros(split.train.n_users, dtype=np.bool_)
+    leaked[users] = _IncumbentKnowledge(split.train, incumbent).learned_held_out(split, users)
+    return leaked
+
+
+class _IncumbentKnowledge:
+    """What the incumbent knows of the challenger's users and items; rows are −1 for unknown ones.
+
+    ``snapshot_rows`` are the users' rows in the `EvaluationSnapshot`.
+    """
+
+    def __init__(self, train: Interactions, incumbent: Incumbent) -> None:
+        snapshot = incumbent.evaluated
+        self.user_rows = row_indices(train.user_ids, incumbent.user_ids)
+        self.item_rows = row_indices(train.item_ids, incumbent.item_ids)
+        row_in_snapshot = np.full(len(incumbent.user_ids) + 1, -1, dtype=np.int64)
+        row_in_snapshot[snapshot.rows] = np.arange(len(snapshot.rows))
+        self.snapshot_rows = row_in_snapshot[self.user_rows]
+        self._held_out = np.append(snapshot.held_out, [[-1, -1]], axis=0)
+        self._trained_on, self._compared = incumbent.trained_on, incumbent.compared
+
+    def learned_held_out(self, split: Split, users: IntArray) -> BoolArray:
+        """Whether the snapshot was trained on a held-out item of each user, or on its preferences.
+
+        Items that it held out itself count as not learned.
+        """
+        result = np.zeros(len(users), dtype=np.bool_)
+        for items in (split.test[users], split.validation[users]):
+            result |= self.learned(users, items)
+            if self._compared is not None:
+                result |= self._trained(self._compared, users, items)
+        return result
+
+    def learned(self, users: IntArray, items: IntArray) -> BoolArray:
+        """Whether the snapshot was trained on these interactions."""
+        return self._trained(self._trained_on, users, items)
+
+    def _trained(self, data: Interactions, users: IntArray, items: IntArray) -> BoolArray:
+        # What the incumbent held out was in nothing that its snapshot was trained on.
+        rows = self.item_rows[items]
+        held_out = (rows[:, None] == self._held_out[self.snapshot_rows[users]]).any(axis=1)
+        known = (self.user_rows[users] >= 0) & (rows >= 0)
+        result: BoolArray = data.contains(users, items) & known & ~held_out
+        return result
+
+
+DRAWS = 5
+"""Draws of the sampled negatives; a user's NDCG is the mean over them."""
+FULL_USERS = 1_000
+"""The number of users whose held-out item is ranked among the whole catalogue."""
+LEVEL = 0.9
+"""The level of the two-sided interval: 5 % on either side."""
+ENOUGH_USERS = 500
+MIN_USERS = 20
+
+OnDone = Callable[[int, int], None]
+"""Called with the number of passes over the users that are done, and of all passes."""
+GateFinding = Literal["not_worse", "not_shown", "worse", "too_few_users"]
+GateProtocol = Literal["full", "sampled"]
+
+
+@dataclass(frozen=True)
+class GateDecision:
+    """What the comparison of a challenger with the incumbent showed, and its figures."""
+
+    passed: bool
+    """Whether the challenger may be served."""
+    finding: GateFinding
+    challenger: float
+    """The mean NDCG@10 of the challenger."""
+    incumbent: float
+    """The mean NDCG@10 of the incumbent."""
+    difference: float
+    """challenger − incumbent."""
+    interval: tuple[float, float] | None
+    """The interval of the mean difference at ``level``; None for too few users."""
+    level: float
+    p: float | None
+    """The p of the paired t-test; None for too few users."""
+    margin: float
+    """How much worse the challenger may be, in units of NDCG."""
+    users: int
+    protocol: GateProtocol = "full"
+    """What decided: the whole catalogue, or sampled candidates."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return asdict(self)
+
+
+def decide(challenger: FloatArray, incumbent: FloatArray, relative_margin: float) -> GateDecision:
+    """Decide by the (n,) NDCG of the same users under both models.
+
+    With `ENOUGH_USERS` the challenger passes if the lower end of the interval of the mean
+    difference is above −margin: it is shown not to be worse by so much. With fewer, an equal model
+    would often fail for want of users; it passes unless it is shown to be worse (the interval below
+    0 and the mean below −margin). Below `MIN_USERS` nothing can be shown, and it passes.
+
+    Args:
+        challenger: (n,) NDCG@10 of the new model, by user.
+        incumbent: (n,) NDCG@10 of the served model, by user.
+        relative_margin: the margin as a share of the incumbent's mean.
+    """
+    n = len(incumbent)
+    mean, incumbent_mean = (float(x.mean()) if n else 0.0 for x in (challenger, incumbent))
+    margin, difference = relative_margin * incumbent_mean, mean - incumbent_mean
+    finding: GateFinding = "too_few_users"
+    interval = p = None
+    if n >= MIN_USERS:
+        interval = bootstrap_interval(challenger - incumbent, level=LEVEL)
+        p = paired_t_test(challenger, incumbent).p
+        if interval[0] > -margin or (challenger == incumbent).all():
+            finding = "not_worse"
+        elif interval[1] < 0 and difference < -margin:
+            finding = "worse"
+        else:
+            finding = "not_shown"
+    passed = finding != "worse" and not (finding == "not_shown" and n >= ENOUGH_USERS)
+    return GateDecision(
+        passed, finding, mean, incumbent_mean, difference, interval, LEVEL, p, margin, n
+    )
+
+
+@dataclass(frozen=True)
+class GateEvaluation:
+    """Both models on one hold-out: sampled candidates, and the whole catalogue for some users."""
+
+    challenger: Evaluation
+    incumbent: Evaluation
+    full_challenger: Evaluation
+    full_incumbent: Evaluation
+    folded_in: bool
+    """Whether the incumbent's figures are those with users' vectors fitted to what they have done
+    since its training, as in served lists. Else the vectors as trained were better."""
+
+    def decide(self, relative_margin: float) -> GateDecision:
+        """The decision by the whole catalogue, and by sampled candidates if it shows nothing."""
+        by_full = decide(self.full_challenger.ndcg, self.full_incumbent.ndcg, relative_margin)
+        if by_full.finding != "not_shown":
+            return by_full
+        by_sampled = decide(self.challenger.ndcg, self.incumbent.ndcg, relative_margin)
+        return replace(by_sampled, protocol="sampled")
+
+
+@dataclass(frozen=True)
+class GateComparison:
+    """A challenger and the incumbent on a fair hold-out, and the decision."""
+
+    hold_out: FairHoldOut
+    evaluation: GateEvaluation | None
+    """None for fewer users than `MIN_USERS`."""
+    decision: GateDecision
+
+
+def compare(
+    split: Split,
+    challenger: PairwiseRanker,
+    incumbent: Incumbent,
+    relative_margin: float,
+    on_done: OnDone = lambda done, total: None,
+) -> GateComparison:
+    """Compare a challenger, trained on ``split``, with the incumbent, and decide.
+
+    Args:
+        split: what the challenger was trained on; its test items are held out.
+        challenger: the new model.
+        incumbent: the served model.
+        relative_margin: see `decide`.
+        on_done: told of the progress.
+    """
+    hold_out = fair_hold_out(split, incumbent)
+    if len(hold_out.users) < MIN_USERS:
+        nothing = np.zeros(0)
+        return GateComparison(hold_out, None, decide(nothing, nothing, relative_margin))
+    evaluation = evaluate_both(hold_out, challenger, incumbent, on_done=on_done)
+    return GateComparison(hold_out, evaluation, evaluation.decide(relative_margin))
+
+
+def evaluate_both(
+    hold_out: FairHoldOut,
+    challenger: PairwiseRanker,
+    incumbent: Incumbent,
+    *,
+    draws: int = DRAWS,
+    full_users: int = FULL_USERS,
+    on_done: OnDone = lambda done, total: None,
+) -> GateEvaluation:
+    """Compute NDCG@10 and HR@10 of each user that takes part, under both models.
+
+    Where users have new items since the incumbent's training, it is evaluated twice, with their
+    vectors fitted to these and as trained, and the better mean counts: the new items may be wrong,
+    and have then spoilt the fitted vectors as they have spoilt the challenger. Raises ValueError if
+    no user takes part.
+    """
+    rows = torch.from_numpy(hold_out.users).to(challenger.device)
+    with torch.inference_mode():
+        challenger_vectors = challenger.user_vectors(rows)
+    rankers = [_VectorRanker(challenger, challenger_vectors, hold_out.items[:, 0])]
+    known_with_new_items = hold_out.has_new_items & (hold_out.incumbent_rows >= 0)
+    for folded_in in (True, False) if known_with_new_items.any() else (True,):
+        vectors = incumbent_vectors(hold_out, incumbent, folded_in=folded_in)
+        rankers.append(_VectorRanker(incumbent.evaluated.model, vectors, hold_out.items[:, 1]))
+    split, passes = hold_out.split, draws + 1
+    ranks: list[list[IntArray]] = [[] for _ in rankers]
+    for draw in range(draws):
+        candidates = sampled_candidates(split, split.test, draw)
+        for ranker, ranks_by_draw in zip(rankers, ranks, strict=True):
+            ranks_by_draw.append(ranker.ranks(candidates, hold_out.users))
+        on_done(draw + 1, passes)
+    sampled = [Evaluation.of(ranks_by_draw) for ranks_by_draw in ranks]
+    best = max(range(1, len(sampled)), key=lambda index: sampled[index].mean_ndcg)
+    full_test = of_random_users(split.test, full_users)
+    full = [
+        Evaluation.of([rankers[index].full_ranks(split, full_test, hold_out.users)])
+        for index in (0, best)
+    ]
+    on_done(passes, passes)
+    return GateEvaluation(sampled[0], sampled[best], full[0], full[1], folded_in=best == 1)
+
+
+def incumbent_vectors(hold_out: FairHoldOut, incumbent: Incumbent, *, folded_in: bool) -> Tensor:
+    """(n, E) the incumbent's vectors of the users that take part.
+
+    Users that it has never seen are folded in by the items that both models know. With
+    ``folded_in``, so are users with items that it has not learned, as in served lists.
+    """
+    model = incumbent.evaluated.model
+    users = hold_out.users
+    rows = hold_out.incumbent_rows[users]
+    fold_in = FoldIn(model)
+    with torch.no_grad():
+        known_rows = torch.from_numpy(np.maximum(rows, 0)).to(model.device)
+        vectors = model.user_vectors(known_rows).float().cpu()
+    vectors[torch.from_numpy(rows < 0)] = fold_in.newcomer
+    to_fit = np.flatnonzero(hold_out.has_new_items[users] & (folded_in | (rows < 0)))
+    if len(to_fit):
+        evidence = user_evidence(hold_out.split.train, users[to_fit], hold_out.items[:, 1])
+        vectors[to_fit] = fold_in(evidence, vectors[to_fit])
+    return vectors.to(model.device)
+
+
+class _VectorRanker:
+    """Ranks by one vector for each user that takes part, and the model's rows of the items."""
+
+    def __init__(self, model: PairwiseRanker, vectors: Tensor, item_rows: IntArray) -> None:
+        self._ranker = ExactRanker(model)
+        self._vectors = vectors
+        self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
+
+    def ranks(self, candidates: CandidateSet, users: IntArray) -> IntArray:
+        """(n,) ranks of the held-out items; ``users`` are those of the vectors, ascending."""
+        in_model_rows = CandidateSet(
+            np.searchsorted(users, candidates.users),
+            self._rows[candidates.held_out],
+            self._rows[candidates.candidates],
+        )
+        return ranks_of(self, in_model_rows, K)
+
+    def full_ranks(self, split: Split, held_out: IntArray, users: IntArray) -> IntArray:
+        """(n,) ranks of held-out items among all items that were not interacted with."""
+        blocks = full_candidates(split, held_out, 0)
+        return np.concatenate([self.ranks(block, users) for block in blocks])
+
+    @torch.inference_mode()
+    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
+        vectors = self._vectors[torch.from_numpy(users).to(self._vectors.device)]
+        ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
+        result: IntArray = ranked.cpu().numpy()
+        return result

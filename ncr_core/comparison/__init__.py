@@ -1,1 +1,0 @@
-"""Comparing a new model with the served one."""

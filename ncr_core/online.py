@@ -1,0 +1,335 @@
+"""Tests on what users click: interleaving, and whether click-through has dropped.
+
+Interleaving shows two rankers in one list (Radlinski, Kurup & Joachims, CIKM'08). Every user sees
+both at the same positions, so differences between users, hours and pages cancel out. That takes
+some tens of times fewer lists than an A/B test.
+
+The test of click-through is sequential: valid however often it is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncr_core.evaluation.significance import sign_test_p, student_t_quantile
+
+T = TypeVar("T", bound=Hashable)
+
+LEVEL = 0.95
+"""The level of the interval, and 1 − the significance level of the test."""
+
+
+class RandomSource(Protocol):
+    """`random.Random` or a NumPy generator."""
+
+    def random(self) -> float:
+        """A number from [0, 1)."""
+        ...
+
+
+class Teams(NamedTuple, Generic[T]):
+    """The items that each ranker put into the list, in their order."""
+
+    a: list[T]
+    b: list[T]
+
+
+class Draft(NamedTuple, Generic[T]):
+    """An interleaved list, and which ranker put which item there."""
+
+    merged: list[T]
+    teams: Teams[T]
+
+
+def team_draft(a: Sequence[T], b: Sequence[T], n: int, rng: RandomSource) -> Draft[T]:
+    """Interleave the first ``n`` items of two rankings, as two captains choose teams in turns.
+
+    In each round a coin decides who chooses first; each ranker chooses its best item that is not in
+    the list yet (algorithm 2 of the paper). Where one ranking is used up, the rest of the other
+    follows and belongs to neither team.
+    """
+    rankings, position = (a, b), [0, 0]
+    in_list: set[T] = set()
+    merged: list[T] = []
+    teams: tuple[list[T], list[T]] = ([], [])
+    while len(merged) < n:
+        for side in (0, 1):
+            while (
+                position[side] < len(rankings[side]) and rankings[side][position[side]] in in_list
+            ):
+                position[side] += 1
+        used_up = position[0] == len(a), position[1] == len(b)
+        lead = len(teams[0]) - len(teams[1])
+        if lead == 0 and any(used_up):
+            break  # the one that chooses first would be the only one
+        turn = int(rng.random() < 0.5) if lead == 0 else int(lead > 0)
+        if used_up[turn]:
+            break
+        item = rankings[turn][position[turn]]
+        in_list.add(item)
+        merged.append(item)
+        teams[turn].append(item)
+    for side in (0, 1):
+        for item in rankings[side][position[side] :]:
+            if len(merged) < n and item not in in_list:
+                in_list.add(item)
+                merged.append(item)
+    return Draft(merged, Teams(*teams))
+
+
+def credit(clicked: Collection[T], teams: Teams[T]) -> tuple[int, int]:
+    """The number of clicked items of each team; the ranker with more wins the list."""
+    return sum(item in clicked for item in teams.a), sum(item in clicked for item in teams.b)
+
+
+@dataclass(frozen=True)
+class InterleavingResult:
+    """Which of two rankers users prefer, by the lists on which some item was clicked."""
+
+    wins_a: int
+    """Lists that A won."""
+    wins_b: int
+    """Lists that B won."""
+    ties: int
+    users: int
+    """Users with a click."""
+    difference: float | None
+    """Δ = (wins_b + ties/2) / (wins_a + wins_b + ties) − 1/2, above 0, up to 1/2, where B is
+    preferred (Chapelle, Joachims, Radlinski & Yue, TOIS 2012, eq. 1); None without a click."""
+    interval: tuple[float, float] | None
+    """The interval of Δ at `LEVEL`; None without a click."""
+    p: float | None
+    """The p of the sign test over users; None without a click."""
+
+    @property
+    def better(self) -> Literal["a", "b"] | None:
+        """The better ranker, if both the test and the interval show it; else None."""
+        if self.interval is None or self.p is None or self.p >= 1 - LEVEL:
+            return None
+        if self.interval[0] > 0:
+            return "b"
+        return "a" if self.interval[1] < 0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "wins_a": self.wins_a,
+            "wins_b": self.wins_b,
+            "ties": self.ties,
+            "users": self.users,
+            "difference": self.difference,
+            "interval": None if self.interval is None else list(self.interval),
+            "level": LEVEL,
+            "p": self.p,
+        }
+
+
+def interleaving_result(tallies: NDArray[np.int64]) -> InterleavingResult:
+    """Compare two rankers by the lists that each won.
+
+    A user's lists are alike, so users are counted, not lists:
+
+    - p: each user has one vote, for the ranker that won more of their lists; the exact two-sided
+      sign test on these votes. A user with a thousand lists does not outvote the others.
+    - interval: Wilson's of B's share of the lists (Wilson 1927), with the number of lists that
+      would be as informative if they were independent (Korn & Graubard, Survey Methodology 1998):
+      by the variance of the share in the jackknife over users (Efron & Stein 1981), and at most as
+      many as there are. In place of the normal quantile it has Student's t, with as many degrees of
+      freedom as users with lists of one number would have (Satterthwaite 1946). It stays within
+      [−1/2, 1/2] and never has the width 0.
+
+    Both are valid for one look, after a number of lists that was fixed in advance.
+
+    Args:
+        tallies: (n_users, 3) lists that A won, that B won, and ties with a click, of each user.
+
+    Raises:
+        ValueError: ``tallies`` has another shape.
+    """
+    if tallies.ndim != 2 or tallies.shape[1] != 3:
+        raise ValueError(f"wins of A, wins of B and ties are needed, not {tallies.shape}")
+    tallies = tallies[tallies.sum(axis=1) > 0]
+    wins_a, wins_b, ties = (int(total) for total in tallies.sum(axis=0))
+    users, lists = len(tallies), wins_a + wins_b + ties
+    if lists == 0:
+        return InterleavingResult(0, 0, 0, 0, None, None, None)
+    share = (wins_b + ties / 2) / lists
+    votes = np.sign(tallies[:, 1] - tallies[:, 0])
+    p = sign_test_p(int((votes > 0).sum()), int((votes < 0).sum()))
+    return InterleavingResult(
+        wins_a, wins_b, ties, users, share - 0.5, _interval(tallies, share, lists), p
+    )
+
+
+def _interval(tallies: NDArray[np.int64], share: float, lists: int) -> tuple[float, float]:
+    users = len(tallies)
+    if users == 1:
+        return -0.5, 0.5  # one user says nothing of how users differ
+    lists_of_user = tallies.sum(axis=1)
+    share_without = (tallies[:, 1] + tallies[:, 2] / 2 - share * lists_of_user) / (
+        lists - lists_of_user
+    )
+    variance = (users - 1) / users * float((share_without**2).sum())
+    n: float = lists
+    if share in (0, 1):
+        n = users  # all alike: how much a user's other lists add is not known
+    elif variance > 0:
+        n = min(share * (1 - share) / variance, lists)
+    squares = lists_of_user.astype(np.float64) ** 2
+    degrees = max(float(squares.sum() ** 2 / (squares**2).sum()) - 1, 1.0)
+    t = student_t_quantile((1 + LEVEL) / 2, degrees)
+    centre = (share + t**2 / (2 * n)) / (1 + t**2 / n)
+    half = t / (1 + t**2 / n) * math.sqrt(share * (1 - share) / n + t**2 / (4 * n**2))
+    low, high = max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
+    return low - 0.5, high - 0.5
+
+
+_NORMAL = NormalDist()
+_MIN_P = 1e-12
+_MIXTURE_RATIO = 11.5  # lists per unit of the mixture: tightest at `tuned_lists` for α about 0.005
+_MIN_DAYS = 6  # fewer do not show how much rates differ from day to day
+_ASSUMED_DAY_STD = 0.1  # with fewer: the standard deviation between days, relative to the rate
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True)
+class ClickThroughDrop:
+    """Clicked lists of a new version beside those that its predecessor's rates lead to expect.
+
+    Only hours of the day count in which both versions gave out lists.
+    """
+
+    lists_before: int
+    """Lists of the predecessor."""
+    lists: int
+    """Lists of the new version."""
+    clicked: int
+    """Lists of the new version that were clicked."""
+    expected: float
+    """Clicked lists if those of each hour of the day were clicked as often as before."""
+    dispersion: float
+    """The variance of rates as a multiple of that of independent lists, at least 1."""
+    expected_std: float
+    """The standard deviation of ``expected``: for how few lists there were before, and for how days
+    differ where too few of them are known."""
+    tuned_lists: int
+    """The number of lists at which the test is sharpest."""
+
+    @property
+    def relative_drop(self) -> float:
+        """1 − clicked/expected: above 0 where click-through is lower than before."""
+        return 1 - self.clicked / self.expected if self.expected > 0 else 0.0
+
+    @property
+    def p(self) -> float:
+        """The probability of *ever* seeing so clear a drop, at any of all looks, if there is none.
+
+        It is the smallest α at which `bound` is passed.
+        """
+        shortfall = self.expected - self.clicked
+        if shortfall <= self.bound(1.0):
+            return 1.0
+        low, high = math.log(_MIN_P), 0.0
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            passed = shortfall > self.bound(math.exp(middle))
+            low, high = (low, middle) if passed else (middle, high)
+        return math.exp(high)
+
+    def bound(self, alpha: float) -> float:
+        """The shortfall ``expected`` − ``clicked`` that is passed with probability ``alpha``.
+
+        One half of α is for the walk of the clicks around their mean, which is looked at again and
+        again: the one-sided normal mixture boundary (Robbins 1970; Howard, Ramdas, McAuliffe &
+        Sekhon, Annals of Statistics 2021, eq. 14) is crossed with that probability however often
+        one looks. The other half is for ``expected``, an estimate that looking does not change.
+        """
+        half = alpha / 2
+        rate = self.expected / self.lists
+        step = math.sqrt(self.dispersion * rate * (1 - rate))
+        mixture = self.tuned_lists / _MIXTURE_RATIO
+        n = self.lists + mixture
+        walk = step * math.sqrt(2 * n * math.log(math.sqrt(n / mixture) / (2 * half) + 1))
+        return walk - _NORMAL.inv_cdf(half) * self.expected_std
+
+
+def click_through_drop(
+    previous: NDArray[np.int64],
+    current: NDArray[np.int64],
+    baseline: NDArray[np.int64],
+    tuned_lists: int,
+) -> ClickThroughDrop | None:
+    """Compare click-through rates hour of the day by hour of the day.
+
+    Rates differ between night and day, and a new version has seen little of either; so hours are
+    compared with the same hours of the day before.
+
+    Lists of one user, one hour or one day are alike, so rates vary by more than the binomial's
+    variance. By how much is taken from ``baseline``: the larger of Pearson's χ² per degree of
+    freedom of hours and of days, at least 1 (McCullagh & Nelder 1989, 4.5). Fewer than six days do
+    not show it; days are then assumed to differ by a tenth.
+
+    Args:
+        previous: (n, 3) rows of the version before: hours since 1970, the lists given out in that
+            hour, and those of them that were clicked. Hours without lists are left out.
+        current: the same of the new version.
+        baseline: the same of whatever was served in the days before.
+        tuned_lists: the number of lists at which the test is sharpest.
+
+    Returns:
+        The drop; None if there is no hour of the day with lists of both versions.
+    """
+    previous_hour, current_hour = previous[:, 0] % 24, current[:, 0] % 24
+    lists_before = np.bincount(previous_hour, previous[:, 1], 24)
+    clicked_before = np.bincount(previous_hour, previous[:, 2], 24)
+    lists = np.bincount(current_hour, current[:, 1], 24) * (lists_before > 0)
+    clicked = np.bincount(current_hour, current[:, 2], 24) * (lists_before > 0)
+    in_both = lists > 0
+    if not in_both.any():
+        return None
+    rates = clicked_before / np.maximum(lists_before, 1)
+    expected = float((lists * rates).sum())
+    mean = expected / float(lists.sum())
+    dispersion = _dispersion(baseline)
+    sampling = float((lists[in_both] ** 2 / lists_before[in_both]).sum()) * mean * (1 - mean)
+    between_days = 0.0 if _count_days(baseline) >= _MIN_DAYS else _ASSUMED_DAY_STD * expected
+    return ClickThroughDrop(
+        lists_before=int(lists_before[in_both].sum()),
+        lists=int(lists.sum()),
+        clicked=int(clicked.sum()),
+        expected=expected,
+        dispersion=dispersion,
+        expected_std=math.hypot(math.sqrt(dispersion * sampling), between_days),
+        tuned_lists=tuned_lists,
+    )
+
+
+def _count_days(hours: NDArray[np.int64]) -> int:
+    return len(np.unique(hours[:, 0] // 24))
+
+
+def _dispersion(baseline: NDArray[np.int64]) -> float:
+    """The larger variance, by hour or by day, as a multiple of the binomial's; at least 1."""
+    if _count_days(baseline) < _MIN_DAYS:
+        return 1.0
+    hours, lists, clicked = baseline.T
+    mean = float(clicked.sum() / lists.sum())
+    variance = mean * (1 - mean)
+    if variance == 0:
+        return 1.0
+    hour_of_day = hours % 24
+    lists_by_hour = np.bincount(hour_of_day, lists, 24)
+    rates = np.bincount(hour_of_day, clicked, 24) / np.maximum(lists_by_hour, 1)
+    residuals = clicked - lists * rates[hour_of_day]
+    days, day = np.unique(hours // 24, return_inverse=True)
+    by_hour = residuals**2 / (lists * variance)
+    by_day = np.bincount(day, residuals) ** 2 / (np.bincount(day, lists) * variance)
+    hour_degrees, day_degrees = len(hours) - len(np.unique(hour_of_day)), len(days) - 1
+    return max(1.0, float(by_hour.sum()) / max(hour_degrees, 1), float(by_day.sum()) / day_degrees)

@@ -1,1 +1,0 @@
-"""Tests on what users click: interleaving, and a sequential test of click-through."""
