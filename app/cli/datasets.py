@@ -1,10 +1,10 @@
-"""`ncr import` and `ncr download`, and data sets as `ncr train` and `ncr evaluate` read them."""
+"""`ncr import` and `ncr download`, and the options of all commands that read a data set."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,9 +13,7 @@ from app.cli.common import bar, console, with_services
 if TYPE_CHECKING:
     from app.transfer.import_data import ImportReport
     from app.wiring import Services
-    from ncr_core.data import Interactions, Split
     from ncr_core.data.readers import BadRow, Columns
-    from ncr_core.reproduction.datasets import PublishedSplit
 
 Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", help="What the files are.")]
@@ -34,13 +32,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("import")(import_)
     app.command()(download)
-
-
-def columns_of(user: str, item: str, rating: str, timestamp: str) -> Columns:
-    """The names of the columns, for the readers."""
-    from ncr_core.data.readers import Columns
-
-    return Columns(user=user, item=item, rating=rating, timestamp=timestamp)
 
 
 class BadRows:
@@ -70,7 +61,9 @@ def import_(
     timestamp_column: TimeColumn = "timestamp",
 ) -> None:
     """Import a data set into the service's database. A second time it adds nothing."""
-    columns = columns_of(user_column, item_column, rating_column, timestamp_column)
+    from ncr_core.data.readers import Columns
+
+    columns = Columns(user_column, item_column, rating_column, timestamp_column)
     report = with_services(lambda services: run_import(services, path, format_, columns))
     if not report.good and not report.items_known:
         console.print("[red]nothing was imported[/red]")
@@ -135,80 +128,3 @@ def download(
         base = os.environ.get("NCR_DOWNLOAD_BASE_URL", BASE_URL)
         path = fetch(name, directory, base_url=base, on_progress=show)
     typer.echo(str(path))
-
-
-def read_split(
-    path: Path, protocol: Protocol, format_: Format, columns: Columns, min_interactions: int
-) -> tuple[Split, dict[str, Any]]:
-    """Reads a data set and splits it by a protocol.
-
-    Args:
-        path: A file or a folder; for p2 the folder that holds ncf-ml-1m and ml-1m.
-        protocol: p1: the latest item of each user is for test; p2: the published NCF split.
-        format_: What the files are.
-        columns: The names of their columns.
-        min_interactions: Interactions that an item needs, by p1.
-
-    Returns:
-        The split, and a description of the data set for a checkpoint's manifest.
-
-    Raises:
-        DataError: The data cannot be read, or leaves nothing to rank for some users.
-    """
-    from ncr_core.data import leave_latest_out
-    from ncr_core.reproduction.datasets import check_rankable
-
-    if protocol == "p2":
-        split: Split = read_published_split(path)
-        min_interactions = 1
-    else:
-        split = leave_latest_out(read_interactions(path, format_, columns, min_interactions))
-    check_rankable(split)
-    return split, {
-        "name": path.name,
-        "protocol": "leave-latest-out" if protocol == "p1" else protocol,
-        "min_interactions": min_interactions,
-        **counts(split.all_seen),
-    }
-
-
-def read_published_split(root: Path) -> PublishedSplit:
-    """The published NCF split under a folder. Raises DataError where the rows have other ids."""
-    from ncr_core.reproduction.datasets import load_ncf
-
-    split = load_ncf(root)
-    console.print(described(split.all_seen))
-    return split
-
-
-def read_interactions(path: Path, format_: Format, columns: Columns, at_least: int) -> Interactions:
-    """Reads a data set and drops items with fewer interactions; prints what is left."""
-    from ncr_core.data import min_interactions
-    from ncr_core.data.dataset import read_source as read
-    from ncr_core.data.readers import open_source
-
-    source = open_source(path, format_, columns)
-    bad = BadRows()
-    with bar() as progress:
-        task = progress.add_task(f"read {source.name}", total=source.total_bytes or None)
-        interactions = read(source, on_bad=bad, on_bytes=lambda n: progress.advance(task, n))
-    filtered = min_interactions(interactions, at_least)
-    console.print(f"{described(filtered)} ({bad.summary()})")
-    return filtered
-
-
-def described(interactions: Interactions) -> str:
-    """The counts of a data set, as a sentence has them."""
-    return (
-        f"{interactions.n_users:,} users, {interactions.n_items:,} items, "
-        f"{interactions.nnz:,} interactions"
-    )
-
-
-def counts(interactions: Interactions) -> dict[str, int]:
-    """The counts of a data set, as a manifest has them."""
-    return {
-        "users": interactions.n_users,
-        "items": interactions.n_items,
-        "interactions": interactions.nnz,
-    }

@@ -12,7 +12,6 @@ from app.cli import (
     admin,
     datasets,
     demo,
-    evaluate,
     reproduce,
     serve,
     train,
@@ -27,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (demo, serve, datasets, transfer, train, evaluate, reproduce):
+for module in (demo, serve, datasets, transfer, train, reproduce):
     module.register(app)
 app.add_typer(admin.db, name="db")
 app.add_typer(admin.jobs, name="jobs")

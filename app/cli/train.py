@@ -1,33 +1,42 @@
-"""`ncr train`: a model on a data set, without the service.
+"""`ncr train` and `ncr evaluate`: a model on a data set, without the service.
 
-Its options for hyper-parameters are made from the configurations of models and of training.
+The options for hyper-parameters are made from the configurations of models and of training.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.common import EpochLines
+from app.cli.common import EpochLines, bar, console
 from app.cli.datasets import (
+    BadRows,
     DataOption,
+    Format,
     FormatOption,
     ItemColumn,
     Protocol,
     RatingColumn,
     TimeColumn,
     UserColumn,
-    columns_of,
-    read_split,
 )
+from ncr_core.errors import DataError
 from ncr_core.model_config import ModelConfig
 from ncr_core.parameters import ConfigField, parameters_of
 from ncr_core.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from ncr_core.checkpoint import Checkpoint
+    from ncr_core.data import Interactions, Split
+    from ncr_core.data.readers import Columns
+    from ncr_core.evaluation.protocols import CandidateSet
+    from ncr_core.reproduction.datasets import PublishedSplit
 
 _SPECS = {
     spec.public_name: spec
@@ -38,8 +47,9 @@ _SPECS = {
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Adds the commands."""
     app.command()(with_hyperparameters(train))
+    app.command()(evaluate)
 
 
 def train(
@@ -78,6 +88,7 @@ def train(
     The latest item of each user is for test, the one before for validation, the rest is learned
     from (protocol P1).
     """
+    from ncr_core.data.readers import Columns
     from ncr_core.errors import CheckpointError, ConfigError
     from ncr_core.recipes import AUTO_RECIPE, recipe
     from ncr_core.training.offline import train_checkpoint
@@ -91,7 +102,7 @@ def train(
     base = recipe("default" if name == AUTO_RECIPE else name).with_(**hyperparameters)
     base.training.torch_device()
     chosen = None if name == AUTO_RECIPE else base
-    columns = columns_of(user_column, item_column, rating_column, timestamp_column)
+    columns = Columns(user_column, item_column, rating_column, timestamp_column)
     split, description = read_split(data, protocol, format_, columns, min_interactions)
     with EpochLines() as lines:
         training = train_checkpoint(
@@ -119,8 +130,12 @@ def with_hyperparameters(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(context: typer.Context, **arguments: Any) -> None:
-        values = {name: arguments.pop(name) for name in _SPECS}
-        return command(**arguments, hyperparameters=_explicit(values, context))
+        explicit = {}  # the others are left to the recipe
+        for name, spec in _SPECS.items():
+            value, source = arguments.pop(name), context.get_parameter_source(name)
+            if source is not None and source.name != "DEFAULT":
+                explicit[spec.name] = tuple(value) if isinstance(value, list) else value
+        return command(**arguments, hyperparameters=explicit)
 
     signature = inspect.signature(command, eval_str=True)
     own = [p for name, p in signature.parameters.items() if name != "hyperparameters"]
@@ -151,14 +166,191 @@ def _option(spec: ConfigField) -> inspect.Parameter:
     )
 
 
-def _explicit(values: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
-    """The values that were given on the command line, by the name of the configuration's field.
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    data: DataOption,
+    protocol: Annotated[
+        Protocol | None,
+        typer.Option(
+            help="p1: latest item out, 100 sampled items, and all; p2: the published NCF split, "
+            "its 99 items, and all. What the checkpoint was trained for, unless given."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampled items.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    format_: FormatOption = "auto",
+    user_column: UserColumn = "user",
+    item_column: ItemColumn = "item",
+    rating_column: RatingColumn = "rating",
+    timestamp_column: TimeColumn = "timestamp",
+) -> None:
+    """Measure a checkpoint of `ncr train` on the test items that it was not shown."""
+    from ncr_core.checkpoint import load_checkpoint
+    from ncr_core.data.readers import Columns
+    from ncr_core.evaluation.protocols import ModelRanks, evaluate_full, evaluate_sampled
+    from ncr_core.training import resolve_device
 
-    The others are left to the recipe.
+    loaded = load_checkpoint(checkpoint, resolve_device(device))
+    trained_protocol = _trained_protocol(checkpoint, loaded)
+    if protocol not in (None, trained_protocol):
+        raise DataError(
+            f"{checkpoint} was trained for protocol {trained_protocol}: some of what {protocol} "
+            f"tests on may be what it learned; train one with --protocol {protocol}"
+        )
+    columns = Columns(user_column, item_column, rating_column, timestamp_column)
+    split, candidates = _read_test_items(checkpoint, loaded, data, format_, columns, seed)
+    model = ModelRanks(loaded.model)
+    sampled = evaluate_sampled(model, candidates)
+    if not as_json:
+        typer.echo(sampled.line("sampled"))
+    with bar(counted=True) as progress:
+        task = progress.add_task("full ranking", total=int((split.test >= 0).sum()))
+        full = evaluate_full(
+            model, split, split.test, seed, on_users=lambda n: progress.advance(task, n)
+        )
+    if as_json:
+        report = {
+            "protocol": trained_protocol,
+            "seed": seed,
+            "model": loaded.model.config.as_dict(),
+            "sampled": sampled.as_dict(),
+            "full": full.as_dict(),
+        }
+        typer.echo(json.dumps(report))
+    else:
+        typer.echo(full.line("full"))
+
+
+def _trained_protocol(checkpoint: Path, loaded: Checkpoint) -> Protocol:
+    """The protocol that a checkpoint was trained for. Raises DataError where that is not known."""
+    data = loaded.manifest["data"]
+    if "min_interactions" not in data:
+        raise DataError(
+            f"{checkpoint} was not made by `ncr train`, so what it was trained on is not known: "
+            "its own figures are in its manifest"
+        )
+    return "p2" if data.get("protocol") == "p2" else "p1"
+
+
+def _read_test_items(
+    checkpoint: Path,
+    loaded: Checkpoint,
+    data: Path,
+    format_: Format,
+    columns: Columns,
+    seed: int,
+) -> tuple[Split, CandidateSet]:
+    """The split that a checkpoint was trained on, and the candidates of its test items.
+
+    Raises:
+        DataError: The data set is not the one that the checkpoint was trained on.
     """
-    explicit = {}
-    for name, value in values.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            explicit[_SPECS[name].name] = tuple(value) if isinstance(value, list) else value
-    return explicit
+    from ncr_core.data import leave_latest_out
+    from ncr_core.evaluation.protocols import given_candidates, sampled_candidates
+
+    ids = (loaded.user_ids, loaded.item_ids)
+    if _trained_protocol(checkpoint, loaded) == "p2":
+        published = read_published_split(data)
+        _check_counts(checkpoint, loaded, data, published.all_seen)
+        if (published.train.user_ids, published.train.item_ids) != ids:
+            raise DataError(
+                f"{data} has other users or items, or in another order, than {checkpoint} was "
+                "trained on"
+            )
+        return published, given_candidates(published, seed)
+    at_least = int(loaded.manifest["data"]["min_interactions"])
+    interactions = read_interactions(data, format_, columns, at_least)
+    _check_counts(checkpoint, loaded, data, interactions)
+    split = leave_latest_out(interactions.reindex(*ids))
+    return split, sampled_candidates(split, split.test, seed)
+
+
+def _check_counts(
+    checkpoint: Path, loaded: Checkpoint, data: Path, interactions: Interactions
+) -> None:
+    trained_on = loaded.manifest["data"]
+    if any(trained_on.get(name) != count for name, count in counts(interactions).items()):
+        raise DataError(
+            f"{data} is not what {checkpoint} was trained on: it has {described(interactions)}, "
+            f"the checkpoint was trained on {trained_on['interactions']:,} interactions"
+        )
+
+
+# The data sets of both commands
+
+
+def read_split(
+    path: Path, protocol: Protocol, format_: Format, columns: Columns, min_interactions: int
+) -> tuple[Split, dict[str, Any]]:
+    """Reads a data set and splits it by a protocol.
+
+    Args:
+        path: A file or a folder; for p2 the folder that holds ncf-ml-1m and ml-1m.
+        protocol: p1: the latest item of each user is for test; p2: the published NCF split.
+        format_: What the files are.
+        columns: The names of their columns.
+        min_interactions: Interactions that an item needs, by p1.
+
+    Returns:
+        The split, and a description of the data set for a checkpoint's manifest.
+
+    Raises:
+        DataError: The data cannot be read, or leaves nothing to rank for some users.
+    """
+    from ncr_core.data.splits import check_rankable, leave_latest_out
+
+    if protocol == "p2":
+        split: Split = read_published_split(path)
+        min_interactions = 1
+    else:
+        split = leave_latest_out(read_interactions(path, format_, columns, min_interactions))
+    check_rankable(split)
+    return split, {
+        "name": path.name,
+        "protocol": "leave-latest-out" if protocol == "p1" else protocol,
+        "min_interactions": min_interactions,
+        **counts(split.all_seen),
+    }
+
+
+def read_published_split(root: Path) -> PublishedSplit:
+    """The published NCF split under a folder. Raises DataError where the rows have other ids."""
+    from ncr_core.reproduction.datasets import load_ncf
+
+    split = load_ncf(root)
+    console.print(described(split.all_seen))
+    return split
+
+
+def read_interactions(path: Path, format_: Format, columns: Columns, at_least: int) -> Interactions:
+    """Reads a data set and drops items with fewer interactions; prints what is left."""
+    from ncr_core.data import min_interactions
+    from ncr_core.data.dataset import read_source as read
+    from ncr_core.data.readers import open_source
+
+    source = open_source(path, format_, columns)
+    bad = BadRows()
+    with bar() as progress:
+        task = progress.add_task(f"read {source.name}", total=source.total_bytes or None)
+        interactions = read(source, on_bad=bad, on_bytes=lambda n: progress.advance(task, n))
+    filtered = min_interactions(interactions, at_least)
+    console.print(f"{described(filtered)} ({bad.summary()})")
+    return filtered
+
+
+def described(interactions: Interactions) -> str:
+    """The counts of a data set, as a sentence has them."""
+    return (
+        f"{interactions.n_users:,} users, {interactions.n_items:,} items, "
+        f"{interactions.nnz:,} interactions"
+    )
+
+
+def counts(interactions: Interactions) -> dict[str, int]:
+    """The counts of a data set, as a manifest has them."""
+    return {
+        "users": interactions.n_users,
+        "items": interactions.n_items,
+        "interactions": interactions.nnz,
+    }

@@ -64,7 +64,8 @@ class ModelManager:
         self._registry = registry
         self._settings = settings
         self._device = str(resolve_device(settings.device))
-        self._generation: int | None = None
+        self._registry_read = False
+        self._followed: str | None = None
         self._candidates_checked: str | None = None
         self._retry_at = float("inf")
         self._woken = asyncio.Event()
@@ -113,25 +114,24 @@ class ModelManager:
 
     async def ready(self) -> str | None:
         """Why requests should not be sent here; None when the active model is loaded."""
-        if self._generation is None:
+        if not self._registry_read:
             return "the registry has not been read"
         return self.refused if self.current is None else None
 
     async def refresh(self) -> None:
         """Brings ``current`` up to what the registry says."""
-        activation = await self._registry.activation()
+        row = await self._registry.serving()
         if self.current is not None:
             await self._load_candidates(self.current)
-        if activation.generation == self._generation and time.monotonic() < self._retry_at:
+        version = None if row is None else row.version
+        if self._registry_read and version == self._followed and time.monotonic() < self._retry_at:
             return
         self._retry_at = float("inf")
-        if activation.version is None:
+        if row is None:
             self.current, self.refused = None, None
-        elif self.current is None or self.current.version != activation.version:
+        elif self.current is None or self.current.version != row.version:
             try:
-                model = await self.versions.take(activation.version)
-                if model is None:
-                    model = await self._load(await self._registry.get(activation.version))
+                model = await self.versions.take(row.version) or await self._load(row)
                 self._candidates_checked = None
                 await self._load_candidates(model)
                 if self.current is not None and self._warm_up is not None:
@@ -143,7 +143,7 @@ class ModelManager:
                 known = isinstance(error, CheckpointError)
                 self.refused = reason if known else f"it cannot be loaded: {type(error).__name__}"
                 self._retry_at = time.monotonic() + RETRY_SECONDS
-                log.error("model refused", version=activation.version, reason=reason)
+                log.error("model refused", version=row.version, reason=reason)
             else:
                 self.current, self.refused = model, None
                 self.versions.drop(model.version)
@@ -151,7 +151,7 @@ class ModelManager:
                 log.info("model loaded", version=model.version, items=model.engine.n_items)
         else:
             self.refused = None
-        self._generation = activation.generation
+        self._registry_read, self._followed = True, version
 
     async def _load(self, row: ModelRow) -> LoadedModel:
         checkpoint = await self._registry.load(row, self._device)

@@ -261,21 +261,12 @@ def manifest_files(folder: Path) -> dict[str, ManifestFile]:
     return files
 
 
-def check_manifest(folder: Path, checksum: str) -> None:
-    """Checks that the manifest is the one that was published.
-
-    Raises:
-        CheckpointError: the manifest is missing or another one.
-    """
-    verify_file(folder / MANIFEST, checksum)
-
-
 def check_files(folder: Path, checksum: str) -> None:
     """Checks that the manifest and every file that it names are what was published.
 
     Raises:
         CheckpointError: something is missing or damaged.
     """
-    check_manifest(folder, checksum)
+    verify_file(folder / MANIFEST, checksum)
     for name, file in manifest_files(folder).items():
         verify_file(folder / name, file.sha256)

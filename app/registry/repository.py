@@ -31,6 +31,12 @@ class ModelRepository:
         rows = await self.database.fetch(query) if conn is None else await _all(conn, query)
         return Activation(*rows[0]) if rows else Activation(None, None, 0)
 
+    async def serving(self) -> ModelRow | None:
+        """The row of the active version; None if there is none."""
+        active = activation.c.version == models.c.version
+        rows = await self.database.fetch(sa.select(*_COLUMNS).join(activation, active))
+        return ModelRow(*rows[0]) if rows else None
+
     async def get(self, version: str) -> ModelRow | None:
         """A version's row; None if there is none."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(models.c.version == version))

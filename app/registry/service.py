@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,13 +27,13 @@ from app.registry.checkpoint_store import (
     LocalCheckpointStore,
     UnknownVersions,
     check_files,
-    check_manifest,
     checked_version,
 )
 from app.registry.repository import ModelRepository
 from app.registry.retention import RetentionRule
 from app.registry.schemas import Activation, ActivationChange, ClickThrough, ModelRow, Reason
 from ncr_core.errors import CheckpointError, CheckpointReadError
+from ncr_core.manifest import MANIFEST, verify_file
 
 if TYPE_CHECKING:  # torch, which commands that only list or copy models do without
     from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
@@ -42,6 +42,8 @@ log = get_logger(__name__)
 
 MIN_LEFTOVER_SECONDS = 24 * 3600.0
 MAX_NAMED = 3  # versions in an error
+
+T = TypeVar("T")
 
 VersionsInUse = Callable[[], Awaitable[Collection[str]]]
 ClickThroughOf = Callable[[str], Awaitable[ClickThrough]]
@@ -113,7 +115,12 @@ class ModelRegistry:
             CheckpointError: its checkpoint is missing or damaged.
         """
         row = await self.get(version)
-        return await asyncio.to_thread(self._verified_folder, row)
+
+        def verified(folder: Path) -> Path:
+            check_files(folder, row.checksum)
+            return folder
+
+        return await asyncio.to_thread(self._read, row, verified)
 
     async def upload(self, version: str) -> None:
         """Brings a version that was written to `folder` into the store, before it is published.
@@ -234,8 +241,7 @@ class ModelRegistry:
 
     async def serving(self) -> ModelRow | None:
         """The row of the active version, if there is one."""
-        version = (await self._repository.activation()).version
-        return None if version is None else await self._repository.get(version)
+        return await self._repository.serving()
 
     async def trained_seq(self) -> int:
         """The highest seq that any version, published or rejected, was trained up to; or 0."""
@@ -255,7 +261,11 @@ class ModelRegistry:
 
     async def load(self, row: ModelRow, device: str) -> Checkpoint:
         """Reads and verifies a version's checkpoint. Raises CheckpointError."""
-        return await asyncio.to_thread(self._load, row, device)
+        from ncr_core.checkpoint import load_checkpoint
+
+        return await asyncio.to_thread(
+            self._read, row, lambda folder: load_checkpoint(folder, device)
+        )
 
     async def load_measured(
         self, row: ModelRow, device: str
@@ -265,20 +275,13 @@ class ModelRegistry:
         The snapshot is None if the checkpoint has none, or if it alone is damaged in every copy.
         Raises CheckpointError.
         """
-        return await asyncio.to_thread(self._load_measured, row, device)
-
-    def _load_measured(
-        self, row: ModelRow, device: str
-    ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
         from ncr_core.checkpoint import load_evaluation_snapshot
 
-        checkpoint = self._load(row, device)
+        checkpoint = await self.load(row, device)
         try:
-            try:
-                return checkpoint, load_evaluation_snapshot(self.folder(row.version), device)
-            except CheckpointError as error:
-                again = self._fetch_again(row, error)
-            return checkpoint, load_evaluation_snapshot(again, device)
+            return checkpoint, await asyncio.to_thread(
+                self._read, row, lambda folder: load_evaluation_snapshot(folder, device)
+            )
         except CheckpointReadError:
             raise  # another try may read the snapshot
         except CheckpointError as error:
@@ -287,38 +290,21 @@ class ModelRegistry:
             )
             return checkpoint, None
 
-    def _load(self, row: ModelRow, device: str) -> Checkpoint:
-        from ncr_core.checkpoint import load_checkpoint
-
-        folder = self._fetch(row)
-        try:
-            check_manifest(folder, row.checksum)
-            return load_checkpoint(folder, device)
-        except CheckpointError as error:
-            again = self._fetch_again(row, error)
-        return load_checkpoint(again, device)
-
-    def _verified_folder(self, row: ModelRow) -> Path:
-        folder = self._fetch(row)
-        try:
-            check_files(folder, row.checksum)
-        except CheckpointError as error:
-            return self._fetch_again(row, error)
-        return folder
-
-    def _fetch(self, row: ModelRow) -> Path:
+    def _read(self, row: ModelRow, read: Callable[[Path], T]) -> T:
+        """What is read of a version's folder; a damaged copy is replaced by the store's."""
         # A row must not lead out of the store, whoever wrote it.
         if row.path != self.stored_path(row.version):
             raise CheckpointError(f"the checkpoint of {row.version} is not in the store")
-        return self._store.fetch(row.version, row.checksum)
-
-    def _fetch_again(self, row: ModelRow, error: CheckpointError) -> Path:
-        """Replaces a damaged copy by the store's; raises ``error`` if there is no other copy."""
-        again = self._store.fetch_again(row.version, row.checksum)
-        if again is None:
-            raise error
-        log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
-        return again
+        folder = self._store.fetch(row.version, row.checksum)
+        try:
+            verify_file(folder / MANIFEST, row.checksum)
+            return read(folder)
+        except CheckpointError as error:
+            again = self._store.fetch_again(row.version, row.checksum)
+            if again is None:
+                raise
+            log.warning("a damaged copy was fetched again", version=row.version, reason=str(error))
+        return read(again)
 
     async def publish(
         self, row: ModelRow, detail: dict[str, Any] | None = None, *, end_job: EndJob | None = None

@@ -134,3 +134,15 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
         feedback = train.feedback.without_pairs_about(test).without_pairs_about(validation)
         train = replace(train, feedback=feedback)
     return Split(train, validation, test)
+
+
+def check_rankable(split: Split) -> None:
+    """Raises DataError where a user has nothing left to be compared with."""
+    seen = split.all_seen
+    lengths = seen.indptr[1:] - seen.indptr[:-1]
+    full = (lengths >= seen.n_items).nonzero()[0]
+    if len(full):
+        raise DataError(
+            f"{len(full):,} users, among them {seen.user_ids[full[0]]!r}, have interacted with "
+            f"all {seen.n_items:,} items: there is nothing to rank for them, leave them out"
+        )

@@ -43,7 +43,7 @@ from ncr_core.data.readers.rows import (
 from ncr_core.data.readers.source import bare_name, open_source
 from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv
 from ncr_core.data.readers.text import cannot_read, first_line, read_records
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import Split, check_rankable
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
 
@@ -433,18 +433,6 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
     data = loaders[name](root)
     check_rankable(data.split)
     return data
-
-
-def check_rankable(split: Split) -> None:
-    """Raises DataError where a user has nothing left to be compared with."""
-    seen = split.all_seen
-    lengths = seen.indptr[1:] - seen.indptr[:-1]
-    full = (lengths >= seen.n_items).nonzero()[0]
-    if len(full):
-        raise DataError(
-            f"{len(full):,} users, among them {seen.user_ids[full[0]]!r}, have interacted with "
-            f"all {seen.n_items:,} items: there is nothing to rank for them, leave them out"
-        )
 
 
 def fingerprint(split: Split) -> str:
