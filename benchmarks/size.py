@@ -104,7 +104,7 @@ def _job(params: Any) -> str:
             await services.jobs.submit_training(params)
         worker = Worker(services.database, services.models, services.settings)
         await worker.run_once()
-        jobs, _ = await services.jobs.page(0, 2)
+        jobs, _ = await services.jobs.page(None, 2)
         job = next(job for job in jobs if job.status not in ("queued", "running"))
         await services.close()
         return f"{job.status}: {job.error}" if job.error else str(job.status)
