@@ -1,7 +1,7 @@
 """What grows with the data: time and memory of start, upkeep and training, by events and items.
 
     python -m benchmarks.size [SCRATCH [CELL_SECONDS [DATABASE_URL [EVENTS_X_ITEMS ...]]]]
-    python -m benchmarks.size data FOLDER EVENTS_X_ITEMS [CATEGORIES]
+    python -m benchmarks.size data FOLDER EVENTS_X_ITEMS [CATEGORIES [PARAMS]]
 
 A cell is a database with so many events (`World`), one user for every 20, and so many items, as in
 `5000000x100000`; without any, 1, 5 and 20 million events by 10,000, 100,000 and 1,000,000 items
@@ -20,7 +20,8 @@ The result, `results/size.json`, is written after every step; cells that it has 
 again. A step that is not done CELL_SECONDS (3,600) after its cell began is left out, and so are
 those that follow.
 
-The second form makes the data folder of a service on SQLite, with a model.
+The second form makes the data folder of a service on SQLite, with a model. PARAMS are the body of
+`POST /admin/train` that trains it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ ITEMS = (10_000, 100_000, 1_000_000)
 EVENTS_A_USER = 20
 PRECOMPUTED = 10_000
 LISTS, CONNECTIONS = 300, 8
+PARAMS = '{"recipe": "next-item", "force": true}'
 COLUMNS = ["database", "events", "items", "step", "seconds", "peak MiB", "note"]
 
 
@@ -81,11 +83,11 @@ def snapshot() -> str:
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 
-def train() -> str:
+def train(params: str = PARAMS) -> str:
     """A training job, from the queue to the published version."""
     from app.jobs.schemas import TrainParams
 
-    return _job(TrainParams(recipe="next-item", force=True))
+    return _job(TrainParams.model_validate_json(params))
 
 
 def candidates() -> str:
@@ -117,9 +119,9 @@ STEPS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def step(name: str) -> None:
+def step(name: str, params: str = PARAMS) -> None:
     """One step, in this process."""
-    print(STEPS[name]())
+    print(train(params) if name == "train" else STEPS[name]())
 
 
 class OutOfTimeError(Exception):
@@ -181,7 +183,7 @@ def steps(world: World, folder: Path, url: str, until: float) -> Iterator[list[A
         yield ["start", ready, running.rss / 2**20, note]
 
 
-def data(folder: Path, cell: str, categories: int = 2_000) -> None:
+def data(folder: Path, cell: str, categories: int = 2_000, params: str = PARAMS) -> None:
     """Makes the data folder of a service on SQLite with a model, for other benchmarks."""
     events, items = map(int, cell.split("x"))
     source = folder / "source"
@@ -192,7 +194,7 @@ def data(folder: Path, cell: str, categories: int = 2_000) -> None:
     env = os.environ | {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": ""}
     program = "from app.cli.main import main; main()"
     for command in (["-c", program, "import", str(source)],
-                    ["-m", "benchmarks.size", "step", "train"]):  # fmt: skip
+                    ["-m", "benchmarks.size", "step", "train", params]):  # fmt: skip
         subprocess.run([sys.executable, *command], env=env, check=True)
     shutil.rmtree(source)
 

@@ -67,11 +67,10 @@ def temporary_folder(prefix: str) -> Path:
 
 def children_of(pid: int) -> list[int]:
     """The processes that this one started; Linux only, elsewhere there are none."""
-    children = []
-    for process in Path("/proc").glob("[0-9]*/stat"):
+    children: list[int] = []
+    for threads in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            if int(process.read_text().rpartition(")")[2].split()[1]) == pid:
-                children.append(int(process.parent.name))
+            children += map(int, threads.read_text().split())
     return children
 
 
