@@ -61,6 +61,7 @@ TAGS = [
 ]
 
 WORKER_STOP_SECONDS = 3.0  # for a worker to return its job to the queue
+REQUEUE_SECONDS = 1.0  # for one that did not
 
 ROUTERS = (
     list_router,  # first: no other route has as many requests
@@ -165,7 +166,13 @@ def create_app(
             CORSMiddleware,
             allow_origins=origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "X-API-Key", "Content-Type", "X-Request-ID"],
+            allow_headers=[
+                "Authorization",
+                "X-API-Key",
+                "Content-Type",
+                "X-Request-ID",
+                "Idempotency-Key",
+            ],
             expose_headers=["X-Request-ID", "Retry-After", *RATE_LIMIT_HEADERS],
         )
     if provider is not None:
@@ -229,6 +236,8 @@ async def _run_worker(services: Services, with_worker: bool) -> AsyncIterator[No
         stop.set()
         await asyncio.wait({task}, timeout=WORKER_STOP_SECONDS)
         task.cancel()
+        # The job goes back into the queue, which needs the database.
+        await asyncio.wait({task}, timeout=REQUEUE_SECONDS)
 
 
 def _add_readiness_checks(readiness: monitoring.Readiness, services: Services) -> None:

@@ -1,7 +1,7 @@
 """What grows with the data: time and memory of start, upkeep and training, by events and items.
 
     python -m benchmarks.size [SCRATCH [CELL_SECONDS [DATABASE_URL [EVENTS_X_ITEMS ...]]]]
-    python -m benchmarks.size data FOLDER EVENTS_X_ITEMS [CATEGORIES]
+    python -m benchmarks.size data FOLDER EVENTS_X_ITEMS [CATEGORIES [PARAMS]]
 
 A cell is a database with so many events (`World`), one user for every 20, and so many items, as in
 `5000000x100000`; without any, 1, 5 and 20 million events by 10,000, 100,000 and 1,000,000 items
@@ -19,7 +19,8 @@ start       a server from its start until it is ready; its memory after 300 list
 The result `size` is written after every step; cells that it has are not measured again. A step that
 is not done CELL_SECONDS (3,600) after its cell began is left out, and so are those that follow.
 
-The second form makes the data folder of a service on SQLite, with a model.
+The second form makes the data folder of a service on SQLite, with a model. PARAMS are the body of
+`POST /admin/train` that trains it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ ITEMS = (10_000, 100_000, 1_000_000)
 EVENTS_A_USER = 20
 PRECOMPUTED = 10_000
 LISTS, CONNECTIONS = 300, 8
+PARAMS = '{"recipe": "next-item", "force": true}'
 COLUMNS = ["database", "events", "items", "step", "seconds", "peak MiB", "note"]
 
 
@@ -78,11 +80,11 @@ def snapshot() -> str:
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 
-def train() -> str:
+def train(params: str = PARAMS) -> str:
     """A training job, from the queue to the published version."""
     from app.jobs.schemas import TrainParams
 
-    return _job(TrainParams(recipe="next-item", force=True))
+    return _job(TrainParams.model_validate_json(params))
 
 
 def candidates() -> str:
@@ -101,7 +103,7 @@ def _job(params: Any) -> str:
             await services.jobs.submit_training(params)
         worker = Worker(services.database, services.models, services.settings)
         await worker.run_once()
-        jobs, _ = await services.jobs.page(0, 2)
+        jobs, _ = await services.jobs.page(None, 2)
         job = next(job for job in jobs if job.status not in ("queued", "running"))
         await services.close()
         return f"{job.status}: {job.error}" if job.error else str(job.status)
@@ -114,9 +116,9 @@ STEPS: dict[str, Callable[[], str]] = {
 }  # fmt: skip
 
 
-def step(name: str) -> None:
+def step(name: str, params: str = PARAMS) -> None:
     """One step, in this process."""
-    print(STEPS[name]())
+    print(train(params) if name == "train" else STEPS[name]())
 
 
 class OutOfTimeError(Exception):
@@ -178,7 +180,7 @@ def steps(world: World, folder: Path, url: str, until: float) -> Iterator[list[A
         yield ["start", ready, running.rss / 2**20, note]
 
 
-def data(folder: Path, cell: str, categories: int = 2_000) -> None:
+def data(folder: Path, cell: str, categories: int = 2_000, params: str = PARAMS) -> None:
     """Makes the data folder of a service on SQLite with a model, for other benchmarks."""
     events, items = map(int, cell.split("x"))
     source = folder / "source"
@@ -189,7 +191,7 @@ def data(folder: Path, cell: str, categories: int = 2_000) -> None:
     env = os.environ | {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": ""}
     program = "from app.cli.main import main; main()"
     for command in (["-c", program, "import", str(source)],
-                    ["-m", "benchmarks.size", "step", "train"]):  # fmt: skip
+                    ["-m", "benchmarks.size", "step", "train", params]):  # fmt: skip
         subprocess.run([sys.executable, *command], env=env, check=True)
     shutil.rmtree(source)
 

@@ -21,8 +21,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from app.ab_tests import service as trials
+from app.cli.graceful_shutdown import LAST_REQUEST_SECONDS
 from app.cli.main import app
 from app.core.settings import Settings
+from app.core.tracing import SHUTDOWN_SECONDS
+from app.inference import batcher
+from app.main import REQUEUE_SECONDS, WORKER_STOP_SECONDS
 from tests.cluster.process import HOST
 from tests.cluster.servers import NCR_ENVIRONMENT, PORT, SERVICES
 from tests.cluster.topology import Topology
@@ -33,7 +38,16 @@ NGINX = ROOT / "deploy" / "nginx.conf"
 UNIT = ROOT / "deploy" / "ncr.service"
 KUBERNETES = ROOT / "deploy" / "kubernetes.yaml"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-LONGEST_DRAIN = float(Settings.model_fields["drain_seconds"].default)
+LONGEST_STOP = (
+    float(Settings.model_fields["drain_seconds"].default)
+    + LAST_REQUEST_SECONDS
+    + batcher.CLOSE_SECONDS
+    + WORKER_STOP_SECONDS
+    + REQUEUE_SECONDS
+    + 2 * trials.CLOSE_SECONDS
+    + 1  # Redis
+    + SHUTDOWN_SECONDS
+)
 SETTINGS = {f"NCR_{name.upper()}" for name in Settings.model_fields}
 
 
@@ -92,7 +106,7 @@ def test_servers_and_workers_have_the_time_to_drain(compose: dict[str, Any]) -> 
     for name in ("api", "worker"):
         grace = re.fullmatch(r"(\d+)s", compose[name]["stop_grace_period"])
         assert grace
-        assert int(grace[1]) > LONGEST_DRAIN
+        assert int(grace[1]) > LONGEST_STOP
 
 
 def test_the_image_runs_the_server_of_the_table(dockerfile: str) -> None:
@@ -212,7 +226,7 @@ def test_the_systemd_unit_stops_the_service_in_order() -> None:
     service = unit["Service"]
     assert set(re.findall(r"\b(NCR_[A-Z_]+)\b", UNIT.read_text())) <= SETTINGS
     assert service["ExecStart"].split()[1:] == ["serve", "--with-worker"]
-    assert float(service["TimeoutStopSec"]) > LONGEST_DRAIN
+    assert float(service["TimeoutStopSec"]) > LONGEST_STOP
     assert service["KillMode"] == "mixed"
 
 
@@ -241,7 +255,7 @@ def test_the_kubernetes_example_runs_the_processes_of_the_table() -> None:
         assert container["command"] == list(SERVICES[name].command_line())
         assert replicas[f"ncr-{name}"] == SERVICES[name].replicas
     for name in ("api", "worker"):
-        assert pods[f"ncr-{name}"]["terminationGracePeriodSeconds"] > LONGEST_DRAIN
+        assert pods[f"ncr-{name}"]["terminationGracePeriodSeconds"] > LONGEST_STOP
     probes = {k: v for k, v in pods["ncr-api"]["containers"][0].items() if k.endswith("Probe")}
     assert {probe["httpGet"]["port"] for probe in probes.values()} == {PORT}
     assert probes["readinessProbe"]["httpGet"]["path"] == "/health/ready"

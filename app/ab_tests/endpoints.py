@@ -16,9 +16,9 @@ from app.core.requests import (
     PageSize,
     PathId,
     StrictQuery,
-    decode_cursor,
+    decode_place,
+    encode_place,
     invalid_body,
-    next_cursor,
     read_json,
 )
 
@@ -64,9 +64,9 @@ async def begin(request: Request, response: Response, service: Service) -> ABTes
 @access(Role.ADMIN)
 async def list_trials(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> ABTestPage:
     """Lists trials, those that have ended with their reports."""
-    rows, following = await service.page(decode_cursor(cursor) or 0, n)
+    rows, following = await service.page(decode_place(cursor), n)
     items = [ABTestOut.from_row(row) for row in rows]
-    return ABTestPage(items=items, next_cursor=next_cursor(following))
+    return ABTestPage(items=items, next_cursor=encode_place(following))
 
 
 @router.get("/{trial_id}", summary="One trial", responses=problem_responses(404))

@@ -12,7 +12,7 @@ from app.ab_tests.schemas import ABTestRow, RunningABTest
 from app.ab_tests.tables import impressions, served_lists, trial_sums, trials
 from app.core.bulk import insert_many, one_of
 from app.core.database import Database
-from app.core.tables import now_us
+from app.core.tables import Place, newest_first, now_us
 
 _COLUMNS = [trials.c[name] for name in ABTestRow._fields]
 _RUNNING = [trials.c[name] for name in RunningABTest._fields]
@@ -35,14 +35,10 @@ class ABTestRepository:
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(trials.c.trial_id == trial_id))
         return ABTestRow(*rows[0]) if rows else None
 
-    async def page(self, offset: int, n: int) -> list[ABTestRow]:
+    async def page(self, below: Place | None, n: int) -> list[ABTestRow]:
         """Trials, newest first."""
-        rows = await self.database.fetch(
-            sa.select(*_COLUMNS)
-            .order_by(trials.c.created_at.desc(), trials.c.trial_id.desc())
-            .offset(offset)
-            .limit(n)
-        )
+        query = newest_first(sa.select(*_COLUMNS), trials.c.created_at, trials.c.trial_id, below)
+        rows = await self.database.fetch(query.limit(n))
         return [ABTestRow(*row) for row in rows]
 
     async def running(self) -> list[RunningABTest]:

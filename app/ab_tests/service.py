@@ -21,7 +21,7 @@ from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.logging import get_logger
 from app.core.settings import Settings
-from app.core.tables import now_us
+from app.core.tables import Place, now_us
 from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError
@@ -199,10 +199,11 @@ class ABTestService:
         row = await self._row(trial_id)
         return row if row.status == "ended" else row._replace(report=await self._report(row))
 
-    async def page(self, offset: int, n: int) -> tuple[list[ABTestRow], int | None]:
-        """Trials, newest first, and the offset of the next page."""
-        rows = await self._repository.page(offset, n + 1)
-        return rows[:n], offset + n if len(rows) > n else None
+    async def page(self, below: Place | None, n: int) -> tuple[list[ABTestRow], Place | None]:
+        """Trials, newest first, and where the next page goes on."""
+        rows = await self._repository.page(below, n + 1)
+        last = rows[n - 1] if len(rows) > n else None
+        return rows[:n], None if last is None else Place(last.created_at, last.trial_id)
 
     async def end(self, trial_id: str, reason: str = "stopped") -> ABTestRow:
         """Ends a trial and stores its report. Raises Conflict `trial_ended`."""

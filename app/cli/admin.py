@@ -59,7 +59,7 @@ def list_jobs(n: Count = 20) -> None:
     from app.jobs.schemas import JobOut
 
     async def work(services: Services) -> list[dict[str, Any]]:
-        jobs, _ = await services.jobs.page(0, n)
+        jobs, _ = await services.jobs.page(None, n)
         return [JobOut.model_validate(job).model_dump() for job in jobs]
 
     table = Table("job", "status", "model", "progress", "created", "version or error")
@@ -93,7 +93,7 @@ def list_models(n: Count = 20) -> None:
         from app.registry.schemas import ModelOut
 
         activation = await services.models.activation()
-        rows, _ = await services.models.page(0, n)
+        rows, _ = await services.models.page(None, n)
         return [ModelOut.from_row(row, activation).model_dump() for row in rows]
 
     table = Table("version", "", "model", "users", "items", "interactions", "NDCG@10", "created")
@@ -187,7 +187,7 @@ def list_trials(
     async def work(services: Services) -> list[dict[str, Any]]:
         from app.ab_tests.schemas import ABTestOut
 
-        rows, _ = await services.trials.page(0, n)
+        rows, _ = await services.trials.page(None, n)
         trials = [await services.trials.get(row.trial_id) for row in rows]
         return [ABTestOut.from_row(trial).model_dump() for trial in trials]
 

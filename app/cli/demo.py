@@ -105,7 +105,7 @@ async def _train(services: Services, settings: Settings) -> None:
     from ncr_core.errors import TrainingError
 
     # An earlier demo that was stopped may have left a training.
-    unfinished = [row for row in (await services.jobs.page(0, 10))[0] if row.status not in ENDED]
+    unfinished = [row for row in (await services.jobs.page(None, 10))[0] if row.status not in ENDED]
     if unfinished:
         job_id = unfinished[-1].job_id
     else:

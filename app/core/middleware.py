@@ -94,21 +94,10 @@ class RequestContext:
             stopping = Unavailable("the service is stopping", code="stopping")
             await problem_of(stopping, request_id)(scope, receive, send_with_id)
         except Exception:
-            log.exception(
-                "request failed",
-                request_id=request_id,
-                method=scope["method"],
-                path=scope["path"],
-            )
             if status:
+                _log_failure(scope)
                 raise
-            await problem(
-                500,
-                "internal_error",
-                "Internal Server Error",
-                "the service failed; its log has the reason under this request id",
-                request_id=request_id,
-            )(scope, receive, send_with_id)
+            await _answer_failure(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - started
             self.observe(scope, status, seconds)
@@ -150,6 +139,31 @@ class AnswerRefusals:
             if started or scope["type"] != "http":
                 raise
             await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
+        except Exception:
+            # Answered here, within the middleware for CORS, so that a page may read it.
+            if started or scope["type"] != "http":
+                raise
+            await _answer_failure(scope, receive, send)
+
+
+def _log_failure(scope: Scope) -> None:
+    log.exception(
+        "request failed",
+        request_id=scope[REQUEST_ID_KEY],
+        method=scope["method"],
+        path=scope["path"],
+    )
+
+
+async def _answer_failure(scope: Scope, receive: Receive, send: Send) -> None:
+    _log_failure(scope)
+    await problem(
+        500,
+        "internal_error",
+        "Internal Server Error",
+        "the service failed; its log has the reason under this request id",
+        request_id=scope[REQUEST_ID_KEY],
+    )(scope, receive, send)
 
 
 class ConcurrencyLimiter:

@@ -35,6 +35,7 @@ from app.core.errors import (
     malformed_json,
 )
 from app.core.middleware import header
+from app.core.tables import Place
 
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, and their number is limited."""
@@ -418,9 +419,9 @@ def _parse_int(digits: str) -> int | float:
     return int(digits) if len(digits) <= 400 else float("inf")
 
 
-def encode_cursor(position: int) -> str:
+def encode_cursor(position: int, name: str = "") -> str:
     """An opaque, url-safe cursor that continues below `position`."""
-    return base64.urlsafe_b64encode(f"b{position}".encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(f"b{position}{name}".encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str | None) -> int | None:
@@ -431,18 +432,33 @@ def decode_cursor(cursor: str | None) -> int | None:
     """
     if cursor is None:
         return None
+    return _decoded(cursor, b"")[0]
+
+
+def _decoded(cursor: str, name: bytes) -> tuple[int, str]:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (ValueError, binascii.Error):
         _bad_cursor()
-    if not re.fullmatch(rb"b[0-9]{1,18}", text) or encode_cursor(int(text[1:])) != cursor:
+    match = re.fullmatch(rb"b([0-9]{1,18})(%s)" % name, text)
+    if match is None or encode_cursor(int(match[1]), match[2].decode()) != cursor:
         _bad_cursor()
-    return int(text[1:])
+    return int(match[1]), match[2].decode().removeprefix(":")
 
 
 def next_cursor(following: int | None) -> str | None:
     """The cursor of the page that begins at a position; None after the last page."""
     return None if following is None else encode_cursor(following)
+
+
+def encode_place(place: Place | None) -> str | None:
+    """The cursor that continues below a row; None after the last page."""
+    return None if place is None else encode_cursor(place.created_at, f":{place.name}")
+
+
+def decode_place(cursor: str | None) -> Place | None:
+    """The row in a cursor. Raises as `decode_cursor`."""
+    return None if cursor is None else Place(*_decoded(cursor, rb"|:[\w.-]{1,64}"))
 
 
 def _bad_cursor() -> NoReturn:

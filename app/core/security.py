@@ -163,6 +163,10 @@ class LocalTokenBuckets:
         self._buckets[caller] = tokens, now
         return token_grant(allowed, tokens, rate, burst)
 
+    def set(self, caller: str, tokens: int) -> None:
+        """Replace the number of tokens in a caller's bucket."""
+        self._buckets[caller] = float(tokens), self._clock()
+
 
 def token_grant(allowed: bool, tokens: float, rate: float, burst: int) -> TokenGrant:
     """The outcome for a bucket with so many tokens left."""
@@ -171,7 +175,10 @@ def token_grant(allowed: bool, tokens: float, rate: float, burst: int) -> TokenG
 
 
 class RateLimiter:
-    """Uses the buckets that servers share, or local ones while those are unavailable."""
+    """Uses the buckets that servers share, or local ones while those are unavailable.
+
+    A local bucket begins with the tokens that the shared one had left.
+    """
 
     def __init__(self, rate: float, burst: int, shared: TokenBuckets | None = None) -> None:
         self._rate = rate
@@ -191,8 +198,23 @@ class RateLimiter:
         if self._shared is not None:
             grant = await self._shared.take(caller, rate, burst)
             if grant is not None:
+                self._local.set(caller, grant.remaining)
                 return grant
         return await self._local.take(caller, rate, burst)
+
+
+class RefusalLog:
+    """Warns of refused requests: one line a minute for an address, and 60 for all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = LocalTokenBuckets(clock)
+
+    async def add(self, address: str, code: str) -> None:
+        """Note a refusal; the key is not known here, nor the path, which may hold a user's id."""
+        for bucket, per_minute in ((f"address {address}", 1), ("all", 60)):
+            if not (await self._buckets.take(bucket, per_minute / 60, per_minute)).allowed:
+                return
+        log.warning("request refused", address=address, code=code)
 
 
 class WrongKeys:
@@ -273,6 +295,7 @@ class Security:
         self._limiter = limiter
         self._on_refused = on_refused
         self._wrong_keys = WrongKeys()
+        self._refusals = RefusalLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless it is refused."""
@@ -303,6 +326,8 @@ class Security:
             ) from None
         except (Unauthorized, Forbidden, TooManyRequests) as error:
             self._on_refused(error.code)
+            if not isinstance(error, TooManyRequests):
+                await self._refusals.add(_address(scope), error.code)
             raise
         if not access.audited:
             await self.app(scope, receive, send)

@@ -226,6 +226,10 @@ class Settings(BaseSettings):
     keep_rejected_days: float = Field(default=14, ge=0)
     """Days for which a rejected version keeps its files."""
 
+    keep_jobs_days: float = Field(default=90, gt=0)
+    """Days for which a job that has ended stays in `GET /admin/jobs`. The job of a version that
+    keeps its files stays with them."""
+
     job_poll_seconds: float = Field(default=1.0, gt=0)
     """Interval, in seconds, at which an idle worker looks for a job."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -84,6 +84,23 @@ async def next_values(conn: AsyncConnection, name: str, n: int = 1) -> int:
 def current_value(name: str) -> sa.ScalarSelect[int]:
     """The value of a counter, as a scalar subquery."""
     return sa.select(counters.c.value).where(counters.c.name == name).scalar_subquery()
+
+
+class Place(NamedTuple):
+    """A row's place in a list that begins with the newest row."""
+
+    created_at: int
+    """Microseconds since 1970, UTC."""
+    name: str
+    """The row's id: it decides between rows of the same moment."""
+
+
+def newest_first(
+    query: sa.Select[Any], created_at: sa.Column[Any], name: sa.Column[Any], below: Place | None
+) -> sa.Select[Any]:
+    """The rows below a place, newest first; rows that come in meanwhile move none of them."""
+    query = query.order_by(created_at.desc(), name.desc())
+    return query if below is None else query.where(sa.tuple_(created_at, name) < sa.tuple_(*below))
 
 
 def now_us() -> int:

@@ -36,6 +36,7 @@ _NO_PAIRS: NDArray[np.int64] = np.zeros((0, 4), dtype=np.int64)
 _Row = tuple[Any, ...]
 
 _SINCE = sa.bindparam("seq", type_=sa.BigInteger)
+_UNTIL = sa.bindparam("until", type_=sa.BigInteger)
 _COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
 _USERS_SINCE = sa.union(
     *(
@@ -52,7 +53,10 @@ _RETRACTED_SINCE = (
 )
 _ROWS_SINCE = sa.select(
     *(
-        sa.select(sa.func.count()).select_from(table).where(table.c.seq > _SINCE).scalar_subquery()
+        sa.select(sa.func.count())
+        .select_from(table)
+        .where(table.c.seq > _SINCE, table.c.seq <= _UNTIL)
+        .scalar_subquery()
         for table in (events, retractions, preferences)
     )
 )
@@ -204,7 +208,8 @@ class ProfileCache:
         Versions before the table of retractions deleted events without a trace. An event that was
         added and deleted since the last look leaves a gap, too.
         """
-        counts = (await self._database.fetch(_ROWS_SINCE, {"seq": self._event_seq}))[0]
+        span = {"seq": self._event_seq, "until": event_seq}  # later rows would hide a gap
+        counts = (await self._database.fetch(_ROWS_SINCE, span))[0]
         return sum(map(int, counts)) < event_seq - self._event_seq
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from pydantic import ValidationError
 
 from app.core.access import Role, access
@@ -15,8 +15,8 @@ from app.core.requests import (
     PageSize,
     PathId,
     StrictQuery,
-    decode_cursor,
-    encode_cursor,
+    decode_place,
+    encode_place,
     invalid_body,
 )
 from app.core.security import CallerId
@@ -32,6 +32,15 @@ async def _service(request: Request) -> JobService:
 
 
 Service = Annotated[JobService, Depends(_service)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[!-~]+$",
+        description="A value of the client's own for one training, such as a UUID.",
+    ),
+]
 
 
 @router.post(
@@ -48,14 +57,21 @@ Service = Annotated[JobService, Depends(_service)]
 )
 @access(Role.ADMIN)
 async def train(
-    body: OptionalJson, response: Response, service: Service, by: CallerId
+    body: OptionalJson,
+    response: Response,
+    service: Service,
+    by: CallerId,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobAccepted:
-    """Queues a job for a worker; the new model is served once it is published."""
+    """Queues a job for a worker; the new model is served once it is published.
+
+    With `Idempotency-Key`, a request that is sent again is answered with the job of the first.
+    """
     try:
         params = TrainParams.model_validate(body)
     except ValidationError as error:
         raise invalid_body(error) from None
-    job_id = await service.submit_training(params, by)
+    job_id = await service.submit_training(params, by, idempotency_key)
     response.headers["Location"] = f"/admin/jobs/{job_id}"
     return JobAccepted(job_id=job_id)
 
@@ -63,11 +79,14 @@ async def train(
 @router.get("/jobs", summary="List jobs, newest first", responses=problem_responses(422))
 @access(Role.ADMIN)
 async def list_jobs(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> JobPage:
-    """Lists all jobs, including finished ones; job records are never deleted."""
-    jobs, next_offset = await service.page(decode_cursor(cursor) or 0, n)
+    """Lists jobs, also those that ended in the last `NCR_KEEP_JOBS_DAYS`.
+
+    The jobs of model versions that are stored are listed for as long as those.
+    """
+    jobs, following = await service.page(decode_place(cursor), n)
     return JobPage(
         items=[JobOut.model_validate(job) for job in jobs],
-        next_cursor=None if next_offset is None else encode_cursor(next_offset),
+        next_cursor=encode_place(following),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import insert_many
 from app.core.database import Database
-from app.core.tables import clock_us, now_us
-from app.jobs.schemas import JobRow
+from app.core.tables import Place, clock_us, newest_first, now_us
+from app.jobs.schemas import ENDED, JobRow
 from app.jobs.tables import jobs, triggers
 
 _COLUMNS = [jobs.c[name] for name in JobRow._fields]
+_GAVE_A_MODEL = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
 
 
 class Claim(NamedTuple):
@@ -42,9 +44,10 @@ class JobRepository:
         conn: AsyncConnection | None = None,
         *,
         by: str | None = None,
+        job_id: str | None = None,
     ) -> str:
         """Queues a job and returns its id; in the caller's transaction if there is one."""
-        job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+        job_id = job_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         job = jobs.insert().values(
             job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us(), by=by
         )
@@ -66,15 +69,27 @@ class JobRepository:
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))
         return JobRow(*rows[0]) if rows else None
 
-    async def page(self, offset: int, n: int) -> list[JobRow]:
+    async def page(self, below: Place | None, n: int) -> list[JobRow]:
         """Jobs, newest first."""
-        rows = await self.database.fetch(
-            sa.select(*_COLUMNS)
-            .order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc())
-            .offset(offset)
-            .limit(n)
-        )
+        query = newest_first(sa.select(*_COLUMNS), jobs.c.created_at, jobs.c.job_id, below)
+        rows = await self.database.fetch(query.limit(n))
         return [JobRow(*row) for row in rows]
+
+    async def delete_ended(self, before_us: int, stored: Collection[str], n: int) -> int:
+        """Deletes up to ``n`` jobs that ended before a time; the number of them.
+
+        The jobs of ``stored`` model versions stay, and the training from which triggers count.
+        """
+        latest = sa.select(sa.func.max(jobs.c.started_at)).where(_GAVE_A_MODEL).scalar_subquery()
+        outdated = sa.select(jobs.c.job_id).where(
+            jobs.c.status.in_(ENDED),
+            jobs.c.finished_at < before_us,
+            sa.func.coalesce(jobs.c.model_version, "").not_in(stored),
+            jobs.c.started_at.is_distinct_from(latest),
+        )
+        async with self.database.write() as conn:
+            deleted = await conn.execute(jobs.delete().where(jobs.c.job_id.in_(outdated.limit(n))))
+        return deleted.rowcount
 
     async def states(self) -> list[tuple[str, str, int, int]]:
         """`(kind, status, count, oldest created_at)`."""
@@ -291,6 +306,5 @@ class TriggerRepository:
 
     async def last_training_start(self, conn: AsyncConnection) -> int:
         """When the latest training that gave a model started, in microseconds since 1970; or 0."""
-        completed = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
-        latest = sa.select(sa.func.max(jobs.c.started_at)).where(completed)
+        latest = sa.select(sa.func.max(jobs.c.started_at)).where(_GAVE_A_MODEL)
         return int((await conn.execute(latest)).scalar() or 0)

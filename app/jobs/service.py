@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import hashlib
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
+from app.core.tables import Place, now_us
 from app.jobs.repository import JobRepository
 from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
 from app.registry.schemas import ModelRow
@@ -17,6 +20,8 @@ from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
 
 MAX_QUEUED_TRAININGS = 100
+DELETE_ROWS = 1000  # in one transaction
+DAY_US = 86_400_000_000
 
 
 class JobService:
@@ -33,15 +38,47 @@ class JobService:
         self._settings = settings
         self._serving_model = serving_model
 
-    async def submit_training(self, params: TrainParams, by: str | None = None) -> str:
-        """Queues a training and returns its job id; ``by`` is the id of the key that asks.
+    async def submit_training(
+        self, params: TrainParams, by: str | None = None, idempotency_key: str | None = None
+    ) -> str:
+        """Queues a training and returns its job id.
+
+        Args:
+            params: The training.
+            by: The id of the key that asks.
+            idempotency_key: Of two requests of one key with the same value, the second is given
+                the job of the first.
 
         Raises:
-            Conflict: The queue is full.
+            Conflict: The queue is full, or the first request with this value was another one.
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
                 recipe that chooses them, or such as do not fit each other.
         """
         order = await self._complete(params, "request")
+        job_id = None
+        if idempotency_key is not None:
+            digest = hashlib.sha256(f"{by}\0{idempotency_key}".encode()).hexdigest()
+            job_id = f"key-{digest[:32]}"
+            if await self._is_queued(job_id, order):
+                return job_id
+        try:
+            return await self._queue(order, by, job_id)
+        except IntegrityError:
+            if job_id is None or not await self._is_queued(job_id, order):
+                raise
+            return job_id
+
+    async def _is_queued(self, job_id: str, order: dict[str, Any]) -> bool:
+        """Whether an earlier request has queued this training."""
+        job = await self._repository.get(job_id)
+        if job is not None and job.params != order:
+            raise Conflict(
+                "an earlier request with this Idempotency-Key asked for another training",
+                code="idempotency_key_used",
+            )
+        return job is not None
+
+    async def _queue(self, order: dict[str, Any], by: str | None, job_id: str | None) -> str:
         async with self._repository.database.write() as conn:
             if await self._repository.queued(conn, "train") >= MAX_QUEUED_TRAININGS:
                 raise Conflict(
@@ -49,7 +86,7 @@ class JobService:
                     "`POST /admin/jobs/{job_id}/cancel`",
                     code="queue_full",
                 )
-            return await self._repository.insert("train", order, conn, by=by)
+            return await self._repository.insert("train", order, conn, by=by, job_id=job_id)
 
     async def training_order(self, trigger: Trigger) -> dict[str, Any]:
         """The params of a training by the settings' defaults, for `enqueue`."""
@@ -93,10 +130,18 @@ class JobService:
             raise NotFound("there is no such job", code="unknown_job")
         return job
 
-    async def page(self, offset: int, n: int) -> tuple[list[JobRow], int | None]:
-        """Jobs, newest first, and the offset of the next page, None after the last."""
-        jobs = await self._repository.page(offset, n + 1)
-        return jobs[:n], offset + n if len(jobs) > n else None
+    async def page(self, below: Place | None, n: int) -> tuple[list[JobRow], Place | None]:
+        """Jobs, newest first, and where the next page goes on, None after the last."""
+        rows = await self._repository.page(below, n + 1)
+        last = rows[n - 1] if len(rows) > n else None
+        return rows[:n], None if last is None else Place(last.created_at, last.job_id)
+
+    async def delete_old(self, stored: Collection[str]) -> None:
+        """Deletes the jobs that ended long ago, except those of ``stored`` model versions."""
+        before = now_us() - int(self._settings.keep_jobs_days * DAY_US)
+        deleted = DELETE_ROWS
+        while deleted == DELETE_ROWS:
+            deleted = await self._repository.delete_ended(before, stored, DELETE_ROWS)
 
     async def states(self) -> list[tuple[str, str, int, int]]:
         """`(kind, status, count, oldest created_at)` of all jobs."""

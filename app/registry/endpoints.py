@@ -15,6 +15,8 @@ from app.core.requests import (
     PathId,
     StrictQuery,
     decode_cursor,
+    decode_place,
+    encode_place,
     invalid_body,
     next_cursor,
     read_json,
@@ -71,10 +73,10 @@ async def list_models(
     registry: Registry, n: PageSize = 100, cursor: PageCursor = None
 ) -> ModelPage:
     """Lists every version that was published or rejected."""
-    rows, following = await registry.page(decode_cursor(cursor) or 0, n)
+    rows, following = await registry.page(decode_place(cursor), n)
     activation = await registry.activation()
     items = [ModelOut.from_row(row, activation) for row in rows]
-    return ModelPage(items=items, next_cursor=next_cursor(following))
+    return ModelPage(items=items, next_cursor=encode_place(following))
 
 
 @router.get(
@@ -91,7 +93,7 @@ async def list_activations(
     `reason`: `published` after training, `activated` or `rolled_back` by an administrator, or
     `returned` automatically because the click-through rate fell.
     """
-    changes, following = await registry.history(None, decode_cursor(cursor) or 0, n)
+    changes, following = await registry.history(None, decode_cursor(cursor), n)
     items = [ActivationOut.from_change(change) for change in changes]
     return ActivationPage(items=items, next_cursor=next_cursor(following))
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import Database
-from app.core.tables import now_us
+from app.core.tables import Place, newest_first, now_us
 from app.registry.retention import StoredVersion
 from app.registry.schemas import Activation, ActivationChange, ModelRow, Reason
 from app.registry.tables import activation, activations, models
@@ -46,12 +46,10 @@ class ModelRepository:
         """All versions that have a row, deleted ones included."""
         return {row[0] for row in await self.database.fetch(sa.select(models.c.version))}
 
-    async def page(self, offset: int, n: int) -> list[ModelRow]:
+    async def page(self, below: Place | None, n: int) -> list[ModelRow]:
         """Versions, newest first."""
-        newest_first = (models.c.created_at.desc(), models.c.version.desc())
-        rows = await self.database.fetch(
-            sa.select(*_COLUMNS).order_by(*newest_first).offset(offset).limit(n)
-        )
+        query = newest_first(sa.select(*_COLUMNS), models.c.created_at, models.c.version, below)
+        rows = await self.database.fetch(query.limit(n))
         return [ModelRow(*row) for row in rows]
 
     async def trained_seq(self) -> int:
@@ -102,12 +100,16 @@ class ModelRepository:
         rows = await conn.execute(sa.select(*_CHANGE).order_by(activations.c.generation))
         return [ActivationChange(*row) for row in rows]
 
-    async def history(self, version: str | None, offset: int, n: int) -> list[ActivationChange]:
-        """Changes of one version or of all, newest first."""
+    async def history(
+        self, version: str | None, below: int | None, n: int
+    ) -> list[ActivationChange]:
+        """Changes of one version or of all, newest first, below a generation."""
         query = sa.select(*_CHANGE).order_by(activations.c.generation.desc())
         if version is not None:
             query = query.where(activations.c.version == version)
-        rows = await self.database.fetch(query.offset(offset).limit(n))
+        if below is not None:
+            query = query.where(activations.c.generation < below)
+        rows = await self.database.fetch(query.limit(n))
         return [ActivationChange(*row) for row in rows]
 
     async def with_status(

@@ -17,7 +17,7 @@ from app.core.errors import NotFound
 from app.core.logging import get_logger
 from app.core.requests import text_problem
 from app.core.settings import Settings
-from app.core.tables import instance_id, now_us
+from app.core.tables import Place, instance_id, now_us
 from app.registry.activation import ActivationService
 from app.registry.checkpoint_store import (
     CANDIDATES,
@@ -254,10 +254,16 @@ class ModelRegistry:
             raise NotFound("there is no such model version", code="unknown_model")
         return row
 
-    async def page(self, offset: int, n: int) -> tuple[list[ModelRow], int | None]:
-        """Versions, newest first, and the offset of the next page."""
-        rows = await self._repository.page(offset, n + 1)
-        return rows[:n], offset + n if len(rows) > n else None
+    async def stored_versions(self) -> set[str]:
+        """The versions that are not marked as deleted."""
+        async with self._repository.database.read() as conn:
+            return {each.version for each in await self._repository.stored_versions(conn)}
+
+    async def page(self, below: Place | None, n: int) -> tuple[list[ModelRow], Place | None]:
+        """Versions, newest first, and where the next page goes on."""
+        rows = await self._repository.page(below, n + 1)
+        last = rows[n - 1] if len(rows) > n else None
+        return rows[:n], None if last is None else Place(last.created_at, last.version)
 
     async def load(self, row: ModelRow, device: str) -> Checkpoint:
         """Reads and verifies a version's checkpoint. Raises CheckpointError."""
@@ -395,14 +401,14 @@ class ModelRegistry:
         return await self._activator.unpin(by)
 
     async def history(
-        self, version: str | None = None, offset: int = 0, n: int = 100
+        self, version: str | None = None, below: int | None = None, n: int = 100
     ) -> tuple[list[ActivationChange], int | None]:
-        """Changes of the active version, newest first, and the offset of the next page.
+        """Changes of the active version, newest first, and the generation below which they go on.
 
         ``version`` limits them to those that activated it.
         """
-        rows = await self._repository.history(version, offset, n + 1)
-        return rows[:n], offset + n if len(rows) > n else None
+        rows = await self._repository.history(version, below, n + 1)
+        return rows[:n], rows[n - 1].generation if len(rows) > n else None
 
 
 def _reason_not_to_serve(row: ModelRow, active: Activation) -> str | None:

@@ -329,7 +329,12 @@ def build_worker(services: Services) -> Worker:
     triggers = Triggers(
         services.database, settings, services.jobs, services.events.last_seq, models.trained_seq
     )
+
+    async def delete_old_jobs() -> None:
+        await services.jobs.delete_old(await models.stored_versions())
+
     tasks = [
+        PeriodicTask("jobs", FORGET_SECONDS, delete_old_jobs),
         PeriodicTask("triggers", TRIGGERS_SECONDS, triggers.fire),
         PeriodicTask("clean", CLEAN_SECONDS, models.clean),
         PeriodicTask("trials", END_TRIALS_SECONDS, trials.end_outdated),

@@ -3,13 +3,18 @@
     python -m benchmarks.faults [NAME ...]
     python -m benchmarks.faults NAME NUMBER ...
 
-Numbers are the arguments of one run's `main`, such as how many rounds.
+Numbers are the arguments of one run's `main`: how many rounds, and for `server_kill` and
+`worker_kill` how many loops divide those of each kind of database among them. 1,000 kills:
+
+    python -m benchmarks.faults server_kill 250 2
+    python -m benchmarks.faults worker_kill 250 3
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 from benchmarks.faults import (
     disk_full,
@@ -22,7 +27,7 @@ from benchmarks.faults import (
     worker_kill,
 )
 
-RUNS = {
+RUNS: dict[str, Callable[..., None]] = {
     "server_kill": server_kill.main,
     "worker_kill": worker_kill.main,
     "group_stop": group_stop.main,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import shutil
 import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import psycopg
@@ -36,6 +38,7 @@ TRAINING: dict[str, Any] = {"model": "nbpr", "factors": 4, "epochs": 40, "force"
 # a training that no longer improves goes on for some epochs.
 LONG_TRAINING: dict[str, Any] = {"model": "dncr", "epochs": 1000, "batch_size": 1}
 WAIT_SECONDS = 120.0  # the first model of a new checkout compiles its kernels
+_Sums = TypeVar("_Sums")
 ENDED = ("succeeded", "failed", "cancelled", "rejected")
 
 
@@ -82,6 +85,23 @@ def storage(database: str) -> Iterator[Storage]:
             ncr_command("migrate"), env=environment_with(storage.env()), timeout=120, check=True
         )
         yield storage
+
+
+def side_by_side(
+    run: Callable[[str, int], _Sums], rounds: int, loops: int
+) -> dict[str, list[_Sums]]:
+    """Divides the rounds on each kind of database among loops, which all run at once.
+
+    Each loop is a process with a service and a database of its own.
+    """
+    shares = [rounds // loops + (loop < rounds % loops) for loop in range(loops)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(len(DATABASES) * loops, spawn) as pool:
+        pending = {
+            database: [pool.submit(run, database, share) for share in shares]
+            for database in DATABASES
+        }
+        return {database: [loop.result() for loop in its] for database, its in pending.items()}
 
 
 def add_events(url: str) -> None:

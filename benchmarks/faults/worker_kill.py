@@ -11,18 +11,19 @@ from __future__ import annotations
 import random
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 
 from benchmarks.faults.setup import (
-    DATABASES,
     LEASE,
     WAIT_SECONDS,
     Watcher,
     add_events,
     has_ended,
+    side_by_side,
     storage,
     submit,
     wait_for,
@@ -33,11 +34,13 @@ from tests.cluster.servers import NcrServer, NcrWorker
 from tests.cluster.topology import close_all
 
 STOPS = 5
+TRAINING_SECONDS = 3.0
 PUBLISHING_SECONDS = 0.08  # from the first file of a model until it is served, or less
 COMMIT_SECONDS = 0.2
+PEAK = "most trainings at once"
 COLUMNS = [
     "database", "kills", "stops", "jobs", "succeeded", "held when killed", "taken up again",
-    "given up", "most trainings at once", "half published", "served and unknown",
+    "given up", PEAK, "half published", "served and unknown",
     "published twice", "failed answers",
 ]  # fmt: skip
 
@@ -72,7 +75,12 @@ def _submit(client: httpx2.Client, workers: list[NcrWorker]) -> str:
 
 
 def kill_one(
-    client: httpx2.Client, workers: list[NcrWorker], models: Path, *, within: float | None
+    client: httpx2.Client,
+    workers: list[NcrWorker],
+    models: Path,
+    *,
+    within: float | None,
+    loops: int = 1,
 ) -> KillRound:
     """Kills the worker at most so many seconds after it began to write the model; with None, while
     it trains.
@@ -81,7 +89,7 @@ def kill_one(
     job_id = _submit(client, workers)
     victim = _holder(workers, job_id)
     if within is None:
-        time.sleep(random.uniform(0, 3))
+        time.sleep(random.uniform(0, TRAINING_SECONDS * loops))
     else:
         until = time.monotonic() + WAIT_SECONDS
         while _names(models) <= before:
@@ -122,8 +130,12 @@ def run(
     stops: int,
     lease: str = LEASE["NCR_JOB_LEASE_SECONDS"],
     tries: int = 1,
+    loops: int = 1,
+    forked: bool = False,
 ) -> list[Any]:
     """All rounds on one kind of database; a row of the table.
+
+    ``loops`` is how many others run at the same time: a training takes as many times longer.
 
     A worker that is killed too late, when its job has ended, is one kill more: with ``tries`` there
     is another one, up to so many in all and each time sooner.
@@ -135,6 +147,8 @@ def run(
         env = place.env(**LEASE | {"NCR_JOB_LEASE_SECONDS": lease})
         server = NcrServer(env, place.folder / "server.log")
         workers = [NcrWorker(env, place.folder / f"worker-{n}.log") for n in (1, 2)]
+        for process in (server, *workers):
+            process.forked = forked
         models = place.folder / "var" / "models"
         stack.callback(close_all, [server, *workers])
         for process in (server, *workers):
@@ -147,7 +161,7 @@ def run(
             for turn in range(kills):
                 for again in range(tries):
                     within = PUBLISHING_SECONDS / 2**again if turn % 2 == 0 else None
-                    rounds.append(kill_one(client, workers, models, within=within))
+                    rounds.append(kill_one(client, workers, models, within=within, loops=loops))
                     job, held = rounds[-1]
                     ended = job["status"], job["attempt"], job["error"]
                     print(database, turn + 1, f"held: {held}", *ended, flush=True)
@@ -170,8 +184,20 @@ def run(
     ]  # fmt: skip
 
 
-def main(kills: int = 30) -> None:
+def _sum(rows: list[list[Any]]) -> list[Any]:
+    """One row of those of several loops."""
+    columns = zip(COLUMNS[1:], *(row[1:] for row in rows), strict=True)
+    sums = [(max if name == PEAK else sum)(values) for name, *values in columns]
+    return [rows[0][0], *sums]
+
+
+def main(kills: int = 30, loops: int = 1) -> None:
     started = time.perf_counter()
-    rows = [run(database, kills, STOPS) for database in DATABASES]
+    # A loop beside others needs a longer lease: a worker that waits for a core is not lost.
+    lease = str(2 + 2 * (loops > 1))
+    one = partial(run, stops=max(1, STOPS // loops), lease=lease, loops=loops, forked=True)
+    rows = [_sum(each) for each in side_by_side(one, kills, loops).values()]
     seconds = round(time.perf_counter() - started)
-    publish("faults-worker-kill", COLUMNS, rows, lease_seconds=2, seconds=seconds)
+    publish(
+        "faults-worker-kill", COLUMNS, rows, lease_seconds=int(lease), loops=loops, seconds=seconds
+    )

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Protocol, Self
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -67,11 +67,10 @@ def temporary_folder(prefix: str) -> Path:
 
 def children_of(pid: int) -> list[int]:
     """The processes that this one started; Linux only, elsewhere there are none."""
-    children = []
-    for process in Path("/proc").glob("[0-9]*/stat"):
+    children: list[int] = []
+    for threads in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            if int(process.read_text().rpartition(")")[2].split()[1]) == pid:
-                children.append(int(process.parent.name))
+            children += map(int, threads.read_text().split())
     return children
 
 
@@ -103,6 +102,16 @@ def environment_with(env: Mapping[str, str]) -> dict[str, str]:
     return inherited | dict(env)
 
 
+class Started(Protocol):
+    """A process that was started, with the methods of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 class Process:
     """One process in a session of its own, with its output appended to a log file.
 
@@ -128,7 +137,7 @@ class Process:
         self._user = user
         self._cwd = cwd
         self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -137,7 +146,7 @@ class Process:
         self.close()
 
     @property
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Started:
         if self._process is None:
             raise ProcessError(f"{self.name} has not been started")
         return self._process
@@ -163,23 +172,26 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment_with(self.env),
-                cwd=self._cwd,
-                user=self._user,
-                group=self._user,
-                extra_groups=None if self._user is None else [],
-                # Ctrl-C is for the parent, which stops its processes in order.
-                start_new_session=True,
-                preexec_fn=_bound_to_parent(self.death_signal),
-            )
+            self._process = self._launch(log)
         if wait:
             self.wait_ready()
         return self
+
+    def _launch(self, log: IO[bytes]) -> Started:
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment_with(self.env),
+            cwd=self._cwd,
+            user=self._user,
+            group=self._user,
+            extra_groups=None if self._user is None else [],
+            # Ctrl-C is for the parent, which stops its processes in order.
+            start_new_session=True,
+            preexec_fn=_bound_to_parent(self.death_signal),
+        )
 
     def is_ready(self) -> bool:
         """Whether it can be used."""

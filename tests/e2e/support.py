@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,16 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.cli import main
 from tests.cluster.process import wait_until
-from tests.cluster.servers import NcrServer
+from tests.cluster.servers import ForkedCommand, NcrServer
 
-# Commands are forked from a process that has imported what they import, which takes seconds.
-# Servers and workers are started as users start them; test_wheel runs the installed commands.
-_FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(
-    ["tests.e2e.support", "app.cli.main", "app.main", "app.transfer", "app.worker", "ncr_core"]
-)
 COMMAND_SECONDS = 120.0
 TRAINING = {"model": "neupr", "factors": 4, "epochs": 3}
 
@@ -35,27 +27,14 @@ def ncr(
     command = [str(argument) for argument in arguments]
     env = {**os.environ, "NCR_DATA_DIR": str(data_dir or "/nowhere"), **env}
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        process = _FORK.Process(target=_run, args=(command, env, out.name, err.name))
-        process.start()
+        # Servers and workers are started as users start them; test_wheel runs installed commands.
+        process = ForkedCommand(command, env, out.name, err.name)
         try:
-            process.join(COMMAND_SECONDS)
-            assert process.exitcode is not None, f"ncr {command} did not end: {err.read()!r}"
+            code = process.wait(COMMAND_SECONDS)
         finally:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
         printed = out.read().decode(), err.read().decode()
-    return subprocess.CompletedProcess(["ncr", *command], process.exitcode, *printed)
-
-
-def _run(command: list[str], env: dict[str, str], out: str, err: str) -> None:
-    """Become `ncr` in a process that was forked."""
-    os.environ.clear()
-    os.environ.update(env)
-    for number, name in ((1, out), (2, err)):
-        file = os.open(name, os.O_WRONLY)
-        os.dup2(file, number)
-        os.close(file)
-    sys.argv = ["ncr", *command]
-    main()
+    return subprocess.CompletedProcess(["ncr", *command], code, *printed)
 
 
 class Service(NcrServer):

@@ -100,7 +100,7 @@ def test_the_json_schema_of_ids_agrees_with_their_check() -> None:
         ), repr(text)
 
 
-@pytest.mark.parametrize("path", ["/items", "/admin/jobs", "/admin/models"])
+@pytest.mark.parametrize("path", ["/items", "/admin/jobs", "/admin/models", "/admin/activations"])
 async def test_a_cursor_beyond_the_end_is_an_empty_page(
     client: httpx2.AsyncClient, path: str
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import structlog
 from fastapi import FastAPI
 
 from app.core.access import Role
@@ -17,6 +18,8 @@ from app.core.security import (
     MAX_WRONG_KEYS,
     LocalTokenBuckets,
     RateLimiter,
+    RefusalLog,
+    TokenGrant,
     WrongKeys,
     ensure_bindable,
     is_loopback,
@@ -168,6 +171,34 @@ async def test_an_address_may_guess_again_after_a_second() -> None:
     assert wrong.wait("a") == pytest.approx(0.99)
 
 
+async def test_refused_keys_are_logged_by_address_and_seldom() -> None:
+    clock = Clock()
+    refusals = RefusalLog(clock)
+
+    async def lines(*addresses: str) -> list[tuple[str, str]]:
+        with structlog.testing.capture_logs() as logs:
+            for address in addresses:
+                await refusals.add(address, "unauthorized")
+        return [(line["address"], line["code"]) for line in logs]
+
+    assert await lines("a", "a", "b", "a") == [("a", "unauthorized"), ("b", "unauthorized")]
+    clock.now += 61
+    assert await lines("a", "a") == [("a", "unauthorized")]
+    clock.now += 61
+    assert len(await lines(*map(str, range(100)))) == 60
+
+
+async def test_the_log_names_no_refused_key(keyed: FastAPI) -> None:
+    async with client_of(keyed) as client:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                await client.get("/users/ann/events", headers={"X-API-Key": "a wrong key"})
+    (line,) = (line for line in logs if line["event"] == "request refused")
+    assert (line["log_level"], line["code"]) == ("warning", "unauthorized")
+    assert line["address"]
+    assert "wrong key" not in str(logs)
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]"])
 def test_loopback_hosts_need_no_key(host: str) -> None:
     assert is_loopback(host)
@@ -190,6 +221,22 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+async def test_a_local_bucket_begins_where_the_shared_one_ended() -> None:
+    """Otherwise each time that Redis goes away would permit a whole burst more."""
+
+    class Shared:
+        grant: TokenGrant | None = TokenGrant(True, 1, 1.0, 0.0)
+
+        async def take(self, caller: str, rate: float, burst: int) -> TokenGrant | None:
+            return self.grant
+
+    shared = Shared()
+    limiter = RateLimiter(0.001, 100, shared)
+    await limiter.take("a", 0.001, 100)
+    shared.grant = None
+    assert [(await limiter.take("a", 0.001, 100)).allowed for _ in range(2)] == [True, False]
 
 
 async def test_a_local_token_bucket_by_hand() -> None:

@@ -342,3 +342,15 @@ async def test_a_gap_in_the_seqs_drops_all_profiles(services: Services) -> None:
         await conn.exec_driver_sql("UPDATE counters SET value = 3 WHERE name = 'event_seq'")
         await conn.exec_driver_sql("UPDATE users SET last_seq = 3")
     assert len((await profiles.get("u")).seen) == 1
+
+
+async def test_rows_that_come_later_hide_no_gap(services: Services) -> None:
+    """They are counted after the counters were read."""
+    profiles, first = services.events.profiles, event("u", "a")
+    await add(services, first, event("u", "b"))
+    await profiles.get("u")
+    async with services.database.write() as conn:
+        await conn.exec_driver_sql(f"DELETE FROM events WHERE event_id = '{first.event_id}'")
+        await conn.exec_driver_sql("UPDATE counters SET value = 3 WHERE name = 'event_seq'")
+    await add(services, event("v", "a"))
+    assert await profiles._has_gap(3)

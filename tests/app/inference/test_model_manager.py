@@ -19,6 +19,7 @@ from app.registry.tables import models
 from app.wiring import Services
 from tests.app.conftest import client_of, publish_model, until
 from tests.app.recommend.conftest import ITEMS, ask, ids, post
+from tests.conftest import ON_SQLITE
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -248,3 +249,16 @@ async def test_a_server_may_keep_to_the_active_version(
     assert await status_of(without, versions[-1]) == (200, None)
     assert await status_of(without, versions[0]) == (422, "model_not_served")
     assert await status_of(without, "nope") == (404, "unknown_model")
+
+
+@ON_SQLITE
+async def test_kernels_are_compiled_before_the_first_model_is_there(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a quarter of a minute; a server takes a new model up within 5 s."""
+    compiled = []
+    monkeypatch.setattr("app.inference.model_manager.compile_kernels", lambda: compiled.append(1))
+    app = create_app(settings.model_copy(update={"device": "cpu"}))
+    async with app.router.lifespan_context(app):
+        assert app.state.recommend.models.current is None
+        assert compiled == [1]

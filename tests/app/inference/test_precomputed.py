@@ -34,7 +34,7 @@ async def train_and_precompute(services: Services, settings: Settings, users: in
     assert await worker.run_once()
     assert await worker.run_once(on_progress=seen.append)
     assert not await worker.run_once()
-    job = (await services.jobs.page(0, 10))[0][0]
+    job = (await services.jobs.page(None, 10))[0][0]
     assert (job.kind, job.status, job.error) == ("candidates", "succeeded", None)
     assert job.metrics is not None
     assert job.metrics["users"] == min(users, 60)
@@ -159,7 +159,7 @@ async def test_only_the_latest_active_are_computed_and_only_for_the_active_versi
     await services.jobs._repository.insert("candidates", {"version": version})
     await publish_model(services)  # another takes its place before the job is done
     assert await thread_worker(services, settings).run_once()
-    job = (await services.jobs.page(0, 1))[0][0]
+    job = (await services.jobs.page(None, 1))[0][0]
     assert (job.status, job.metrics) == ("succeeded", {"users": 0, "seconds": 0.0})
 
 

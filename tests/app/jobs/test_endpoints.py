@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -32,8 +33,10 @@ async def test_jobs_are_listed_newest_first_page_by_page(client: httpx2.AsyncCli
         assert response.headers["location"] == f"/admin/jobs/{ids[-1]}"
     page = (await client.get("/admin/jobs", params={"n": 1})).json()
     assert [job["job_id"] for job in page["items"]] == ids[1:]
+    await client.post("/admin/train")  # a row that comes in between two pages moves none of them
     rest = (await client.get("/admin/jobs", params={"cursor": page["next_cursor"]})).json()
     assert [job["job_id"] for job in rest["items"]] == ids[:1]
+    assert rest["next_cursor"] is None
     job = (await client.get(f"/admin/jobs/{ids[1]}")).json()
     assert set(job) == {
         "job_id", "kind", "status", "params", "progress", "attempt", "created_at", "started_at",
@@ -54,6 +57,22 @@ async def test_a_full_queue_takes_no_training(
     assert len((await client.get("/admin/jobs")).json()["items"]) == 2
     assert (await client.post(f"/admin/jobs/{ids[0]}/cancel")).status_code == 200
     assert (await client.post("/admin/train")).status_code == 202
+
+
+@pytest.mark.anyio
+async def test_a_training_that_is_sent_again_is_queued_once(client: httpx2.AsyncClient) -> None:
+    key = {"Idempotency-Key": "0b0e"}
+    sent = [client.post("/admin/train", json={"seed": 3}, headers=key) for _ in range(4)]
+    answers = await asyncio.gather(*sent)
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.json()["job_id"] for answer in answers}) == 1
+    changed = await client.post("/admin/train", json={"seed": 4}, headers=key)
+    assert (changed.status_code, changed.json()["code"]) == (409, "idempotency_key_used")
+    other = await client.post("/admin/train", json={"seed": 4}, headers={"Idempotency-Key": "1"})
+    assert other.status_code == 202
+    assert len((await client.get("/admin/jobs")).json()["items"]) == 2
+    bad = await client.post("/admin/train", headers={"Idempotency-Key": "x" * 256})
+    assert bad.status_code == 422
 
 
 @pytest.mark.anyio

@@ -10,9 +10,11 @@ import pytest
 from app.core.database import Database
 from app.core.errors import Conflict, Unprocessable
 from app.core.settings import Settings
+from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
-from app.jobs.schemas import TrainParams
-from app.jobs.service import JobService
+from app.jobs.schemas import ENDED, TrainParams
+from app.jobs.service import DAY_US, JobService
+from app.jobs.tables import jobs as jobs_table
 
 pytestmark = pytest.mark.anyio
 
@@ -160,6 +162,33 @@ async def test_a_job_fails_after_the_last_attempt(database: Database) -> None:
     row = await jobs.get(job_id)
     assert row is not None
     assert (row.status, row.error) == ("failed", "its worker disappeared or stood still 2 times")
+
+
+async def test_jobs_that_ended_long_ago_are_deleted(database: Database) -> None:
+    service, jobs = JobService(database, Settings(keep_jobs_days=2)), JobRepository(database)
+    names = {
+        "failed long ago": ("failed", None, 3),
+        "failed lately": ("failed", None, 1),
+        "of a stored version": ("succeeded", "stored", 3),
+        "of a removed version": ("succeeded", "removed", 3),
+        "the latest training": ("rejected", "removed", 2.5),
+        "cancelled before it began": ("cancelled", None, 3),
+        "queued": ("queued", None, 3),
+    }
+    for name, (status, version, days) in names.items():
+        await jobs.insert("train", {}, job_id=name)
+        at = now_us() - int(days * DAY_US)
+        values = {"status": status, "model_version": version, "created_at": at}
+        values |= {"finished_at": at} if status in ENDED else {}
+        values |= {} if status in ("queued", "cancelled") else {"started_at": at}
+        async with database.write() as conn:
+            await conn.execute(
+                jobs_table.update().where(jobs_table.c.job_id == name).values(values)
+            )
+    await service.delete_old({"stored"})
+    left = {job.job_id for job in await jobs.page(None, 100)}
+    gone = {"failed long ago", "of a removed version", "cancelled before it began"}
+    assert left == names.keys() - gone
 
 
 async def test_requeue_does_not_count_the_attempt(database: Database) -> None:

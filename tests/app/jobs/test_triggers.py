@@ -55,7 +55,7 @@ class World:
         return self
 
     async def jobs(self) -> list[JobRow]:
-        return await JobRepository(self.database).page(0, 100)
+        return await JobRepository(self.database).page(None, 100)
 
     async def begin(self) -> Claim:
         claim = await JobRepository(self.database).claim("w", 60_000_000, 3)
@@ -272,7 +272,7 @@ async def test_a_running_worker_checks_the_triggers(
     try:
         await until(lambda: bool(fired))
         assert fired[0] is None
-        assert (await services.jobs.page(0, 10))[0] == []
+        assert (await services.jobs.page(None, 10))[0] == []
     finally:
         stop.set()
         await worker
@@ -281,7 +281,7 @@ async def test_a_running_worker_checks_the_triggers(
     worker = asyncio.create_task(build_worker(services).run(stop))
     try:
         async with asyncio.timeout(30):
-            while not (queued := (await services.jobs.page(0, 10))[0]):  # noqa: ASYNC110 - in the database
+            while not (queued := (await services.jobs.page(None, 10))[0]):  # noqa: ASYNC110 - in the database
                 await asyncio.sleep(0.05)
     finally:
         stop.set()

@@ -336,6 +336,11 @@ async def test_a_page_of_another_origin_may_send_a_token_and_read_the_limits(
 ) -> None:
     wanted = settings.model_copy(update={"cors_origins": "https://shop.example"})
     app = create_app(wanted)
+
+    @app.get("/recommend/fail/fail")
+    async def fail() -> None:
+        raise RuntimeError
+
     origin = {"Origin": "https://shop.example"}
     async with app.router.lifespan_context(app), client_of(app) as client:
         services: Services = app.state.services
@@ -354,6 +359,9 @@ async def test_a_page_of_another_origin_may_send_a_token_and_read_the_limits(
         limits = {name for name in answer.headers if name.lower().startswith("ratelimit-")}
         assert len(limits) == 3
         assert {name.lower() for name in limits} <= {name.lower() for name in exposed}
+        failed = await client.get("/recommend/fail/fail", headers=origin | {"X-API-Key": key})
+        assert (failed.status_code, failed.json()["code"]) == (500, "internal_error")
+        assert failed.headers["Access-Control-Allow-Origin"] == "https://shop.example"
 
 
 @given(claims)

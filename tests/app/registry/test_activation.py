@@ -175,6 +175,9 @@ async def test_a_rejected_version_is_activated_only_with_force(
     assert newest["next_cursor"]
     # Its status is that of any other from then on.
     assert (await client.post(f"/admin/models/{a}/activate")).status_code == 200
+    query = {"cursor": newest["next_cursor"], "n": 1}
+    following = (await client.get("/admin/activations", params=query)).json()["items"][0]
+    assert following["generation"] == newest["items"][0]["generation"] - 1
     assert (await client.post("/admin/models/rollback")).json()["version"] == bad
 
 

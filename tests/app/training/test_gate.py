@@ -92,7 +92,7 @@ async def test_a_worse_model_is_rejected_and_its_files_are_kept(
     assert (row.status, row.job_id, row.activated_at) == ("rejected", second.job_id, None)
     assert row.metrics == second.metrics
     await services.models.load(row, "cpu")  # its files are there, for whoever wants to look
-    rows = (await services.jobs.page(0, 10))[0]
+    rows = (await services.jobs.page(None, 10))[0]
     assert {job.kind for job in rows} == {"train"}  # no candidates are computed for it
 
 

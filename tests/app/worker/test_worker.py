@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app import main
 from app.core.settings import Settings
 from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.tables import jobs
@@ -330,3 +331,31 @@ async def test_a_worker_that_runs_touches_its_file(
     alive.unlink()
     await asyncio.sleep(0.05)
     assert not alive.exists()
+
+
+@ON_SQLITE
+async def test_a_server_gives_its_job_back_before_it_closes_the_database(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    class SlowWorker:
+        async def run(self, stop: asyncio.Event) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.05)
+                steps.append("given back")
+
+    async def close(self: Services) -> None:
+        steps.append("closed")
+        await original(self)
+
+    original = Services.close
+    monkeypatch.setattr(Services, "close", close)
+    monkeypatch.setattr(main, "build_worker", lambda services: SlowWorker())
+    monkeypatch.setattr(main, "WORKER_STOP_SECONDS", 0.01)
+    app = main.create_app(settings, with_worker=True)
+    async with app.router.lifespan_context(app):
+        await asyncio.sleep(0.01)
+    assert steps == ["given back", "closed"]
