@@ -7,7 +7,7 @@ benchmark works on copies. Each of PARAMS is a body of `POST /admin/train`, by d
 factors and few epochs. It is trained twice, so that one version can take the place of the other.
 Random users ask for a list, none of them twice in a phase; after a change of an item they are those
 of the phase before. Each phase stands between two of a route that does nothing. Half of the servers
-do not have the candidates that a worker computes. Writes cold-lists.json.
+do not have what a worker computes ahead. Writes cold-lists.json.
 """
 
 from __future__ import annotations

@@ -433,3 +433,25 @@ async def test_lists_while_items_are_hidden(
             at_hand = [await is_at_hand(other, client, user) for user in made.rows]
             assert at_hand == [not hidden or row not in made._items[n, :15] for n in range(60)]
         assert 0 < sum(row in made._items[n, :15] for n in range(60)) < 60
+
+
+@pytest.mark.parametrize("kind", ["shadow", "interleaving"])
+@ON_SQLITE
+async def test_lists_of_a_version_that_is_active_again_and_on_trial(
+    app: FastAPI, client: httpx2.AsyncClient, elsewhere: Services, kind: str
+) -> None:
+    services: Services = app.state.services
+    first, second = current(app).version, await publish_model(services)
+    await refresh(app)
+    assert not await is_at_hand(app, client, "user-1")  # nobody has ranked its lists yet
+    (await client.post(f"/admin/models/{first}/activate")).raise_for_status()
+    await refresh(app)
+    lists = services.trials.impressions.lists
+    before = lists[first]
+    assert await is_at_hand(app, client, "user-1")
+    assert lists[first] == before + 2
+    trial = {"kind": kind, "version": second, "share": 1.0}
+    (await client.post("/admin/trials", json=trial)).raise_for_status()
+    services.events.profiles.cache.clear()
+    await ask(client, "user-1")
+    assert len(services.events.profiles.cache) == 1  # it is compared with another list
