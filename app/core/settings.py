@@ -165,8 +165,8 @@ class Settings(BaseSettings):
     requests get 503."""
 
     precompute_users: int = Field(default=20_000, ge=0)
-    """Number of most recently active users for whom a worker precomputes the candidates of a
-    newly published model. Candidates of other users are computed at their first request."""
+    """Number of most recently active users for whom a worker precomputes the candidates and
+    lists of a newly published model. Those of other users are computed at their first request."""
 
     list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
     """Memory for cached recommendation lists, in bytes. 0: every request is ranked anew."""

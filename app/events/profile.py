@@ -155,11 +155,6 @@ class Profile:
         return max((int(seqs[-1]) for seqs in self._all_seqs), default=0)
 
     @property
-    def latest_time(self) -> int:
-        """The time of the user's last event, in microseconds since 1970; there must be one."""
-        return int(self.timestamps.max())
-
-    @property
     def positives(self) -> IntArray:
         """The liked items, each once, by the time of their latest positive event."""
         return self._feedback.positives

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from app.core.bulk import each_of
 from app.core.cache import BatchLoader, ByteCache, SingleFlight
-from app.core.database import Database
+from app.core.database import AWAY, Database
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
@@ -28,6 +28,8 @@ MAX_RECENT_EVENTS = 10_000
 PROFILE_BYTES = 800  # of a profile without its arrays
 MAX_USERS_READ = 32  # by one query
 MAX_QUERIES = 2  # at a time: while they run, requests collect for the next
+MAX_SEQS_READ = 2_000  # users whose last seqs one query reads
+FOLLOW_SECONDS = 10.0  # between two reads of the same users' last seqs
 
 _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 _NO_WEIGHTS: NDArray[np.float32] = np.zeros(0, dtype=np.float32)
@@ -82,6 +84,11 @@ class ProfileCache:
             self._read_rows, MAX_USERS_READ, MAX_QUERIES
         )
         self._looks: SingleFlight[None, None] = SingleFlight()
+        self._seqs = last_seqs_statement(database.dialect)
+        self._followed: Mapping[str, int] | None = None
+        self._followed_at = -float("inf")
+        self._last_seqs: dict[str, tuple[int, int]] = {}  # internal id and last seq
+        self._dropped: set[str | int] | None = None  # users, while last seqs are read
         self._event_seq = self._catalog_seq = -1
         self._commits_seen = -1
         self._last_look = self._last_hint = -float("inf")
@@ -102,14 +109,7 @@ class ProfileCache:
             user: the client's id.
             min_seq: the profile's ``event_seq`` is at least this, unless no such seq exists yet.
         """
-        now = time.monotonic()
-        since = now - MAX_STALENESS_SECONDS
-        if self._last_hint > since and now - self._last_look > MIN_HINTED_INTERVAL_SECONDS:
-            since = self._last_hint
-        await self._catch_up(since)
-        if min_seq is not None and self._event_seq < min_seq:
-            await self._catch_up(time.monotonic())
-        event_seq, catalog_seq = self._event_seq, self._catalog_seq
+        event_seq, catalog_seq = await self.catch_up(min_seq)
         profile = self._cache.get(user)
         if profile is None:
             # Another request may have started this read before those counters were read. If the
@@ -123,6 +123,62 @@ class ProfileCache:
             profile = profile.at(event_seq, catalog_seq)
             self._put(user, profile)
         return profile
+
+    async def catch_up(self, min_seq: int | None = None) -> tuple[int, int]:
+        """Take in what was committed, and return the event seq and the catalogue's number now.
+
+        The event seq is at least ``min_seq``, unless no such seq exists yet.
+        """
+        now = time.monotonic()
+        since = now - MAX_STALENESS_SECONDS
+        if self._last_hint > since and now - self._last_look > MIN_HINTED_INTERVAL_SECONDS:
+            since = self._last_hint
+        commits = self._database.commits
+        while (
+            self._commits_seen < commits
+            or self._last_look < since
+            or (min_seq is not None and self._event_seq < min_seq and self._last_look < now)
+        ):
+            await self._looks.run(None, self._look)
+        return self._event_seq, self._catalog_seq
+
+    def last_seq(self, user: str) -> int | None:
+        """The last seq of a user as of the latest `catch_up`; None where it is not known."""
+        known = self._last_seqs.get(user)
+        return None if known is None else known[1]
+
+    async def follow(self, users: Mapping[str, int]) -> None:
+        """Know the last seqs of these users, and of nobody else, without their profiles.
+
+        It may be called often: it reads them when the users are others, and after they were dropped
+        with all profiles. While the database is away it knows nobody new.
+        """
+        now = time.monotonic()
+        is_known = self._last_seqs or not users or now < self._followed_at
+        if users is self._followed and is_known:
+            return
+        self._followed, self._followed_at = users, now + FOLLOW_SECONDS
+        for user in self._last_seqs.keys() - users.keys():
+            del self._last_seqs[user]
+        names = list(users)
+        try:
+            await self.catch_up()
+            for start in range(0, len(names), MAX_SEQS_READ):
+                dropped = self._dropped = set()
+                part = orjson.dumps(names[start : start + MAX_SEQS_READ]).decode()
+                rows = await self._database.fetch(self._seqs, {"users": part})
+                if self._dropped is not dropped:
+                    break  # everybody was dropped meanwhile
+                # A look that ended meanwhile may know of changes that these rows are without.
+                self._last_seqs |= {
+                    user: (user_id, seq)
+                    for user, user_id, seq in rows
+                    if user not in dropped and user_id not in dropped
+                }
+        except AWAY:
+            self._followed = None
+        finally:
+            self._dropped = None
 
     async def read(self, user: str) -> Profile:
         """Read the user's profile from the database, in one query for all who ask meanwhile.
@@ -168,12 +224,6 @@ class ProfileCache:
     def _put(self, user: str, profile: Profile) -> None:
         self._cache.put(user, profile, PROFILE_BYTES + profile.nbytes)
 
-    async def _catch_up(self, since: float) -> None:
-        """Return after a look that began after ``since`` and after this process's own commits."""
-        commits = self._database.commits
-        while self._commits_seen < commits or self._last_look < since:
-            await self._looks.run(None, self._look)
-
     async def _look(self) -> None:
         """Read the counters and drop the profiles of the users who changed."""
         commits, began = self._database.commits, time.monotonic()
@@ -187,20 +237,24 @@ class ProfileCache:
         since = {"seq": self._event_seq}
         if event_seq - self._event_seq > MAX_DELTA_EVENTS or await self._has_gap(event_seq):
             self._cache.clear()
+            self._last_seqs.clear()
+            self._dropped = None
             self._reads.forget_all()
             return
-        for (user,) in await self._database.fetch(_USERS_SINCE, since):
-            self._cache.pop(user)
-            self._reads.forget(user)
+        changed = [user for (user,) in await self._database.fetch(_USERS_SINCE, since)]
         retracted = await self._database.fetch(_RETRACTED_SINCE, since)
-        for user, _ in retracted:
-            self._cache.pop(user)
-            self._reads.forget(user)
         erased = {user_id for user, user_id in retracted if user is None}
         if erased:  # their names are gone
             self._reads.forget_all()
-            for user in [u for u, p in self._cache.items() if p.user_id in erased]:
-                self._cache.pop(user)
+            changed += [user for user, p in self._cache.items() if p.user_id in erased]
+            changed += [user for user, (user_id, _) in self._last_seqs.items() if user_id in erased]
+        changed += [user for user, _ in retracted if user is not None]
+        for user in changed:
+            self._cache.pop(user)
+            self._last_seqs.pop(user, None)
+            self._reads.forget(user)
+        if self._dropped is not None:
+            self._dropped.update(changed, erased)
 
     async def _has_gap(self, event_seq: int) -> bool:
         """Return whether new seqs belong to no event, preference or retraction.
@@ -247,6 +301,14 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
     asked = each_of(sa.bindparam("users", type_=sa.Text), dialect)
     return sa.select(asked.c.value, counters, users.c.id, users.c.last_seq, *columns).select_from(
         asked.join(counters, sa.true()).outerjoin(users, users.c.external_id == asked.c.value)
+    )
+
+
+def last_seqs_statement(dialect: str) -> sa.Select[Any]:
+    """Return the query for the ids and last seqs of those users who exist."""
+    asked = each_of(sa.bindparam("users", type_=sa.Text), dialect)
+    return sa.select(users.c.external_id, users.c.id, users.c.last_seq).select_from(
+        asked.join(users, users.c.external_id == asked.c.value)
     )
 
 

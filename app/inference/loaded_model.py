@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +21,8 @@ from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList, CandidateSource
 
 Caches = tuple[ByteCache[Hashable, NDArray[np.float32]], ByteCache[Hashable, CandidateList]]
+ARCHIVE_SECONDS = 30 * 86_400.0
+"""Older interactions of the training are an archive to users who have no newer event."""
 MAX_HIDDEN = 16  # items that candidates were searched with and that are left out of lists
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
 
@@ -263,6 +265,8 @@ class LoadedModel:
         )
         self._items: ItemIndex | None = None
         self._precomputed: SearchedItems | None = None
+        self.listed: Mapping[str, int] = {}
+        """The users whose lists a worker ranked, where such a list may be served."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -279,10 +283,35 @@ class LoadedModel:
             self._items = items
         return items
 
-    def use_precomputed(self, candidates: CandidateSource, searched: SearchedItems | None) -> None:
-        """Takes candidates that a worker found among the ``searched`` items."""
+    def gap_class(self, timestamps: NDArray[np.int64], at_us: int) -> int:
+        """The class of the time since a user's last event; 0 where the model makes no difference.
+
+        In an archive everybody would seem to be away: its lists go on where each user's events end.
+
+        Args:
+            timestamps: the times of the user's events, in microseconds since 1970 as ``at_us``.
+            at_us: the time of the request.
+        """
+        if not self.engine.knows_gaps or not len(timestamps):
+            return 0
+        last, at = int(timestamps.max()) / 1e6, at_us / 1e6
+        if last <= self.engine.latest_time < at - ARCHIVE_SECONDS:
+            return 0
+        return self.engine.gap_class(at - last)
+
+    def use_precomputed(
+        self,
+        candidates: CandidateSource,
+        searched: SearchedItems | None,
+        listed: Mapping[str, int] | None = None,
+    ) -> None:
+        """Takes candidates that a worker found among the ``searched`` items.
+
+        Of the ``listed`` users it ranked the lists, too.
+        """
         self.engine.retriever.precomputed = candidates
         self._precomputed, self._items = searched, None
+        self.listed = listed or {}
 
     def keep_precomputed(self, other: LoadedModel) -> None:
         """Takes the candidates that another model of this version has, if this one has none."""

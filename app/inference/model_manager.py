@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from app.core.errors import AppError, Unavailable, Unprocessable
@@ -15,7 +15,7 @@ from app.core.settings import Settings
 from app.inference.loaded_model import LoadedModel
 from app.inference.metrics import InferenceMetrics
 from app.inference.new_items import NewItems
-from app.inference.precomputed import PrecomputedCandidates
+from app.inference.precomputed import PrecomputedCandidates, ranked_by
 from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
@@ -44,6 +44,7 @@ class ModelManager:
         metrics: counts passes and fallbacks.
         new_items: finds items that are newer than the model.
         warm_up: awaited with a model that is about to take the place of another.
+        follow: awaited with the users whose lists are there, to know when they change.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class ModelManager:
         metrics: InferenceMetrics | None = None,
         new_items: NewItems | None = None,
         warm_up: Callable[[LoadedModel], Awaitable[None]] | None = None,
+        follow: Callable[[Mapping[str, int]], Awaitable[None]] | None = None,
     ) -> None:
         self._warm_up = warm_up
+        self._follow_users = follow
         self.current: LoadedModel | None = None
         self.refused: str | None = None
         """Why the active version is not the one that serves; None when all is well."""
@@ -168,7 +171,12 @@ class ModelManager:
         return model
 
     async def _load_candidates(self, model: LoadedModel) -> None:
-        """Uses the candidates that a worker computed for this version, once they are there."""
+        """Uses what a worker computed for this version, once it is there."""
+        await self._check_candidates(model)
+        if self._follow_users is not None:
+            await self._follow_users(model.listed)
+
+    async def _check_candidates(self, model: LoadedModel) -> None:
         if self._candidates_checked == model.version:
             return
         try:
@@ -185,8 +193,11 @@ class ModelManager:
             log.warning("precomputed candidates are not used", reason=str(error))
         else:
             self._candidates_checked = model.version
-            model.use_precomputed(candidates, candidates.searched)
-            log.info("candidates loaded", version=model.version, users=len(candidates))
+            lists = candidates.lists
+            fit = lists is not None and lists.made_by == ranked_by(model.engine)
+            listed = candidates.rows if fit and not model.revision else None
+            model.use_precomputed(candidates, candidates.searched, listed)
+            log.info("candidates loaded", version=model.version, users=len(candidates), lists=fit)
 
     def _record_fallback(self, to: str) -> None:
         log.warning("the GPU has too little memory for a pass", now=to)

@@ -1,27 +1,78 @@
-"""Candidates of the most active users, computed by a worker when a model has been published."""
+"""Candidates and lists of the most active users, made by a worker after a model is published."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from app.inference.loaded_model import SearchedItems, unfiltered_key
+from app import __version__
+from app.inference.loaded_model import ItemIndex, LoadedModel, SearchedItems, unfiltered_key
 from ncr_core.atomic_files import atomic_write
-from ncr_core.inference.engine import InferenceEngine
+from ncr_core.inference.engine import InferenceEngine, RankedItem
 from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest, UserState
 
-BATCH = 64  # users in one search
-FORMAT = "ncr-candidates-1"
-NO_GAP = 0  # the gap class of users who are in the middle of a sitting
+BATCH = 64  # users in one pass
+FORMATS = ("ncr-candidates-1", "ncr-candidates-2")
+"""In the first nobody has been away, and there are no lists."""
+LIST_ITEMS = 10  # of a list: as many as a request gets that does not say how many
 
 Report = Callable[[int, int], None]
+
+
+class ActiveUser(NamedTuple):
+    """A user whom a worker finds candidates for."""
+
+    id: str
+    row: int
+    """In the model."""
+    last_seq: int
+    seen: NDArray[np.int64]
+    """Rows of the items that the user has seen."""
+    latest: int
+    """The time of the user's last event, in microseconds since 1970."""
+    gap_class: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecomputedLists:
+    """Plain lists of ``LIST_ITEMS`` items for (U,) users, best first."""
+
+    made_by: str
+    """What ranked them, see `ranked_by`."""
+    latest: NDArray[np.int64]
+    """(U,) the time of each user's last event, in microseconds since 1970."""
+    items: NDArray[np.int32]
+    """(U, n) rows, −1 where the list is shorter."""
+    scores: NDArray[np.float64]
+    """(U, n) as `RankedItem.score`."""
+    ahead: NDArray[np.float64]
+    """(U, n) as `RankedItem.preferred_over_next`."""
+
+    def fits(self, n_users: int, n_items: int) -> bool:
+        """Whether arrays of a file are what they should be."""
+        arrays = (self.latest, self.items, self.scores, self.ahead)
+        shapes = [(n_users,), *[(n_users, LIST_ITEMS)] * 3]
+        return (
+            [array.dtype for array in arrays] == [np.int64, np.int32, np.float64, np.float64]
+            and [array.shape for array in arrays] == shapes
+            and bool(((self.items >= -1) & (self.items < n_items)).all())
+        )
+
+
+def ranked_by(engine: InferenceEngine) -> str:
+    """What a list depends on beside the model, the user and the catalogue.
+
+    Servers of another version or setting may rank in another way.
+    """
+    return f"{__version__} {engine.n_candidates} {engine.model.device.type}"
 
 
 class PrecomputedCandidates:
@@ -34,10 +85,16 @@ class PrecomputedCandidates:
         items: NDArray[np.int32],
         visible: str,
         searched: SearchedItems | None = None,
+        gaps: NDArray[np.int8] | None = None,
+        lists: PrecomputedLists | None = None,
     ) -> None:
         self._seqs, self._items = seqs, items
+        self._gaps = np.zeros(len(seqs), dtype=np.int8) if gaps is None else gaps
         self._users = list(users)
-        self._rows = {user: row for row, user in enumerate(users)}
+        self.rows = {user: row for row, user in enumerate(users)}
+        """The users, each with a number."""
+        self.lists = lists
+        """Their lists; None in the files of earlier versions."""
         self.visible = visible
         self.searched = searched
         """The items that were visible then; None in the files of earlier versions."""
@@ -51,14 +108,45 @@ class PrecomputedCandidates:
         if not isinstance(state, tuple) or request.user.evidence is not None:
             return None
         user, seq = state
-        row = self._rows.get(user)
+        row = self.rows.get(user)
         if row is None or self._seqs[row] != seq:
             return None
-        if (request.trained_key or request.key) != (state, NO_GAP, unfiltered_key(self.visible)):
+        key = (state, int(self._gaps[row]), unfiltered_key(self.visible))
+        if (request.trained_key or request.key) != key:
             return None
         items = self._items[row]
         candidates = items[items >= 0]
         return CandidateList(candidates, len(candidates) < len(items))
+
+    def find_list(
+        self, user: str, seq: int, model: LoadedModel, items: ItemIndex, at_us: int
+    ) -> list[RankedItem] | None:
+        """The list of a user who is in ``rows``, if it is just the one that would be ranked now.
+
+        Args:
+            user: the client's id.
+            seq: the user's last seq.
+            model: the model that the lists were ranked with.
+            items: its items in the present state of the catalogue.
+            at_us: the time of the request, in microseconds since 1970.
+        """
+        row, lists = self.rows[user], self.lists
+        if (
+            lists is None
+            or lists.items[row, -1] < 0  # popular items are to follow
+            or self._seqs[row] != seq
+            or items.searched.digest != self.visible
+            or model.gap_class(lists.latest[row : row + 1], at_us) != self._gaps[row]
+        ):
+            return None
+        if len(items.hidden):
+            # Others take the places of hidden ones among the candidates that are ranked.
+            ranked = self._items[row, : model.engine.n_candidates]
+            if np.isin(ranked, items.hidden).any():
+                return None
+        columns = lists.items[row].tolist(), lists.scores[row].tolist(), lists.ahead[row].tolist()
+        best = [RankedItem(*item) for item in zip(*columns, strict=True)]
+        return [*best[:-1], best[-1]._replace(preferred_over_next=None)]
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all."""
@@ -66,7 +154,12 @@ class PrecomputedCandidates:
         arrays: dict[str, NDArray[Any]] = {"users": ids, "seqs": self._seqs, "items": self._items}
         if self.searched is not None:
             arrays["searched"] = np.packbits(self.searched.mask)
-        content = save(arrays, {"format": FORMAT, "visible": self.visible})
+        about = {"format": FORMATS[-1], "visible": self.visible}
+        arrays["gaps"] = self._gaps
+        if self.lists is not None:
+            about["lists"] = self.lists.made_by
+            arrays |= {f"list_{name}": getattr(self.lists, name) for name in _LIST_ARRAYS}
+        content = save(arrays, about)
         atomic_write(path, content, replace=True)
 
     @classmethod
@@ -76,16 +169,24 @@ class PrecomputedCandidates:
             with safe_open(path, framework="numpy") as file:
                 about = file.metadata() or {}
                 ids, seqs, items = (file.get_tensor(name) for name in ("users", "seqs", "items"))
-                packed = file.get_tensor("searched") if "searched" in file.keys() else None  # noqa: SIM118
+                there = set(file.keys())
+                packed = file.get_tensor("searched") if "searched" in there else None
+                gaps = file.get_tensor("gaps") if "gaps" in there else np.zeros(len(seqs), np.int8)
+                lists = None
+                if "lists" in about:
+                    arrays = (file.get_tensor(f"list_{name}") for name in _LIST_ARRAYS)
+                    lists = PrecomputedLists(about["lists"], *arrays)
             users = json.loads(ids.tobytes())
         except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name} is damaged: {error}") from None
         named = isinstance(users, list) and all(isinstance(user, str) for user in users)
         typed = seqs.dtype == np.int64 and items.dtype == np.int32
         if (
-            about.get("format") != FORMAT
+            about.get("format") not in FORMATS
             or not (named and typed and seqs.ndim == 1 and items.ndim == 2)
             or not len(users) == len(seqs) == len(items)
+            or (gaps.dtype, gaps.shape) != (np.int8, seqs.shape)
+            or (lists is not None and not lists.fits(len(users), n_items))
             or (items.size and (items.min() < -1 or items.max() >= n_items))
         ):
             raise ValueError(f"{path.name} does not fit its model")
@@ -94,29 +195,47 @@ class PrecomputedCandidates:
             searched = SearchedItems.of(np.unpackbits(packed, count=n_items).astype(np.bool_))
         if searched is not None and searched.digest != visible:
             raise ValueError(f"{path.name} does not fit its model")
-        return cls(users, seqs, items, visible, searched)
+        return cls(users, seqs, items, visible, searched, gaps, lists)
+
+
+_LIST_ARRAYS = ("latest", "items", "scores", "ahead")
 
 
 def compute(
     engine: InferenceEngine,
-    users: Sequence[tuple[str, int, int, NDArray[np.int64]]],
+    users: Sequence[ActiveUser],
     visible: NDArray[np.bool_],
     report: Report,
 ) -> PrecomputedCandidates:
-    """Candidates of users, given as (id, row, last seq, rows of what they have seen)."""
-    lists: list[NDArray[np.int32]] = []
-    for start in range(0, len(users), BATCH):
+    """Candidates and lists of users; the engine keeps candidates between the two."""
+    n, shape = len(users), (len(users), LIST_ITEMS)
+    items = np.full((n, engine.retriever.capacity), -1, dtype=np.int32)
+    lists = PrecomputedLists(
+        ranked_by(engine),
+        np.array([user.latest for user in users], dtype=np.int64),
+        np.full(shape, -1, dtype=np.int32),
+        np.zeros(shape),
+        np.zeros(shape),
+    )
+    for start in range(0, n, BATCH):
         batch = users[start : start + BATCH]
         requests = [
-            RankRequest(UserState(row), 1, ItemFilter(visible, seen)) for _, row, _, seen in batch
+            RankRequest(
+                UserState(user.row, gap_class=user.gap_class),
+                LIST_ITEMS,
+                ItemFilter(visible, user.seen),
+                key=user.row,
+            )
+            for user in batch
         ]
-        lists += [candidates.items for candidates in engine.retriever.retrieve(requests)]
-        report(start + len(batch), len(users))
-    items = np.full((len(users), engine.retriever.capacity), -1, dtype=np.int32)
-    for row, of_user in zip(items, lists, strict=True):
-        row[: len(of_user)] = of_user
-    seqs = np.array([seq for _, _, seq, _ in users], dtype=np.int64)
-    searched = SearchedItems.of(visible)
-    return PrecomputedCandidates(
-        [user for user, *_ in users], seqs, items, searched.digest, searched
-    )
+        found, ranked = engine.retriever.retrieve(requests), engine.rank(requests)
+        for row, (candidates, best) in enumerate(zip(found, ranked, strict=True), start):
+            items[row, : len(candidates.items)] = candidates.items
+            for place, item in enumerate(best):
+                lists.items[row, place], lists.scores[row, place] = item.row, item.score
+                lists.ahead[row, place] = item.preferred_over_next or 0.0
+        report(start + len(batch), n)
+    seqs = np.array([user.last_seq for user in users], dtype=np.int64)
+    gaps = np.array([user.gap_class for user in users], dtype=np.int8)
+    searched, names = SearchedItems.of(visible), [user.id for user in users]
+    return PrecomputedCandidates(names, seqs, items, searched.digest, searched, gaps, lists)

@@ -101,8 +101,16 @@ class ABTestRouter:
         )
         return merged(draft, a, b), recommendation_id
 
-    def record_rerank(self, version: str) -> None:
-        """Counts an answer of a version that is no list of its own."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no test is on: a list need not be compared with another."""
+        shadow = self._tests.shadow
+        return self._tests.interleaving.running is None and (
+            shadow is None or shadow.running is None
+        )
+
+    def record(self, version: str) -> None:
+        """Counts an answer of a version that was not built here."""
         self._tests.impressions.add_lists(version)
 
     async def stop(self) -> None:

@@ -16,8 +16,6 @@ from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
-ARCHIVE_SECONDS = 30 * 86_400.0
-"""Older interactions of the training are an archive to users who have no newer event."""
 MAX_EVIDENCE = 1_000  # dislikes and stated preferences of a user, the latest
 NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of them
 
@@ -44,20 +42,6 @@ class RecommendationContext:
         return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
 
 
-def gap_class(context: RecommendationContext, model: LoadedModel) -> int:
-    """The class of the time since the user's last event; 0 where the model makes no difference.
-
-    In an archive everybody would seem to be away: its lists go on where each user's events end.
-    """
-    profile, engine, at = context.profile, model.engine, context.at_us / 1e6
-    if not engine.knows_gaps or not len(profile.timestamps):
-        return 0
-    last = profile.latest_time / 1e6
-    if last <= engine.latest_time < at - ARCHIVE_SECONDS:
-        return 0
-    return engine.gap_class(at - last)
-
-
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
     """The user as the model sees them; None where it knows nothing of them."""
     profile, items = context.profile, model.items(context.catalogue)
@@ -74,7 +58,7 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
     key: Hashable = (context.user, profile.last_seq)
     if evidence is not None and _is_about_newer(evidence, model.trained.n_items):
         key = (context.user, profile.last_seq, model.revision)
-    return UserState(row, evidence, key, gap_class(context, model))
+    return UserState(row, evidence, key, model.gap_class(profile.timestamps, context.at_us))
 
 
 def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequest | None:

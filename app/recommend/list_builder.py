@@ -13,7 +13,6 @@ from app.inference.loaded_model import LoadedModel
 from app.recommend.context import (
     NEWCOMER,
     RecommendationContext,
-    gap_class,
     rank_request,
     source_of,
 )
@@ -55,7 +54,9 @@ class ListBuilder:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         query, user_key = context.query, context.user_key
-        ranked_by = None if model is None else (model.key, gap_class(context, model))
+        ranked_by = None
+        if model is not None:
+            ranked_by = (model.key, model.gap_class(context.profile.timestamps, context.at_us))
         key = (ranked_by, user_key, context.catalogue.shown_seq, query.key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:

@@ -89,7 +89,7 @@ class RerankService:
                 entries.append(popular_entry(items[position], title, rank))
         version = None if model is None else model.version
         if self._ab_tests is not None and version is not None:
-            self._ab_tests.record_rerank(version)
+            self._ab_tests.record(version)
         return response_body(
             user,
             version,

@@ -11,12 +11,16 @@ from app.core.ids import new_recommendation_id
 from app.core.tables import now_us
 from app.events.service import EventService
 from app.inference.batcher import IsGone
+from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
+from app.inference.precomputed import LIST_ITEMS, PrecomputedCandidates
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext
 from app.recommend.list_builder import ListBuilder
-from app.recommend.response import response_body
+from app.recommend.response import RankedList, response_body
 from app.recommend.schemas import RecommendationQuery
+
+PLAIN = RecommendationQuery(LIST_ITEMS)
 
 
 class ContextLoader:
@@ -46,6 +50,33 @@ class ContextLoader:
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
         return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
+
+    async def precomputed_list(
+        self, user: str, query: RecommendationQuery, model: LoadedModel
+    ) -> tuple[RankedList, int] | None:
+        """The list that a worker ranked, and the seq up to which it takes in every event.
+
+        None where it is not just the list that would be ranked now. The user's profile is not read.
+        """
+        made_ahead = model.engine.retriever.precomputed
+        if (
+            not isinstance(made_ahead, PrecomputedCandidates)
+            or user not in model.listed
+            or query.key != PLAIN.key
+            or query.model is not None
+        ):
+            return None
+        event_seq, catalog_seq = await self._events.profiles.catch_up(query.min_seq)
+        last_seq = self._events.profiles.last_seq(user)
+        if last_seq is None or event_seq < (query.min_seq or 0):
+            return None
+        catalogue = await self._catalog.catalogue(catalog_seq)
+        items = model.items(catalogue)
+        best = made_ahead.find_list(user, last_seq, model, items, now_us())
+        if best is None:
+            return None
+        ranked = RankedList.ranked(catalogue, items.internal, "model", best, explain=False)
+        return ranked, event_seq
 
 
 class RecommendService:
@@ -94,6 +125,11 @@ class RecommendService:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         started = time.perf_counter()
+        model = self._models.current
+        if model is not None and user in model.listed:
+            body = await self._precomputed(user, query, model, started)
+            if body is not None:
+                return body
         context = await self._contexts.load(user, query, is_gone, on_slow)
         model = self._models.current
         if query.model is not None:
@@ -107,3 +143,19 @@ class RecommendService:
         self._on_list(user, query)
         as_of_seq = context.profile.event_seq
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)
+
+    async def _precomputed(
+        self, user: str, query: RecommendationQuery, model: LoadedModel, started: float
+    ) -> bytes | None:
+        """The body with the list that a worker ranked; None where it has to be built."""
+        if self._ab_tests is not None and not self._ab_tests.is_idle:
+            return None
+        found = await self._contexts.precomputed_list(user, query, model)
+        if found is None:
+            return None
+        ranked, as_of_seq = found
+        recommendation_id = new_recommendation_id(model.version)
+        if self._ab_tests is not None:
+            self._ab_tests.record(model.version)
+        self._on_list(user, query)
+        return response_body(user, model.version, as_of_seq, ranked, started, recommendation_id)

@@ -45,6 +45,8 @@ class WarmUp:
         async def make() -> None:
             nonlocal made
             for user, query in asked:
+                if await self._contexts.precomputed_list(user, query, model) is not None:
+                    continue
                 context = await self._contexts.load(user, query)
                 if context.user_key is not NEWCOMER:
                     await self._lists.build(context, model)

@@ -58,7 +58,13 @@ class RecommendFeature:
         self.lists = lists = ListBuilder(batcher, popularity, exploration, cache_bytes, redis)
         self.warm_up = WarmUp(contexts, lists)
         self.models = models = ModelManager(
-            registry, settings, on_model, metrics, new_items, self.warm_up.run
+            registry,
+            settings,
+            on_model,
+            metrics,
+            new_items,
+            self.warm_up.run,
+            events.profiles.follow,
         )
         self.shadows: ShadowTester | None = None
         self.ab_tests: ABTestRouter | None = None

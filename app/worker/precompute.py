@@ -1,4 +1,4 @@
-"""Computes the candidates of the most active users with a published model, for the servers."""
+"""Makes candidates and lists of the most active users with a published model, for the servers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.core.tables import now_us
 from app.inference.loaded_model import LoadedModel
-from app.inference.precomputed import compute
+from app.inference.precomputed import ActiveUser, compute
 from app.training.progress import Report, phase_progress
 from app.training.reader import Features, TrainingReader
 from ncr_core.train_config import resolve_device
@@ -18,8 +19,7 @@ from ncr_core.train_config import resolve_device
 REPORT_SECONDS = 1.0
 
 Visible = NDArray[np.bool_]
-ActiveUser = tuple[str, int, int, NDArray[np.int64]]
-"""Id, row in the model, last seq, and the rows of the items that the user has seen."""
+KEPT_BYTES = 2**24  # of candidates, between their search and the lists that are made of them
 
 
 def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str, Any]:
@@ -54,7 +54,7 @@ async def _read_inputs(
         return None
     row = await models.get(version)
     checkpoint = await models.load(row, str(resolve_device(reader.device)))
-    model = LoadedModel(row, checkpoint, reader.settings.candidates, cache_bytes=0)
+    model = LoadedModel(row, checkpoint, reader.settings.candidates, KEPT_BYTES)
     users = await _active_users(features, model, reader.settings.precompute_users)
     visible = model.items(await features.catalog.catalogue()).visible
     return model, users, visible, models.candidates_path(version)
@@ -69,13 +69,15 @@ async def _active_users(features: Features, model: LoadedModel, n: int) -> list[
     active = await features.events.active_users(n)
     snapshot = await features.events.snapshot_for_training()
     catalogue = await features.catalog.catalogue()
-    items = model.items(catalogue)
+    items, now = model.items(catalogue), now_us()
     users: list[ActiveUser] = []
     for user_id, external_id, seq in active:
         row = model.user_rows.get(external_id)
         if row is None or seq > model.trained_seq:
             continue  # searched on demand, by what the user did since
         first, last = np.searchsorted(snapshot.user_id, [user_id, user_id + 1])
-        seen = items.rows(snapshot.item_id[first:last])
-        users.append((external_id, row, seq, np.unique(seen[seen >= 0])))
+        seen, times = items.rows(snapshot.item_id[first:last]), snapshot.timestamp[first:last]
+        gap_class, latest = model.gap_class(times, now), int(times.max(initial=0))
+        seen = np.unique(seen[seen >= 0])
+        users.append(ActiveUser(external_id, row, seq, seen, latest, gap_class))
     return users

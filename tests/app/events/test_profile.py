@@ -354,3 +354,53 @@ async def test_rows_that_come_later_hide_no_gap(services: Services) -> None:
         await conn.exec_driver_sql("UPDATE counters SET value = 3 WHERE name = 'event_seq'")
     await add(services, event("v", "a"))
     assert await profiles._has_gap(3)
+
+
+async def test_last_seqs_are_known_without_profiles(
+    services: Services, other: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_cache, "MAX_SEQS_READ", 2)
+    monkeypatch.setattr(profile_cache, "FOLLOW_SECONDS", 0.0)
+    profiles = services.events.profiles
+    first = event("u", "a")
+    await add(services, first, *(event(user, "a") for user in ("v", "w", "x", "y")))
+    followed = dict.fromkeys(("u", "v", "w", "x", "nobody"), 0)
+
+    def known() -> list[str]:
+        return [user for user in (*followed, "y") if profiles.last_seq(user) is not None]
+
+    await profiles.follow(followed)
+    assert known() == ["u", "v", "w", "x"]
+    assert [profiles.last_seq(user) for user in known()] == [1, 2, 3, 4]
+    await other.events.delete_event(first.event_id)
+    await other.events.delete_user("v")
+    await add(other, event("w", "b"), event("nobody", "b"))
+    await profiles.catch_up(await other.events.last_seq())
+    assert known() == ["x"]
+    await profiles.follow(followed)  # who changed has a profile to be read
+    assert known() == ["x"]
+    await profiles.follow({"u": 0, "y": 0})
+    assert known() == ["u", "y"]
+    monkeypatch.setattr(profile_cache, "MAX_DELTA_EVENTS", 1)
+    await add(other, event("new", "b"), event("new", "c"))
+    await profiles.catch_up(await other.events.last_seq())
+    assert known() == []  # all were dropped
+    await profiles.follow(followed)
+    assert known() == ["u", "w", "x", "nobody"]
+
+
+async def test_a_database_that_is_away_is_no_error_of_who_follows(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add(services, event("u", "a"))
+    profiles, followed = services.events.profiles, {"u": 0}
+    with monkeypatch.context() as patch:
+
+        async def away(*_: object) -> object:
+            raise sa.exc.OperationalError("", {}, Exception())
+
+        patch.setattr(services.database, "fetch", away)
+        await profiles.follow(followed)
+    assert profiles.last_seq("u") is None
+    await profiles.follow(followed)
+    assert profiles.last_seq("u") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,25 @@ from fastapi import FastAPI
 from safetensors.numpy import save
 
 from app.core.settings import Settings
+from app.events.schemas import NewEvent
 from app.inference.loaded_model import LoadedModel
-from app.inference.precomputed import FORMAT, PrecomputedCandidates
+from app.inference.precomputed import FORMATS, PrecomputedCandidates
 from app.jobs.schemas import TrainParams
+from app.main import create_app
+from app.recommend import service
 from app.wiring import Services
+from app.worker import precompute
 from app.worker.worker import Worker
-from tests.app.conftest import QUICK, add_small_data, publish_model, refresh, thread_worker
+from ncr_core.data.synthetic import synthetic_sittings
+from tests.app.conftest import (
+    QUICK,
+    SMALL,
+    add_small_data,
+    client_of,
+    publish_model,
+    refresh,
+    thread_worker,
+)
 from tests.app.recommend.conftest import ask, ids
 from tests.conftest import ON_SQLITE
 
@@ -61,10 +75,12 @@ async def test_lists_are_those_that_would_be_found_on_demand(
     assert len(found) == 60
     users = [f"user-{n}" for n in range(1, 61)]
     with_them = {user: (await ask(client, user))["items"] for user in users}
+    longer = {user: (await ask(client, user, n=11))["items"] for user in users}
     assert len(current(app).candidate_cache) == 0  # nothing had to be searched for
     current(app).engine.retriever.precomputed = None
     app.state.recommend.lists.cache.clear()
     assert {user: (await ask(client, user))["items"] for user in users} == with_them
+    assert {user: (await ask(client, user, n=11))["items"] for user in users} == longer
     assert len(current(app).candidate_cache) == 60
     assert services.models.candidates_path(version).exists()
 
@@ -173,7 +189,7 @@ def _file(path: Path, users: Any, seqs: Any, about: dict[str, str]) -> None:
 
 
 def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -> None:
-    path, about = tmp_path / "c", {"format": FORMAT, "visible": "v"}
+    path, about = tmp_path / "c", {"format": FORMATS[0], "visible": "v"}
     one = np.zeros(1, dtype=np.int64)
     _file(path, ["u"], one, about)
     assert len(PrecomputedCandidates.load(path, 9)) == 1
@@ -189,7 +205,7 @@ def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -
         _file(path, users, seqs, said)
         with pytest.raises(ValueError, match="fit"):
             PrecomputedCandidates.load(path, 9)
-    _file(path, ["u"], one, {"format": FORMAT})
+    _file(path, ["u"], one, {"format": FORMATS[0]})
     assert PrecomputedCandidates.load(path, 9).visible == ""
 
 
@@ -217,7 +233,7 @@ async def _loaded(app: FastAPI) -> LoadedModel:
     return current(app)
 
 
-@pytest.mark.parametrize("damage", ["cut", "other model", "not a file of ours"])
+@pytest.mark.parametrize("damage", ["cut", "other model", "other lists", "not a file of ours"])
 @ON_SQLITE
 async def test_a_damaged_file_is_not_used(
     app: FastAPI, client: httpx2.AsyncClient, settings: Settings, damage: str
@@ -232,8 +248,210 @@ async def test_a_damaged_file_is_not_used(
         found = PrecomputedCandidates.load(path, 50)
         found._items[3, 0] = 50
         found.save(path)
+    elif damage == "other lists":
+        found = PrecomputedCandidates.load(path, 50)
+        assert found.lists is not None
+        found.lists.items[59, 9] = 50
+        found.save(path)
     else:
         path.write_text("{}")
     await refresh(app)
     assert current(app).engine.retriever.precomputed is None
     assert len((await ask(client, "user-1"))["items"]) == 10
+
+
+@pytest.fixture
+async def elsewhere(app: FastAPI, settings: Settings) -> AsyncIterator[Services]:
+    """Another server's services, with the small data and all lists there are."""
+    services: Services = app.state.services
+    await add_small_data(services)
+    await train_and_precompute(services, settings, users=1000)
+    await refresh(app)
+    other = create_app(settings)
+    async with other.router.lifespan_context(other):
+        yield other.state.services
+
+
+async def is_at_hand(app: FastAPI, client: httpx2.AsyncClient, user: str, **params: Any) -> bool:
+    """Whether a worker's list was served; in any case it is the one that is ranked anew."""
+    feature, profiles = app.state.recommend, app.state.services.events.profiles
+    feature.lists.cache.clear()
+    profiles.cache.clear()
+    model = current(app)
+
+    async def content() -> tuple[int, bytes]:
+        path = f"/recommend/{user}"
+        answer = await client.get(path, params=params)
+        answer.raise_for_status()
+        return answer.json()["as_of_seq"], answer.content.partition(b'"items":')[2]
+
+    first = await content()
+    built = len(profiles.cache) > 0
+    listed, model.listed = model.listed, {}
+    feature.lists.cache.clear()
+    assert await content() == first
+    assert len(profiles.cache) == 1
+    model.listed = listed
+    return not built
+
+
+async def test_a_first_list_takes_neither_a_profile_nor_a_pass(
+    app: FastAPI, client: httpx2.AsyncClient, elsewhere: Services
+) -> None:
+    users = [f"user-{n}" for n in range(1, 61)]
+    assert [user for user in users if not await is_at_hand(app, client, user)] == []
+    assert await is_at_hand(app, client, "user-1", min_seq=3)
+    assert not await is_at_hand(app, client, "nobody")
+    others: list[dict[str, Any]] = [
+        {"n": 9},
+        {"exclude_seen": "false"},
+        {"category": SMALL.items[0].genre},
+        {"exclude": "film-1"},
+        {"explain": "pairwise"},
+        {"diversity": 0.5},
+        {"model": current(app).version},
+    ]
+    for params in others:
+        assert not await is_at_hand(app, client, "user-1", **params), params
+    answer = await client.get("/recommend/user-1", params={"min_seq": 10**6})
+    assert answer.json()["code"] == "seq_not_reached"
+    # What lists say of items is of the present.
+    top = ids(await ask(client, "user-1"))[0]
+    await client.patch(f"/items/{top}", json={"title": "Another title"})
+    assert await is_at_hand(app, client, "user-1")
+    assert (await ask(client, "user-1"))["items"][0]["title"] == "Another title"
+
+
+async def test_a_list_is_not_served_to_users_who_changed_at_another_server(
+    app: FastAPI, client: httpx2.AsyncClient, elsewhere: Services
+) -> None:
+    old = ids(await ask(client, "user-1"))
+    result = await elsewhere.events.add_rows([{"user": "user-1", "item": old[0]}], 1)
+    assert old[0] not in ids(await ask(client, "user-1", min_seq=result.last_seq))
+    assert not await is_at_hand(app, client, "user-1")
+    await elsewhere.events.add_preferences(
+        [{"user": "user-2", "winner": "film-1", "loser": "film-2"}], 1
+    )
+    (first, *_), _ = await elsewhere.events.history("user-3", None, 1)
+    await elsewhere.events.delete_event(str(first[0].event_id))
+    last = await elsewhere.events.last_seq()
+    await ask(client, "user-9", min_seq=last)
+    assert not await is_at_hand(app, client, "user-2")
+    assert not await is_at_hand(app, client, "user-3")
+    assert await is_at_hand(app, client, "user-9")
+
+
+async def test_the_list_of_an_erased_user_never_comes_back(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    elsewhere: Services,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profiles = app.state.services.events.profiles
+    assert await is_at_hand(app, client, "user-1")
+    await elsewhere.events.delete_user("user-1")
+    last = await elsewhere.events.last_seq()
+    assert {item["source"] for item in (await ask(client, "user-1", min_seq=last))["items"]} == {
+        "popular"
+    }
+    await app.state.services.events.delete_user("user-2")
+    assert not await is_at_hand(app, client, "user-2")
+    # While last seqs are read, others erase users: a look may end before the rows are there.
+    fetch = profiles._database.fetch
+
+    async def late(statement: Any, parameters: Any = None) -> Any:
+        rows = await fetch(statement, parameters)
+        if statement is profiles._seqs:
+            await elsewhere.events.delete_user("user-3")
+            await elsewhere.events.add_rows([{"user": "user-4", "item": "film-1"}], 1)
+            await profiles.catch_up(await elsewhere.events.last_seq())
+        return rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr(profiles._database, "fetch", late)
+        await profiles.follow(dict(current(app).listed))
+    seqs = [profiles.last_seq(f"user-{n}") for n in range(1, 6)]
+    assert [seq is not None for seq in seqs] == [False, False, False, False, True]
+    assert not await is_at_hand(app, client, "user-3")
+
+
+@ON_SQLITE
+async def test_lists_of_users_who_have_been_away(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services: Services = app.state.services
+    rows = synthetic_sittings(n_users=250, n_items=100)
+    events = [
+        NewEvent(f"{user} {item}", user, item, timestamp=int(seconds * 1e6))
+        for user, item, seconds in rows
+    ]
+    await services.events.import_rows(events)
+    await publish_model(services, recipe="next-item", factors=32)
+    last = {event.user: event.timestamp for event in events}
+    now = max(last.values()) + 60_000_000
+
+    def after(seconds: int) -> None:
+        for module in (precompute, service):
+            monkeypatch.setattr(module, "now_us", lambda: now + seconds * 1_000_000)
+
+    after(0)
+    version = (await services.models.activation()).version
+    await services.jobs._repository.insert("candidates", {"version": version})
+    settings = settings.model_copy(update={"precompute_users": 1000})
+    assert await thread_worker(services, settings).run_once()
+    await refresh(app)
+    made = current(app).engine.retriever.precomputed
+    assert isinstance(made, PrecomputedCandidates)
+    assert {*made._gaps.tolist()} == {0, 2}
+    gap_of = dict(zip(made.rows, made._gaps.tolist(), strict=True))
+    for gap in (0, 2):
+        assert await is_at_hand(app, client, next(u for u in made.rows if gap_of[u] == gap))
+    after(90_000)
+    for gap in (0, 2):
+        one = next(u for u in made.rows if gap_of[u] == gap)
+        assert await is_at_hand(app, client, one) == (gap == 2)
+
+
+@ON_SQLITE
+async def test_lists_while_items_are_hidden(
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+) -> None:
+    services: Services = app.state.services
+    await add_small_data(services)
+    few = settings.model_copy(update={"candidates": 15})
+    await train_and_precompute(services, few, users=1000)
+    await refresh(app)
+    assert not await is_at_hand(app, client, "user-1")  # this server ranks more candidates
+    other = create_app(few)
+    async with other.router.lifespan_context(other), client_of(other) as client:
+        made = current(other).engine.retriever.precomputed
+        assert isinstance(made, PrecomputedCandidates)
+        row = int(made._items[0, 14])
+        item = current(other).item_ids[row]
+        for hidden in (False, True, False):
+            await client.patch(f"/items/{item}", json={"hidden": hidden})
+            at_hand = [await is_at_hand(other, client, user) for user in made.rows]
+            assert at_hand == [not hidden or row not in made._items[n, :15] for n in range(60)]
+        assert 0 < sum(row in made._items[n, :15] for n in range(60)) < 60
+
+
+@pytest.mark.parametrize("kind", ["shadow", "interleaving"])
+@ON_SQLITE
+async def test_lists_of_a_version_that_is_active_again_and_on_trial(
+    app: FastAPI, client: httpx2.AsyncClient, elsewhere: Services, kind: str
+) -> None:
+    services: Services = app.state.services
+    first, second = current(app).version, await publish_model(services)
+    await refresh(app)
+    assert not await is_at_hand(app, client, "user-1")  # nobody has ranked its lists yet
+    (await client.post(f"/admin/models/{first}/activate")).raise_for_status()
+    await refresh(app)
+    lists = services.trials.impressions.lists
+    before = lists[first]
+    assert await is_at_hand(app, client, "user-1")
+    assert lists[first] == before + 2
+    trial = {"kind": kind, "version": second, "share": 1.0}
+    (await client.post("/admin/trials", json=trial)).raise_for_status()
+    services.events.profiles.cache.clear()
+    await ask(client, "user-1")
+    assert len(services.events.profiles.cache) == 1  # it is compared with another list

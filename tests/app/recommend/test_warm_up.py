@@ -50,6 +50,9 @@ async def test_nothing_goes_on_after_an_error() -> None:
     built: list[str] = []
 
     class Contexts:
+        async def precomputed_list(self, *_: object) -> None:
+            return None
+
         async def load(self, user: str, query: object) -> SimpleNamespace:
             return SimpleNamespace(user=user, user_key=user)
 
