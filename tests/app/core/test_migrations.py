@@ -40,8 +40,17 @@ from tests.cluster.process import free_port
 async def differences(database: Database) -> list[Any]:
     """What a migration would have to change; nothing, where they agree."""
 
+    def is_compared(part: Any, _name: str | None, kind: str, *_: Any) -> bool:
+        # PostgreSQL has triggers in place of these keys: `test_events_refer_to_what_exists`.
+        by_trigger = kind == "foreign_key_constraint" and part.table.name == "events"
+        return not (by_trigger and database.dialect == "postgresql")
+
     def compare(conn: sa.Connection) -> list[Any]:
-        options = {"compare_type": True, "compare_server_default": True}
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_object": is_compared,
+        }
         context = MigrationContext.configure(conn, opts=options)
         found: list[Any] = compare_metadata(context, metadata)
         return found
