@@ -235,7 +235,8 @@ class EventService:
         self, rows: Sequence[NewPreference], *, skip_stored: bool = False
     ) -> AppendResult:
         deleted = (await self._catalog.catalogue()).deleted
-        async with self._database.write() as conn:
+        write = self._database.bulk_write if skip_stored else self._database.write
+        async with write() as conn:
             result = await append_preferences(
                 conn, self._repository, self._catalog, rows, deleted, skip_stored=skip_stored
             )

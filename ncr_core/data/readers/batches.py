@@ -61,7 +61,10 @@ def columns_at_first_sight(cells: pa.RecordBatch, names: Names) -> pa.RecordBatc
     def cell(name: str | None) -> pa.Array | None:
         # Of several columns with one name none is found.
         index = -1 if name is None else cells.schema.get_field_index(name)
-        return None if index < 0 else cells.column(index)
+        if index < 0:
+            return None
+        column = cells.column(index)
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
     user, item = (_ids(cell(name)) for name in (names.user, names.item))
     value = _numbers(cell(names.rating))
