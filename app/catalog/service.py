@@ -180,7 +180,7 @@ class CatalogService:
         distinct = {item.id: item for item in items}
         if not distinct:
             return 0
-        async with self._database.write() as conn:
+        async with self._database.bulk_write() as conn:
             unchanged = await self._repository.described_or_deleted(conn, distinct)
             new = [item for item in distinct.values() if item.id not in unchanged]
             if new:

@@ -1,14 +1,17 @@
 """Bulk statements: many rows or values in one parameter, on SQLite and on PostgreSQL.
 
 On PostgreSQL they are sent as JSON: the driver builds arrays value by value in Python, which for
-events took several times as long as everything else. From some thousands on, COPY sends rows.
+events took several times as long as everything else. From some thousands on, COPY sends rows, and
+Arrow columns as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 import psycopg
 import sqlalchemy as sa
@@ -17,8 +20,14 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 MIN_COPY_ROWS = 2_000
 """From this number of rows on COPY is faster by about a fifth; below there is no difference."""
+_BINARY = {"int64": ">i8", "double": ">f8"}
+_BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_BINARY_TRAILER = b"\xff\xff"
 
 
 def one_of(
@@ -117,19 +126,72 @@ async def insert_many(
     )
 
 
-async def _copy(
-    conn: AsyncConnection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+async def insert_columns(
+    conn: AsyncConnection, table: sa.Table, columns: Mapping[str, pa.Array]
 ) -> None:
-    """Insert rows by COPY, in the caller's transaction; as text, which the driver escapes."""
+    """As `insert_many` for tens of thousands of rows in columns of text, `int64` or `float64`."""
+    if conn.dialect.name == "postgresql":
+        await _copy(conn, table, list(columns), _binary_rows(list(columns.values())))
+    else:
+        cells = (column.to_pylist() for column in columns.values())
+        await insert_many(conn, table, list(columns), list(zip(*cells, strict=True)))
+
+
+def _binary_rows(columns: Sequence[pa.Array]) -> memoryview:
+    """The rows as COPY's binary format has them: each value after its length in bytes.
+
+    Arrow joins the values of each row, so that no value becomes an object of Python's.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def fixed(values: np.ndarray[Any, Any]) -> pa.Array:
+        kind = pa.binary(values.dtype.itemsize)
+        data = pa.py_buffer(np.ascontiguousarray(values))
+        return pa.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, data]).cast(
+            pa.binary()
+        )
+
+    parts: list[pa.Array | pa.Scalar] = [pa.scalar(struct.pack(">h", len(columns)), pa.binary())]
+    for column in columns:
+        if pa.types.is_string(column.type):
+            sizes = pc.fill_null(pc.binary_length(column), -1).to_numpy(zero_copy_only=False)
+            parts += [fixed(sizes.astype(">i4")), pc.fill_null(column.cast(pa.binary()), b"")]
+            continue
+        values = np.empty(len(column), [("size", ">i4"), ("value", _BINARY[str(column.type)])])
+        values["size"] = 8
+        values["value"] = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+        part = fixed(values)
+        if column.null_count:
+            part = pc.if_else(column.is_null(), pa.scalar(struct.pack(">i", -1), pa.binary()), part)
+        parts.append(part)
+    return memoryview(pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary())).buffers()[2])
+
+
+async def _copy(
+    conn: AsyncConnection,
+    table: sa.Table,
+    columns: Sequence[str],
+    rows: Sequence[tuple[Any, ...]] | memoryview,
+) -> None:
+    """Insert rows by COPY, in the caller's transaction.
+
+    Rows of values are sent as text, which the driver escapes; a view of bytes has `_binary_rows`.
+    """
     driver = (await conn.get_raw_connection()).driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 - there is only this driver
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
+    is_binary = isinstance(rows, memoryview)
+    statement = sql.SQL("COPY {} ({}) FROM STDIN" + " (FORMAT binary)" * is_binary).format(
         sql.Identifier(table.name), sql.SQL(", ").join(map(sql.Identifier, columns))
     )
     try:
         async with driver.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in rows:
-                await copy.write_row(row)
+            if isinstance(rows, memoryview):
+                for part in (_BINARY_HEADER, rows, _BINARY_TRAILER):
+                    await copy.write(part)
+            else:
+                for row in rows:
+                    await copy.write_row(row)
     except psycopg.Error as error:
         # As SQLAlchemy reports errors of its own statements, for the same error handling.
         if driver.closed:

@@ -6,6 +6,7 @@ They find what is new, what is a duplicate and what is in conflict.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -21,7 +22,11 @@ from app.events.schemas import (
     Rejection,
     StoredEvent,
     StoredPreference,
+    events_of,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CONFLICT = "another event with other content has this event_id"
 
@@ -48,16 +53,22 @@ class EventAppender:
         self._announce()
         return results
 
-    async def append_likely_new(self, rows: Sequence[NewEvent]) -> AppendResult:
-        """As `append`: faster where no row is stored yet, slower where one is."""
+    async def append_likely_new(self, batch: pa.RecordBatch) -> AppendResult:
+        """As `append_many`: faster where no event is stored yet, slower where one is.
+
+        Args:
+            batch: columns with the fields of `NewEvent`.
+        """
         try:
             async with self._database.bulk_write() as conn:
-                first_seq = await next_values(conn, EVENT_SEQ, len(rows))
-                await self._add(conn, first_seq, rows)
+                first_seq = await next_values(conn, EVENT_SEQ, batch.num_rows)
+                items = batch["item"].unique().to_pylist()
+                item_ids = await self._catalog.ensure_items(conn, items)
+                await self._repository.add_event_columns(conn, first_seq, batch, item_ids)
         except IntegrityError:  # a row is stored already, or comes twice
-            return await self.append_many(rows)
+            return await self.append_many(events_of(batch))
         self._announce()
-        return AppendResult(len(rows), last_seq=first_seq + len(rows) - 1)
+        return AppendResult(batch.num_rows, last_seq=first_seq + batch.num_rows - 1)
 
     async def append_many(self, rows: Sequence[NewEvent]) -> AppendResult:
         """As `append`, for tens of thousands of rows."""

@@ -6,18 +6,22 @@ Methods that take a connection run in the caller's transaction. Profiles have th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.bulk import insert_many, one_of, update_many
+from app.core.bulk import insert_columns, insert_many, one_of, update_many
 from app.core.database import Database
 from app.core.tables import EVENT_SEQ, current_value, now_us
 from app.events.event_weights import EventWeights
 from app.events.schemas import NewEvent, StoredEvent, StoredPreference
 from app.events.tables import events, preferences, retractions, users
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KEPT_SEQS = 1_000_000
 """Retractions so far back are kept. Servers that are further behind drop all profiles."""
@@ -175,6 +179,30 @@ class EventRepository:
         ]
         await insert_many(conn, events, (*_EVENT_FIELDS, "created_at"), rows)
         await _advance_users(conn, ((row[2], row[0]) for row in rows))
+
+    async def add_event_columns(
+        self,
+        conn: AsyncConnection,
+        first_seq: int,
+        new_events: pa.RecordBatch,
+        item_ids: dict[str, int],
+    ) -> None:
+        """As `add_events`, for a batch with the fields of `NewEvent`."""
+        import pyarrow as pa
+
+        n = new_events.num_rows
+        seqs = np.arange(first_seq, first_seq + n)
+        names = new_events["user"].dictionary_encode()
+        user_ids = await self.ensure_users(conn, names.dictionary.to_pylist())
+        columns = {name: new_events[name] for name in _EVENT_FIELDS if name in NewEvent._fields}
+        columns |= {
+            "seq": pa.array(seqs),
+            "user_id": _ids_in(names, user_ids),
+            "item_id": _ids_in(new_events["item"].dictionary_encode(), item_ids),
+            "created_at": pa.array(np.full(n, now_us())),
+        }
+        await insert_columns(conn, events, columns)
+        await _advance_users(conn, zip(columns["user_id"].to_pylist(), seqs.tolist(), strict=True))
 
     async def delete_event(self, conn: AsyncConnection, event_id: str) -> int | None:
         """Delete an event and return its user's internal id; None if there is no such event."""
@@ -340,6 +368,13 @@ class EventRepository:
         if user_id is not None:
             query = query.where(table.c.user_id == user_id)
         return await self._database.fetch(query)
+
+
+def _ids_in(names: pa.DictionaryArray, ids: Mapping[str, int]) -> pa.Array:
+    import pyarrow as pa
+
+    found = pa.array([ids[name] for name in names.dictionary.to_pylist()], pa.int64())
+    return found.take(names.indices)
 
 
 async def _advance_users(conn: AsyncConnection, changes: Iterable[tuple[int, int]]) -> None:

@@ -10,7 +10,7 @@ import math
 import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -29,6 +29,9 @@ DEFAULT_TYPE = "interaction"
 _EVENT_FIELDS = frozenset(
     ("event_id", "user", "item", "type", "value", "timestamp", "recommendation_id")
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 _PREFERENCE_FIELDS = frozenset(("user", "winner", "loser", "timestamp"))
 
 
@@ -45,6 +48,12 @@ class NewEvent(NamedTuple):
     recommendation_id: str | None = None
     timestamp_given: bool = True
     """False: the timestamp is the time of arrival, which differs for a retry of the event."""
+
+
+def events_of(batch: pa.RecordBatch) -> list[NewEvent]:
+    """The events of a batch with the fields of `NewEvent`."""
+    columns = (batch[name].to_pylist() for name in NewEvent._fields)
+    return [NewEvent._make(row) for row in zip(*columns, strict=True)]
 
 
 class StoredEvent(NamedTuple):

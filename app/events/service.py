@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -33,6 +33,9 @@ from app.events.schemas import (
     parse_preference,
 )
 from app.events.training_snapshot import EventSnapshot, read_snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_ROWS_AT_ONCE = 1_000  # of a client, validated before other requests have a turn
 MAX_PREFERENCE_WRITES = 64  # lists of preferences that are written at a time
@@ -143,20 +146,13 @@ class EventService:
         self.row_counts["rejected"] += len(result.rejected)
         return _with_rejected(result, rejected, indices)
 
-    async def import_rows(
-        self, rows: Sequence[NewEvent], *, likely_new: bool = False
-    ) -> ImportResult:
-        """Store a chunk of a data set (some 50,000 rows) in a transaction of its own.
+    async def import_rows(self, rows: Sequence[NewEvent]) -> ImportResult:
+        """Store a chunk of a data set (some 50,000 rows) in a transaction of its own."""
+        return _import_result(await self._appender.append_many(rows))
 
-        Args:
-            rows: the events.
-            likely_new: first tries to store them without looking for each.
-        """
-        if likely_new:
-            result = await self._appender.append_likely_new(rows)
-        else:
-            result = await self._appender.append_many(rows)
-        return ImportResult(result.accepted, result.duplicates, len(result.rejected))
+    async def import_new(self, batch: pa.RecordBatch) -> ImportResult:
+        """As `import_rows` for columns; first tries to store them without looking for each."""
+        return _import_result(await self._appender.append_likely_new(batch))
 
     async def delete_event(self, event_id: str) -> None:
         """Delete an event. Its user gets a new last seq, so caches of the user become stale.
@@ -239,7 +235,8 @@ class EventService:
         self, rows: Sequence[NewPreference], *, skip_stored: bool = False
     ) -> AppendResult:
         deleted = (await self._catalog.catalogue()).deleted
-        async with self._database.write() as conn:
+        write = self._database.bulk_write if skip_stored else self._database.write
+        async with write() as conn:
             result = await append_preferences(
                 conn, self._repository, self._catalog, rows, deleted, skip_stored=skip_stored
             )
@@ -388,3 +385,7 @@ def _with_rejected(
 
 def _unknown_user() -> NotFound:
     return NotFound("there is no such user", code="unknown_user")
+
+
+def _import_result(result: AppendResult) -> ImportResult:
+    return ImportResult(result.accepted, result.duplicates, len(result.rejected))

@@ -27,6 +27,7 @@ events = sa.Table(
     # On SQLite it is the rowid, so that rows are appended in order.
     sa.Column("seq", RowId, primary_key=True, autoincrement=False),
     sa.Column("event_id", sa.Text, nullable=False, unique=True),
+    # On PostgreSQL triggers check both references, once a statement: see migration 0007.
     sa.Column("user_id", sa.BigInteger, sa.ForeignKey("users.id"), nullable=False),
     sa.Column("item_id", sa.BigInteger, sa.ForeignKey("items.id"), nullable=False),
     sa.Column("type", sa.Text, nullable=False),

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import hashlib
-import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.core.tables import now_us
-from app.events.schemas import AppendResult, NewEvent, NewPreference, parse_preference
+from app.events.schemas import AppendResult, NewEvent, NewPreference, events_of, parse_preference
+from app.transfer.user_order import NUMBER, by_user
 from app.wiring import Services
 from ncr_core.data.readers import BadRow, DataSource, InteractionRow, ItemRow
 from ncr_core.errors import DataError
@@ -27,8 +31,6 @@ EVENTS_A_COMMIT = 50_000
 ITEMS_A_COMMIT = 5_000
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
-SORT_CACHE_KIB = 65_536
-STOP_STEPS = 100_000  # of SQLite between two looks whether to stop: milliseconds
 
 
 @dataclass
@@ -77,17 +79,23 @@ async def import_source(
     for items in _chunks(_valid_items(source.items(on_bad=bad), bad, source.name), ITEMS_A_COMMIT):
         report.items += await services.catalog.describe_items(items)
         report.items_known += len(items)
-    rows = source.interactions(on_bad=bad, on_bytes=on_bytes, chunk_size=EVENTS_A_COMMIT)
+    batches = source.batches(on_bad=bad, on_bytes=on_bytes)
     known = False  # where the chunk before was stored already, this one is likely to be too
     stop = threading.Event()
-    async with aclosing(_read_ahead(_events(_by_user(rows, stop)), stop)) as ahead:
+    # Two of the three indexes of the events begin with the user. In this order a commit changes a
+    # few of their pages; in that of a log it would change one a row, ever more as they grow.
+    ordered = map(_events, by_user(batches, EVENTS_A_COMMIT, stop))
+    async with aclosing(_read_ahead(ordered, stop)) as ahead:
         async for events in ahead:
-            result = await services.events.import_rows(events, likely_new=not known)
-            known = result.duplicates > len(events) // 2
+            if known:
+                result = await services.events.import_rows(events_of(events))
+            else:
+                result = await services.events.import_new(events)
+            known = result.duplicates > events.num_rows // 2
             report.accepted += result.accepted
             report.duplicates += result.duplicates
             report.bad += result.conflicts
-            on_stored(len(events))
+            on_stored(events.num_rows)
     return report
 
 
@@ -134,57 +142,17 @@ def _preferences(
         raise DataError(f"{path.name} cannot be read: {reason}") from None
 
 
-def _by_user(
-    chunks: Iterable[Sequence[InteractionRow]], stop: threading.Event
-) -> Iterator[list[tuple[int, InteractionRow]]]:
-    """Yields all rows ordered by user, each with its number in the data set.
-
-    Two of the three indexes of the events begin with the user. In this order a commit changes a few
-    of their pages; in the order of a log it would change one a row, ever more of them as they grow.
-    A temporary database sorts the rows on disk, which disappears with the process.
-    """
-    try:
-        with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as rows:
-            rows.set_progress_handler(stop.is_set, STOP_STEPS)
-            rows.execute(f"PRAGMA cache_size=-{SORT_CACHE_KIB}")
-            rows.execute("PRAGMA journal_mode=OFF")
-            # Columns without a type: values come back as they were.
-            columns = ", ".join(InteractionRow._fields)
-            rows.execute(f"CREATE TABLE rows (number INTEGER PRIMARY KEY, {columns})")
-            marks = ", ".join("?" * len(InteractionRow._fields))
-            number = 0
-            for chunk in chunks:
-                rows.execute("BEGIN")
-                numbered = ((n, *row) for n, row in enumerate(chunk, number))
-                rows.executemany(f"INSERT INTO rows VALUES (?, {marks})", numbered)  # noqa: S608
-                rows.execute("COMMIT")
-                number += len(chunk)
-            query = f"SELECT number, {columns} FROM rows ORDER BY user, number"  # noqa: S608
-            found = rows.execute(query)
-            while chunk := found.fetchmany(EVENTS_A_COMMIT):
-                yield [(row[0], InteractionRow._make(row[1:])) for row in chunk]
-    except sqlite3.Error as error:  # a full disk, above all
-        raise DataError(f"the rows cannot be sorted on disk: {error}") from None
-
-
-def _events(
-    chunks: Iterable[Sequence[tuple[int, InteractionRow]]],
-) -> Iterator[list[NewEvent]]:
-    for chunk in chunks:
-        yield [_event(row, number) for number, row in chunk]
-
-
 async def _read_ahead(
-    chunks: Iterator[list[NewEvent]], stop: threading.Event
-) -> AsyncGenerator[list[NewEvent], None]:
+    chunks: Iterator[pa.RecordBatch], stop: threading.Event
+) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yields each chunk while a thread reads the next one, because parsing is CPU-bound."""
 
-    def read() -> list[NewEvent]:
-        return next(chunks, [])
+    def read() -> pa.RecordBatch | None:
+        return next(chunks, None)
 
     reading = asyncio.create_task(asyncio.to_thread(read))
     try:
-        while events := await reading:
+        while (events := await reading) is not None:
             reading = asyncio.create_task(asyncio.to_thread(read))
             yield events
     finally:
@@ -195,34 +163,38 @@ async def _read_ahead(
             reading.exception()
 
 
-def _event(row: InteractionRow, number: int) -> NewEvent:
-    """The event of a row, whose time the reader has already checked."""
+def _events(rows: pa.Table) -> pa.RecordBatch:
+    """The events of rows, whose times the reader has already checked."""
+    rows = rows.combine_chunks().to_batches()[0]
+    given = pc.coalesce(rows["timestamp"], rows["position"].cast(pa.float64()))
     # The order of a data set without times is kept as seconds since 1970.
-    seconds = row.timestamp
-    if seconds is None:
-        seconds = float(number if row.position is None else row.position)
-    return NewEvent(
-        event_id=_event_id(row),
-        user=row.user,
-        item=row.item,
-        type=row.type or EVENT_TYPE,
-        value=row.value,
-        timestamp=round(seconds * 1e6),
+    seconds = pc.coalesce(given, rows[NUMBER].cast(pa.float64()))
+    columns = {
+        "event_id": pa.array(_event_ids(rows), pa.string()),
+        "user": rows["user"],
+        "item": rows["item"],
+        "type": rows["type"].fill_null(EVENT_TYPE),
+        "value": rows["value"],
+        "timestamp": pa.array(np.rint(seconds.to_numpy() * 1e6).astype(np.int64)),
+        "recommendation_id": pa.nulls(rows.num_rows, pa.string()),
         # Without a time of its own, a row is the same event at any position of its file.
-        timestamp_given=row.timestamp is not None or row.position is not None,
-    )
+        "timestamp_given": given.is_valid(),
+    }
+    return pa.record_batch([columns[name] for name in NewEvent._fields], NewEvent._fields)
 
 
-def _event_id(row: InteractionRow) -> str:
-    """An id derived from the row alone, so that the same row is the same event.
+def _event_ids(rows: pa.RecordBatch) -> Iterator[str]:
+    """Yields ids derived from each row alone, so that the same row is the same event.
 
-    It begins with the user: rows are stored user by user, and an index grows faster in order.
+    They begin with the user: rows are stored user by user, and an index grows faster in order.
     """
-    text = f"{len(row.user)}:{row.user}{row.item}\0{row.value}\0{row.timestamp}\0{row.position}"
-    if row.type is not None:
-        text += f"\0{row.type}"
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"import:{row.user[:24]}:{digest}"
+    columns = (rows[name].to_pylist() for name in InteractionRow._fields)
+    for user, item, value, timestamp, position, kind in zip(*columns, strict=True):
+        text = f"{len(user)}:{user}{item}\0{value}\0{timestamp}\0{position}"
+        if kind is not None:
+            text += f"\0{kind}"
+        digest = blake2b(text.encode(), digest_size=16).hexdigest()
+        yield f"import:{user[:24]}:{digest}"
 
 
 def _valid_items(

@@ -23,8 +23,8 @@ MAX_ID_BYTES = 256
 MAX_TYPE_BYTES = 64
 SURELY_SHORT = MAX_ID_BYTES // 4
 """So many characters fit whatever they are: none takes more than 4 bytes of UTF-8."""
-_FIRST_SECOND = 0.0
-_END_OF_TIME = datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
+FIRST_SECOND = 0.0
+END_OF_TIME = datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _EXACT_FLOATS = 2.0**53
 
 T = TypeVar("T")
@@ -265,7 +265,7 @@ def _finite(what: str, number: float) -> float:
 
 
 def _plausible(seconds: float, given: object) -> float:
-    if _FIRST_SECOND <= seconds <= _END_OF_TIME:  # false for NaN too
+    if FIRST_SECOND <= seconds <= END_OF_TIME:  # false for NaN too
         return seconds
     raise RowFault(f"the timestamp is outside the years 1970 to 2999 (in seconds): {shown(given)}")
 

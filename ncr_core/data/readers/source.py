@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard
 
 from ncr_core.data.readers.items import MoviesDat, TableKind, open_items, open_u_item
 from ncr_core.data.readers.rows import BadRow, Columns, InteractionRow, ItemRow, OnBad, OnBytes
@@ -124,6 +124,21 @@ class DataSource:
                     waiting = waiting[whole:]
         if waiting:
             yield waiting
+
+    def batches(
+        self,
+        *,
+        on_bad: Callable[[BadRow], None],
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Iterator[Any]:
+        """Yield the same interactions as Arrow record batches with the fields of `InteractionRow`.
+
+        It loads pyarrow. Arguments and errors are those of `interactions`.
+        """
+        from ncr_core.data.readers.batches import read_batches
+
+        for file in self._interactions:
+            yield from read_batches(file, on_bad, on_bytes)
 
     def items(self, *, on_bad: Callable[[BadRow], None]) -> Iterator[ItemRow]:
         """Yield what is known of the items; nothing if there is no such file."""

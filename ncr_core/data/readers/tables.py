@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ncr_core.data.readers.rows import (
     SURELY_SHORT,
@@ -45,6 +45,7 @@ from ncr_core.data.readers.text import (
 )
 from ncr_core.errors import DataError
 
+T = TypeVar("T")
 TypedRecord = tuple[int, dict[str, Any]]
 """The number of a line or row, and its cells by column."""
 Hint = Callable[[str], str]
@@ -259,13 +260,17 @@ class TypedFile:
         """Yield the rows, some thousand at a time."""
         wanted = self.names.present()
         for records in read_typed(self.path, self.kind, wanted, on_bad=on_bad, on_bytes=on_bytes):
-            rows: list[InteractionRow] = []
-            for number, record in records:
-                try:
-                    rows.append(_typed_row(record, self.names))
-                except RowFault as fault:
-                    on_bad(BadRow(self.path.name, number, str(fault)))
-            yield rows
+            yield self.valid_rows(records, on_bad)
+
+    def valid_rows(self, records: Iterable[TypedRecord], on_bad: OnBad) -> list[InteractionRow]:
+        """The rows of those records that have valid cells."""
+        rows: list[InteractionRow] = []
+        for number, record in records:
+            try:
+                rows.append(_typed_row(record, self.names))
+            except RowFault as fault:
+                on_bad(BadRow(self.path.name, number, str(fault)))
+        return rows
 
 
 def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) -> TypedFile:
@@ -305,7 +310,7 @@ def read_typed(
         on_bytes: called with how many more bytes have been read.
     """
     if kind == "parquet":
-        yield from _parquet_rows(path, wanted, on_bad, on_bytes)
+        yield from read_parquet(path, wanted, records_of, on_bad, on_bytes)
     else:
         for block in read_blocks(path, on_bytes=on_bytes):
             yield _objects(path.name, block, on_bad)
@@ -373,10 +378,14 @@ def _object(text: str) -> dict[str, Any]:
     return record
 
 
-def _parquet_rows(
-    path: Path, wanted: list[str] | None, on_bad: OnBad, on_bytes: OnBytes | None
-) -> Iterator[list[TypedRecord]]:
-    """Yield a file's rows with their numbers, from 1; times as epoch seconds.
+def read_parquet(
+    path: Path,
+    wanted: list[str] | None,
+    convert: Callable[[int, Any], T],
+    on_bad: OnBad,
+    on_bytes: OnBytes | None,
+) -> Iterator[T]:
+    """Yield what ``convert`` makes of each batch and the number of its first row, from 1.
 
     Bytes are reported in proportion to the rows: which bytes a row takes is not known.
     """
@@ -387,12 +396,7 @@ def _parquet_rows(
         total = max(file.metadata.num_rows, 1)
         try:
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=wanted):
-                names = batch.schema.names
-                cells = [_cells(column) for column in batch.columns]
-                yield [
-                    (number, dict(zip(names, row, strict=True)))
-                    for number, row in enumerate(zip(*cells, strict=True), first)
-                ]
+                yield convert(first, batch)
                 first += batch.num_rows
                 position = size * (first - 1) // total
                 if on_bytes is not None and position > reported:
@@ -400,6 +404,15 @@ def _parquet_rows(
                     reported = position
         except (pa.ArrowException, OSError, ValueError) as error:
             on_bad(BadRow(path.name, first, f"the file is damaged here: {_one_line(error)}"))
+
+
+def records_of(first: int, batch: Any) -> list[TypedRecord]:
+    """The rows of a batch with their numbers, times as epoch seconds."""
+    cells = [_cells(column) for column in batch.columns]
+    return [
+        (number, dict(zip(batch.schema.names, row, strict=True)))
+        for number, row in enumerate(zip(*cells, strict=True), first)
+    ]
 
 
 def _opened_parquet(path: Path) -> Any:
@@ -424,15 +437,22 @@ def _opened_parquet(path: Path) -> Any:
 def _cells(column: Any) -> list[Any]:
     import pyarrow as pa
 
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        return seconds_of(column)
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def seconds_of(column: Any) -> list[float | None]:
+    """The epoch seconds of a column of dates or timestamps."""
+    import pyarrow as pa
+
     kind = column.type
     if pa.types.is_date(kind):
         column, kind = column.cast(pa.timestamp("ms")), pa.timestamp("ms")
-    if pa.types.is_timestamp(kind):
-        per_second = _PER_SECOND[kind.unit]
-        ticks = column.cast(pa.int64()).to_pylist()
-        return [None if tick is None else tick / per_second for tick in ticks]
-    cells: list[Any] = column.to_pylist()
-    return cells
+    per_second = _PER_SECOND[kind.unit]
+    ticks = column.cast(pa.int64()).to_pylist()
+    return [None if tick is None else tick / per_second for tick in ticks]
 
 
 def _one_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError
 
 from app.all_tables import metadata
 from app.core.database import Database
@@ -40,8 +41,17 @@ from tests.cluster.process import free_port
 async def differences(database: Database) -> list[Any]:
     """What a migration would have to change; nothing, where they agree."""
 
+    def is_compared(part: Any, _name: str | None, kind: str, *_: Any) -> bool:
+        # PostgreSQL has triggers in place of these keys: `test_events_refer_to_what_exists`.
+        by_trigger = kind == "foreign_key_constraint" and part.table.name == "events"
+        return not (by_trigger and database.dialect == "postgresql")
+
     def compare(conn: sa.Connection) -> list[Any]:
-        options = {"compare_type": True, "compare_server_default": True}
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_object": is_compared,
+        }
         context = MigrationContext.configure(conn, opts=options)
         found: list[Any] = compare_metadata(context, metadata)
         return found
@@ -146,6 +156,77 @@ async def test_each_schema_says_from_which_version_on_servers_work_with_it(empty
     await migrate(empty)
     recorded = await empty.fetch(sa.select(instance.c.compatible_from))
     assert recorded[0][0] == oldest[-1]
+
+
+ON_POSTGRESQL, ON_SQLITE = (
+    pytest.mark.parametrize("empty_database_url", [kind], indirect=True)
+    for kind in (pytest.param("postgresql", marks=pytest.mark.postgres), "sqlite")
+)
+
+NEW_EVENT = (
+    "INSERT INTO events (seq, event_id, user_id, item_id, type, timestamp, created_at) VALUES "
+)
+WRONG = (
+    NEW_EVENT + "(2, 'b', 1, 1, '', 0, 0), (3, 'c', 2, 1, '', 0, 0)",
+    NEW_EVENT + "(2, 'b', 1, 2, '', 0, 0)",
+    "UPDATE events SET user_id = 2",
+    "UPDATE events SET item_id = 2",
+    "DELETE FROM users",
+    "DELETE FROM items",
+    "UPDATE users SET id = 2",
+    "UPDATE items SET id = 2",
+)
+
+
+async def run_sql(database: Database, *statements: str) -> None:
+    async with database.write() as conn:
+        for statement in statements:
+            await conn.exec_driver_sql(statement)
+
+
+async def test_events_refer_to_what_exists(empty: Database) -> None:
+    await migrate(empty)
+    await run_sql(
+        empty,
+        "INSERT INTO users (id, external_id, created_at) VALUES (1, 'u', 0)",
+        "INSERT INTO items (id, external_id, seq, created_at, updated_at) VALUES (1, 'i', 0, 0, 0)",
+        NEW_EVENT + "(1, 'a', 1, 1, '', 0, 0)",
+    )
+    truncates = ("TRUNCATE users CASCADE", "TRUNCATE items CASCADE")
+    for revision in ("head", "0006", "head"):
+        await migrate(empty, revision)
+        on_newest = revision == "head" and empty.dialect == "postgresql"
+        for statement in WRONG + truncates * on_newest:
+            with pytest.raises(IntegrityError, match=r"(?i)foreign"):
+                await run_sql(empty, statement)
+        assert (await empty.fetch(sa.text("SELECT count(*) FROM events")))[0][0] == 1
+    await run_sql(empty, "DELETE FROM events", "DELETE FROM users", "DELETE FROM items")
+
+
+@ON_POSTGRESQL
+async def test_nobody_deletes_what_events_refer_to_before_they_are_committed(
+    empty: Database,
+) -> None:
+    await migrate(empty)
+    await run_sql(
+        empty,
+        "INSERT INTO users (id, external_id, created_at) VALUES (1, 'u', 0)",
+        "INSERT INTO items (id, external_id, seq, created_at, updated_at) VALUES (1, 'i', 0, 0, 0)",
+    )
+    for table in ("users", "items"):
+        async with empty.write() as conn:
+            await conn.exec_driver_sql(NEW_EVENT + f"(1, '{table}', 1, 1, '', 0, 0)")
+            deletion = asyncio.create_task(run_sql(empty, f"DELETE FROM {table}"))
+            await until(lambda: somebody_waits(empty))
+        with pytest.raises(IntegrityError):
+            await deletion
+        await run_sql(empty, "DELETE FROM events")
+
+
+async def somebody_waits(database: Database) -> bool:
+    query = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE NOT granted AND datname = current_database()"""
+    return bool((await database.fetch(sa.text(query)))[0][0])
 
 
 DUMPS = Path(__file__).parents[2] / "data"
@@ -307,10 +388,6 @@ def upgrade_at_once(url: str, data_dir: Path, processes: int = 3) -> None:
     assert all(f"the schema is at {head_revision()}" in text for text in said), said
 
 
-ON_POSTGRESQL, ON_SQLITE = (
-    pytest.mark.parametrize("empty_database_url", [kind], indirect=True)
-    for kind in (pytest.param("postgresql", marks=pytest.mark.postgres), "sqlite")
-)
 EVENT = "INSERT INTO events VALUES ({0}, 'event {0}', 1, 1, 'view', NULL, 1, NULL, 1)"
 INDEX = "ix_events_recommendation_id"
 VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from app.transfer import user_order
 from app.transfer.import_data import ImportReport, import_source
+from app.transfer.user_order import by_user
 from app.wiring import Services
 from ncr_core.data.readers import BadRow, open_source
+from ncr_core.errors import DataError
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +68,53 @@ async def test_an_import_stores_events_user_by_user_each_in_the_order_of_the_fil
     assert [(user, item) for _, user, item in stored] == sorted(rows, key=lambda row: row[0])
     # What says the time of an event without one stays its place in the file.
     assert [event.timestamp for event, _, item in stored if item == "i7"] == [7_000_000]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", "Z", "é", "\uffff", "\U00010000", "aa", "10", "9"])),
+    st.integers(1, 7),
+    st.integers(1, 400),
+)
+def test_rows_are_merged_from_the_disk_in_the_order_of_their_users(
+    users: list[str], chunk_rows: int, run_bytes: int
+) -> None:
+    batches = [pa.record_batch({"user": users[n : n + 3]}) for n in range(0, len(users), 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(user_order, "RUN_BYTES", run_bytes)
+        chunks = list(by_user(batches, chunk_rows, threading.Event()))
+    rows = [(row["user"], row["number"]) for chunk in chunks for row in chunk.to_pylist()]
+    assert rows == sorted((user, number) for number, user in enumerate(users))
+    assert [chunk.num_rows for chunk in chunks[:-1]] == [chunk_rows] * (len(chunks) - 1)
+
+
+async def test_without_room_for_the_sort_the_import_says_so(
+    services: Services, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(user_order, "_write", full)
+    with pytest.raises(DataError, match=r"cannot be sorted on disk: .*No space left"):
+        await run(services, folder)
+
+
+async def test_the_same_row_has_the_same_event_id_from_any_file_and_version(
+    services: Services, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("user,item,rating,timestamp,type\né,b,0.1,1.5,\n" + f"{'u' * 30},b,,,view\n")
+    await run(services, path)
+    stored = [event async for chunk in services.events.iter_events() for event, _, _ in chunk]
+    texts = ["1:éb\0000.1\0001.5\0None", f"30:{'u' * 30}b\0None\0None\0None\0view"]
+    digests = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+    assert [event.event_id for event in stored] == [
+        f"import:{'u' * 24}:{digests[1]}",
+        f"import:é:{digests[0]}",
+    ]
+    assert [(event.type, event.value, event.timestamp) for event in stored] == [
+        ("view", None, 1_000_000), ("interaction", 0.1, 1_500_000)
+    ]  # fmt: skip
 
 
 async def test_an_import_that_is_cancelled_stops_reading_at_once_and_can_be_repeated(

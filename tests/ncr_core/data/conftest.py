@@ -35,10 +35,23 @@ def put_parquet(path: Path, columns: dict[str, Any]) -> Path:
 
 
 def read(source: DataSource, chunk_size: int = 10_000) -> tuple[list[InteractionRow], list[BadRow]]:
+    """The valid rows and the bad ones, which are the same by rows and by columns."""
     bad: list[BadRow] = []
     chunks = list(source.interactions(on_bad=bad.append, chunk_size=chunk_size))
     assert all(0 < len(chunk) <= chunk_size for chunk in chunks)
-    return [row for chunk in chunks for row in chunk], bad
+    rows = [row for chunk in chunks for row in chunk]
+    bad_of_batches: list[BadRow] = []
+    batches = list(source.batches(on_bad=bad_of_batches.append))
+    assert all(batch.num_rows for batch in batches)
+    of_batches = [
+        InteractionRow(*row)
+        for batch in batches
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    ]
+    # As text: equal rows have equal event ids, and 1.0 == 1.
+    assert list(map(repr, of_batches)) == list(map(repr, rows))
+    assert bad_of_batches == bad
+    return rows, bad
 
 
 def read_items(source: DataSource) -> tuple[list[ItemRow], list[BadRow]]:
