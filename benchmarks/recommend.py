@@ -12,8 +12,8 @@ item. DATA is what `ncr import` takes, or the data folder of a service with two 
 Each of PARAMS is a body of `POST /admin/train`, by default NeuPR with 8 factors and few epochs. It
 is trained twice, so that one version can take the place of the other. Random users ask for a list,
 none of them twice in a phase; after a change of an item they are those of the phase before. Each
-phase stands between two of a route that does nothing. Half of the servers do not have the
-candidates that a worker computes.
+phase stands between two of a route that does nothing. Half of the servers do not have what
+a worker computes ahead.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from typer.main import get_command
 from app.ab_tests import service as trials
 from app.cli.graceful_shutdown import LAST_REQUEST_SECONDS
 from app.cli.main import app
+from app.core.monitoring import SHUTDOWN_SECONDS
 from app.core.settings import Settings
-from app.core.tracing import SHUTDOWN_SECONDS
 from app.inference import batcher
 from app.main import REQUEUE_SECONDS, WORKER_STOP_SECONDS
 from tests.cluster.process import HOST
