@@ -7,7 +7,6 @@ goes through the readers of rows, so that both ways have the same verdicts. It l
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,10 +20,14 @@ from ncr_core.data.readers.rows import (
     OnBad,
     OnBytes,
 )
-from ncr_core.data.readers.tables import Names, TypedFile, read_parquet, records_of, seconds_of
-
-if TYPE_CHECKING:
-    from ncr_core.data.readers.source import InteractionFile
+from ncr_core.data.readers.tables import (
+    InteractionFile,
+    Names,
+    TypedFile,
+    read_parquet,
+    records_of,
+    seconds_of,
+)
 
 TYPES = (pa.string(), pa.string(), pa.float64(), pa.float64(), pa.int64(), pa.string())
 SCHEMA = pa.schema(list(zip(InteractionRow._fields, TYPES, strict=True)))

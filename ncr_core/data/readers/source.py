@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard
 
 from ncr_core.data.readers.items import MoviesDat, TableKind, open_items, open_u_item
-from ncr_core.data.readers.rows import BadRow, Columns, InteractionRow, ItemRow, OnBad, OnBytes
-from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv, open_typed
+from ncr_core.data.readers.rows import BadRow, Columns, InteractionRow, ItemRow, OnBad
+from ncr_core.data.readers.tables import (
+    DelimitedFile,
+    InteractionFile,
+    Layout,
+    open_csv,
+    open_typed,
+)
 from ncr_core.data.readers.text import cannot_read, first_line, opened
 from ncr_core.errors import DataError
 
@@ -45,19 +51,6 @@ U_DATA = Layout(
 )
 _ORIGINALS: tuple[tuple[Kind, Kind], ...] = (("ratings.dat", "movies.dat"), ("u.data", "u.item"))
 _SOUGHT = "ratings.dat, u.data, ratings.csv, or CSV, JSON Lines or Parquet files with columns"
-
-
-class InteractionFile(Protocol):
-    """One file of interactions, its columns found."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        ...
-
-    def blocks(self, on_bad: OnBad, on_bytes: OnBytes | None) -> Iterator[list[InteractionRow]]:
-        """Yield the rows in lists of whatever length."""
-        ...
 
 
 class ItemFile(Protocol):

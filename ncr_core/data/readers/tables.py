@@ -273,6 +273,10 @@ class TypedFile:
         return rows
 
 
+InteractionFile = DelimitedFile | TypedFile
+"""One file of interactions, its columns found."""
+
+
 def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) -> TypedFile:
     """Find the columns of a JSON Lines or Parquet file.
 
