@@ -40,8 +40,8 @@ from app.core.tables import Place
 LARGE_BODY_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread, and their number is limited."""
 MAX_LARGE_BODIES = 4
-MAX_BODY_SECONDS = 120.0  # for a large body to come whole
 """Large bodies that are read and parsed at a time, if each has the largest size."""
+MAX_BODY_SECONDS = 120.0  # for a large body to come whole
 PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
 MAX_ROW_BYTES = 256 * 1024  # of a row in a large list
 MAX_VALUES = 1_000_000  # of a large list; of another large body a tenth

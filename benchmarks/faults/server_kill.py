@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +16,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.faults.setup import Storage, side_by_side, storage
-from benchmarks.harness import publish
+from benchmarks.faults.setup import Storage, publish_sums, storage
 from tests.cluster.servers import NcrServer
 
 CLIENTS, ROWS = 6, 200
@@ -129,16 +127,7 @@ def run(database: str, rounds: int, forked: bool = False) -> Counter[str]:
 
 
 def main(rounds: int = 100, loops: int = 1) -> None:
-    started = time.perf_counter()
-    results = side_by_side(partial(run, forked=True), rounds, loops)
-    sums = {database: sum(its, Counter()) for database, its in results.items()}
-    rows = [[database, *(its[column] for column in COLUMNS)] for database, its in sums.items()]
-    publish(
-        "faults-server-kill",
-        ["database", *COLUMNS],
-        rows,
-        clients=CLIENTS,
-        rows_a_list=ROWS,
-        loops=loops,
-        seconds=round(time.perf_counter() - started),
+    sums = partial(run, forked=True)
+    publish_sums(
+        "faults-server-kill", COLUMNS, sums, rounds, loops, clients=CLIENTS, rows_a_list=ROWS
     )

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 import httpx2
 import psycopg
 
+from benchmarks.harness import publish
 from ncr_core.data.synthetic import synthetic_catalogue
 from tests.cluster.process import environment_with, temporary_folder, wait_until
 from tests.cluster.servers import NcrWorker, PostgresCluster, ncr_command
@@ -102,6 +104,32 @@ def side_by_side(
             for database in DATABASES
         }
         return {database: [loop.result() for loop in its] for database, its in pending.items()}
+
+
+def publish_sums(
+    name: str,
+    columns: list[str],
+    run: Callable[[str, int], Counter[str]],
+    rounds: int,
+    loops: int | None = None,
+    **more: Any,
+) -> None:
+    """Publishes the figures of so many rounds on each kind of database.
+
+    The databases are run one after the other, and with ``loops`` all at once.
+    """
+    started = time.perf_counter()
+    if loops is None:
+        results = {database: [run(database, rounds)] for database in DATABASES}
+    else:
+        results = side_by_side(run, rounds, loops)
+        more["loops"] = loops
+    rows = []
+    for database, figures in results.items():
+        total = sum(figures, Counter[str]())
+        rows.append([database, *(total[column] for column in columns)])
+    seconds = round(time.perf_counter() - started)
+    publish(name, ["database", *columns], rows, **more, seconds=seconds)
 
 
 def add_events(url: str) -> None:

@@ -84,13 +84,7 @@ class UserFeedback:
         keep: BoolArray = (self.pairs[:, 1] != item) & (self.pairs[:, 2] != item)
         if keep.all():
             return self
-        return UserFeedback(
-            self.seen,
-            self.disliked,
-            self.disliked_weights,
-            self.pairs[keep],
-            self.pair_weights[keep],
-        )
+        return replace(self, pairs=self.pairs[keep], pair_weights=self.pair_weights[keep])
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,8 @@ class PairwiseRanker(nn.Module, ABC):
     both orders at once, and ``tables`` for ranking.
     """
 
+    users: FreeUsers | PooledUsers  # and ``items``: of a model with one part of each
+    items: nn.Embedding
     shares_negatives = False  # whether ``shared_scores`` is there
 
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
@@ -33,13 +35,13 @@ class PairwiseRanker(nn.Module, ABC):
         self.sparse_users = False
         self.sparse_items = False
 
-    @abstractmethod
     def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
         """The parts of a user's vector, in order."""
+        return [self.users]
 
-    @abstractmethod
     def item_vectors(self, items: Tensor) -> Tensor:
         """(…) rows → (…, F) everything the model knows of these items."""
+        return self.item_rows(items, self.items.weight)
 
     @property
     def item_tables(self) -> list[str]:

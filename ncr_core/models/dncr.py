@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from ncr_core.model_config import ModelConfig
 from ncr_core.models.base import PairwiseRanker, edge_weight
 from ncr_core.models.scoring_tables import LinearTable, PairTables
 from ncr_core.models.tower import Tower
-from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
+from ncr_core.models.user_embeddings import embedding
 
 
 class DNCR(PairwiseRanker):
@@ -23,14 +21,6 @@ class DNCR(PairwiseRanker):
         self.items = embedding(n_items, e, config.embedding_std)
         self.tower = Tower(config)
         self.weight = edge_weight(config.tower_width, config)
-
-    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
-        """The parts of a user's vector, in order."""
-        return [self.users]
-
-    def item_vectors(self, items: Tensor) -> Tensor:
-        """(…) rows → (…, F) everything the model knows of these items."""
-        return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from ncr_core.model_config import ModelConfig
 from ncr_core.models.base import PairwiseRanker, edge_weight
 from ncr_core.models.scoring_tables import LinearTable, PairTables
-from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
+from ncr_core.models.user_embeddings import embedding
 
 
 class NBPR(PairwiseRanker):
@@ -34,14 +32,6 @@ class NBPR(PairwiseRanker):
             # From w = 1 the model starts as BPR-MF: a w of both signs would have to learn first
             # which dimensions mean liking.
             nn.init.ones_(self.weight)
-
-    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
-        """The parts of a user's vector, in order."""
-        return [self.users]
-
-    def item_vectors(self, items: Tensor) -> Tensor:
-        """(…) rows → (…, F) everything the model knows of these items."""
-        return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""

@@ -31,7 +31,28 @@ def dense_layers(widths: list[int], init: str) -> nn.ModuleList:
     return nn.ModuleList(layers)
 
 
-class Tower(nn.Module):
+class DenseTower(nn.Module):
+    """Dense layers n·e → e → e/2 → … → d over n embeddings; none with one hidden layer.
+
+    With shared embeddings (eq. 24) the last layer is 2e wide.
+    """
+
+    def __init__(self, config: ModelConfig, n_inputs: int) -> None:
+        super().__init__()
+        e = config.tower_embedding
+        self.embedding_size = e
+        self.activation_name = config.activation
+        self._act = activation_of(config.activation, config.init)
+        widths = [n_inputs * e] + [e // 2**depth for depth in range(config.layers - 1)]
+        if config.shared_embeddings:
+            widths[-1] = 2 * e
+        self.layers = dense_layers(widths, config.init)
+
+    def _linear(self) -> list[nn.Linear]:
+        return [cast(nn.Linear, layer) for layer in self.layers]
+
+
+class Tower(DenseTower):
     """Dense layers 3e → e → e/2 → … → d, each followed by the activation.
 
     With one hidden layer there are none: the tower is the concatenation, and so is additive. With
@@ -40,16 +61,8 @@ class Tower(nn.Module):
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        e = config.tower_embedding
-        self.embedding_size = e
-        self.activation_name = config.activation
-        self._act = activation_of(config.activation, config.init)
+        super().__init__(config, 3)
         self.element_wise = config.shared_embeddings
-        widths = [3 * e] + [e // 2**depth for depth in range(config.layers - 1)]
-        if config.shared_embeddings:
-            widths[-1] = 2 * e
-        self.layers = dense_layers(widths, config.init)
 
     def forward(self, user: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Embeddings (…, e) each → (…, d), as eq. 23 or, shared, eq. 24 writes it."""
@@ -140,9 +153,6 @@ class Tower(nn.Module):
         of_j = user.unsqueeze(1) * j
         of_i = (user * i).unsqueeze(1).expand_as(of_j)
         return torch.stack([torch.cat([of_i, -of_j], dim=-1), torch.cat([of_j, -of_i], dim=-1)])
-
-    def _linear(self) -> list[nn.Linear]:
-        return [cast(nn.Linear, layer) for layer in self.layers]
 
     def _user_part(self) -> tuple[Tensor, Tensor]:
         layer = self._linear()[0]

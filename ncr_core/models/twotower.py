@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from ncr_core.model_config import ModelConfig
-from ncr_core.models.activations import activation_of
 from ncr_core.models.base import PairwiseRanker, edge_weight
 from ncr_core.models.scoring_tables import PairTables, PointTable
-from ncr_core.models.tower import dense_layers
-from ncr_core.models.user_embeddings import FreeUsers, PooledUsers, embedding
+from ncr_core.models.tower import DenseTower
+from ncr_core.models.user_embeddings import embedding
 
 
-class PointTower(nn.Module):
+class PointTower(DenseTower):
     """s(u, i) = w·tower([U_u; V_i]), dense layers 2e → e → e/2 → … → d."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        e = config.tower_embedding
-        self.embedding_size = e
-        self.activation_name = config.activation
-        self._act = activation_of(config.activation, config.init)
-        widths = [2 * e] + [e // 2**depth for depth in range(config.layers - 1)]
-        self.layers = dense_layers(widths, config.init)
+        super().__init__(config, 2)
         self.weight = edge_weight(config.tower_width, config)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
@@ -62,9 +52,6 @@ class PointTower(nn.Module):
             self.activation_name,
         )
 
-    def _linear(self) -> list[nn.Linear]:
-        return [cast(nn.Linear, layer) for layer in self.layers]
-
 
 class TwoTower(PairwiseRanker):
     """z_uij = s₁(u, i) − s₂(u, j); with ``shared_towers`` s₁ and s₂ are one.
@@ -79,14 +66,6 @@ class TwoTower(PairwiseRanker):
         self.items = embedding(n_items, e, config.embedding_std)
         self.preferred = PointTower(config)
         self.other = None if config.shared_towers else PointTower(config)
-
-    def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
-        """The parts of a user's vector, in order."""
-        return [self.users]
-
-    def item_vectors(self, items: Tensor) -> Tensor:
-        """(…) rows → (…, F) everything the model knows of these items."""
-        return self.item_rows(items, self.items.weight)
 
     def logits(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """z_uij of (B, E) user vectors and (B,) items i and j → (B,)."""

@@ -125,18 +125,8 @@ class NumbaBatch:
         """As ``rank``, on arrays, and what it took."""
         ranked = np.full((len(candidates), k), -1, dtype=np.int64)
         counts = np.zeros((len(candidates), 2), dtype=np.int64)
-        kernel, linear = self._ranker.kernel, self._ranker.linear
-
-        def run(part: slice) -> tuple[bool, int]:
-            vectors, single, double = self._arrays(part)
-            result: tuple[bool, int] = kernel.scan_batch(
-                candidates[part], k, vectors, linear, single, double, TIES,
-                ranked[part], counts[part],
-            )  # fmt: skip
-            return result
-
         if candidates.shape[1] and k:
-            self._in_threads(run, candidates)
+            self._compute(self._ranker.kernel.scan_batch, (candidates, k), ranked, counts)
         return ranked, ScanWork(counts[:, 0], counts[:, 1])
 
     def all_margins(self, candidates: Tensor) -> Tensor:
@@ -144,16 +134,7 @@ class NumbaBatch:
         items = _rows(candidates)
         b, m = items.shape
         margins = np.zeros((b, m, m), dtype=np.float32)
-        kernel, linear = self._ranker.kernel, self._ranker.linear
-
-        def run(part: slice) -> tuple[bool, int]:
-            vectors, single, double = self._arrays(part)
-            result: tuple[bool, int] = kernel.all_margins(
-                items[part], vectors, linear, single, double, TIES, margins[part]
-            )
-            return result
-
-        self._in_threads(run, items)
+        self._compute(self._ranker.kernel.all_margins, (items,), margins)
         return torch.from_numpy(margins)
 
     def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,17 +150,8 @@ class NumbaBatch:
         )
         over_others = np.zeros((b, k, n_others), dtype=np.float32)
         over_next = np.zeros((b, k), dtype=np.float32)
-        kernel, linear = self._ranker.kernel, self._ranker.linear
-
-        def run(part: slice) -> tuple[bool, int]:
-            vectors, single, double = self._arrays(part)
-            result: tuple[bool, int] = kernel.list_margins(
-                items[part], n_others, vectors, linear, single, double, TIES,
-                over_others[part], over_next[part],
-            )  # fmt: skip
-            return result
-
-        self._in_threads(run, items)
+        kernel = self._ranker.kernel
+        self._compute(kernel.list_margins, (items, n_others), over_others, over_next)
         return torch.from_numpy(over_others), torch.from_numpy(over_next)
 
     def mean_margins(self, anchors: Tensor, items: Tensor) -> Tensor:
@@ -200,6 +172,20 @@ class NumbaBatch:
         if n_anchors:
             self._in_threads(run, mean)
         return torch.from_numpy(mean)
+
+    def _compute(
+        self, function: Callable[..., tuple[bool, int]], about: tuple[Any, ...], *out: Any
+    ) -> None:
+        """Fills ``out``, a row a user, by compiled code that takes items (B, …) and what else."""
+        items, *more = about
+        linear = self._ranker.linear
+
+        def run(part: slice) -> tuple[bool, int]:
+            vectors, single, double = self._arrays(part)
+            rows = (array[part] for array in out)
+            return function(items[part], *more, vectors, linear, single, double, TIES, *rows)
+
+        self._in_threads(run, items)
 
     def _arrays(self, part: slice) -> tuple[Floats, tuple[Any, ...], tuple[Any, ...]]:
         """(vectors, single, double) of some users, with the model's tables."""

@@ -113,8 +113,12 @@ class NeuMFConfig:
 class PointwiseModel(nn.Module, ABC):
     """Gives the logit of "user u takes item i"."""
 
-    n_users: int
-    n_items: int
+    users: nn.Embedding
+    items: nn.Embedding
+
+    def __init__(self, n_users: int, n_items: int) -> None:
+        super().__init__()
+        self.n_users, self.n_items = n_users, n_items
 
     @abstractmethod
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
@@ -129,9 +133,9 @@ class PointwiseModel(nn.Module, ABC):
         on who else is asked for.
         """
 
-    @abstractmethod
     def l2(self, users: Tensor, items: Tensor) -> Tensor:
         """Mean ‖·‖² of the embeddings of (B,) users plus that of (B, M) items."""
+        return _mean_square(self.users, users) + _mean_square(self.items, items)
 
     @property
     def device(self) -> torch.device:
@@ -143,9 +147,8 @@ class GMF(PointwiseModel):
     """Generalised matrix factorisation: ŷ_ui = σ(hᵀ(p_u⊙q_i)) (eq. 8–9)."""
 
     def __init__(self, n_users: int, n_items: int, factors: int) -> None:
-        super().__init__()
+        super().__init__(n_users, n_items)
         _check(factors)
-        self.n_users, self.n_items = n_users, n_items
         self.users = _embedding(n_users, factors)
         self.items = _embedding(n_items, factors)
         # From h = 1 the model starts as matrix factorisation; smaller weights start it slower.
@@ -165,10 +168,6 @@ class GMF(PointwiseModel):
         of_items, bias = self.items.weight.clone(), self.bias.clone()
         return lambda user: of_items @ of_users[user] + bias
 
-    def l2(self, users: Tensor, items: Tensor) -> Tensor:
-        """See ``PointwiseModel.l2``."""
-        return _mean_square(self.users, users) + _mean_square(self.items, items)
-
 
 class MLP(PointwiseModel):
     """ŷ_ui = σ(hᵀ a_L(… a_2(W_2ᵀ[p_u; q_i] + b_2) …)), a_l = ReLU (eq. 10).
@@ -178,9 +177,8 @@ class MLP(PointwiseModel):
     """
 
     def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
-        super().__init__()
+        super().__init__(n_users, n_items)
         _check(factors, layers)
-        self.n_users, self.n_items = n_users, n_items
         size = factors * 2 ** (layers - 2)
         self.users = _embedding(n_users, size)
         self.items = _embedding(n_items, size)
@@ -220,10 +218,6 @@ class MLP(PointwiseModel):
 
         return score
 
-    def l2(self, users: Tensor, items: Tensor) -> Tensor:
-        """See ``PointwiseModel.l2``."""
-        return _mean_square(self.users, users) + _mean_square(self.items, items)
-
     def _above(self, first: Tensor) -> Tensor:
         """(…, width) sums of the first dense layer → (…) logits."""
         x = torch.relu(first)
@@ -248,8 +242,7 @@ class NeuMF(PointwiseModel):
     """
 
     def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
-        super().__init__()
-        self.n_users, self.n_items = n_users, n_items
+        super().__init__(n_users, n_items)
         self.gmf = GMF(n_users, n_items, factors)
         self.mlp = MLP(n_users, n_items, factors, layers)
 
