@@ -48,6 +48,7 @@ class RecommendFeature:
         metrics: InferenceMetrics | None = None,
         on_model: Callable[[LoadedModel], None] = lambda model: None,
     ) -> None:
+        self._catalog = catalog
         cache_bytes = settings.list_cache_bytes
         new_items = NewItems(events, catalog, settings.new_item_users)
         contexts = ContextLoader(events, catalog)
@@ -81,6 +82,9 @@ class RecommendFeature:
     async def start(self) -> None:
         """Loads the active model, if there is one, follows the registry, and counts the items."""
         await asyncio.gather(self.models.start(), self.popularity.start())
+        catalogue = await self._catalog.catalogue()  # now, and not while the first requests wait
+        if self.models.current is not None:
+            self.models.current.items(catalogue)
 
     async def stop(self) -> None:
         """Ends what runs in the background, and the inference thread."""
