@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 from ncr_core.errors import DataError
 
 RUN_BYTES = 64 * 2**20
-"""What is sorted in memory at a time; it takes about three times as much."""
+"""What is sorted in memory at a time; it takes about three times as much beside it."""
 NUMBER = "number"
 
 
@@ -26,7 +28,8 @@ def by_user(
     """Yield all rows ordered by user, with the place of each in the data set as a further column.
 
     Sorted runs are written to a temporary file, which disappears with the process, and merged from
-    there. In memory are a run at first, then about two chunks.
+    there. In memory are a run at first, then about two chunks, and of the file what the system has
+    room for.
 
     Args:
         batches: the rows, which have a column ``user``.
@@ -37,7 +40,7 @@ def by_user(
         DataError: the file cannot be written.
     """
     try:
-        with tempfile.TemporaryFile(prefix="ncr-import-") as file:
+        with tempfile.TemporaryFile(dir=_folder()) as file:
             starts = [_write(file, run) for run in _runs(batches, stop)]
             if starts and not stop.is_set():
                 file.flush()
@@ -46,6 +49,12 @@ def by_user(
                 yield from _chunks(_merged(mapped, starts, chunk_rows), chunk_rows, stop)
     except OSError as error:  # a full disk, above all
         raise DataError(f"the rows cannot be sorted on disk: {error}") from None
+
+
+def _folder() -> str | None:
+    """Where large temporary files belong, as SQLite sees it: /tmp may be memory."""
+    folders = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp")  # noqa: S108
+    return next((folder for folder in folders if folder and Path(folder).is_dir()), None)
 
 
 def _runs(batches: Iterable[pa.RecordBatch], stop: threading.Event) -> Iterator[pa.Table]:
