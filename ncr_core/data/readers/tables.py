@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from ncr_core.data.readers.rows import (
     RowFault,
     as_latest,
     check_id,
+    converted,
     id_of,
     latest_of,
     parse_latest,
@@ -198,21 +200,11 @@ def open_csv(path: Path, columns: Columns) -> DelimitedFile:
 
     delimiter, header, names = read_header(path, names_in)
 
-    def index(name: str | None) -> int | None:
-        return None if name is None else header.index(name)
-
-    layout = Layout(
-        delimiter=delimiter,
-        width=len(header),
-        user=header.index(names.user),
-        item=header.index(names.item),
-        rating=index(names.rating),
-        timestamp=index(names.timestamp),
-        position=index(names.position),
-        latest=index(names.latest),
-        type=index(names.type),
-    )
-    return DelimitedFile(path, layout)
+    found = {part.name: getattr(names, part.name) for part in fields(Names)}
+    places: dict[str, Any] = {
+        part: header.index(name) for part, name in found.items() if name is not None
+    }
+    return DelimitedFile(path, Layout(delimiter=delimiter, width=len(header), **places))
 
 
 def _converter(layout: Layout) -> Callable[[list[str]], InteractionRow]:
@@ -258,14 +250,9 @@ class TypedFile:
     def blocks(self, on_bad: OnBad, on_bytes: OnBytes | None) -> Iterator[list[InteractionRow]]:
         """Yield the rows, some thousand at a time."""
         wanted = self.names.present()
+        convert = partial(_typed_row, names=self.names)
         for records in read_typed(self.path, self.kind, wanted, on_bad=on_bad, on_bytes=on_bytes):
-            rows: list[InteractionRow] = []
-            for number, record in records:
-                try:
-                    rows.append(_typed_row(record, self.names))
-                except RowFault as fault:
-                    on_bad(BadRow(self.path.name, number, str(fault)))
-            yield rows
+            yield list(converted(self.path.name, records, convert, on_bad))
 
 
 def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) -> TypedFile:
