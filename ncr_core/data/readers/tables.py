@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,6 @@ from ncr_core.data.readers.rows import (
     RowFault,
     as_latest,
     check_id,
-    converted,
     id_of,
     latest_of,
     parse_latest,
@@ -250,9 +248,14 @@ class TypedFile:
     def blocks(self, on_bad: OnBad, on_bytes: OnBytes | None) -> Iterator[list[InteractionRow]]:
         """Yield the rows, some thousand at a time."""
         wanted = self.names.present()
-        convert = partial(_typed_row, names=self.names)
         for records in read_typed(self.path, self.kind, wanted, on_bad=on_bad, on_bytes=on_bytes):
-            yield list(converted(self.path.name, records, convert, on_bad))
+            rows: list[InteractionRow] = []
+            for number, record in records:
+                try:
+                    rows.append(_typed_row(record, self.names))
+                except RowFault as fault:
+                    on_bad(BadRow(self.path.name, number, str(fault)))
+            yield rows
 
 
 def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) -> TypedFile:
