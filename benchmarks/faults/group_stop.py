@@ -19,16 +19,15 @@ from functools import partial
 import httpx2
 
 from benchmarks.faults.setup import (
-    DATABASES,
     ENDED,
     LEASE,
     WAIT_SECONDS,
     Storage,
     add_events,
+    publish_sums,
     storage,
     submit,
 )
-from benchmarks.harness import publish
 from tests.cluster.process import Process, ProcessError, is_running, wait_until
 from tests.cluster.servers import NcrServer, NcrWorker, training_pids_of
 
@@ -114,10 +113,4 @@ def run(database: str, rounds: int) -> Counter[str]:
 
 
 def main(rounds: int = 20) -> None:
-    started = time.perf_counter()
-    rows = []
-    for database in DATABASES:
-        figures = run(database, rounds)
-        rows.append([database, *(figures[column] for column in COLUMNS)])
-    seconds = round(time.perf_counter() - started)
-    publish("faults-group-stop", ["database", *COLUMNS], rows, lease_seconds=2, seconds=seconds)
+    publish_sums("faults-group-stop", COLUMNS, run, rounds, lease_seconds=2)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
-from benchmarks.faults.setup import DATABASES, Storage, storage
-from benchmarks.harness import publish
+from benchmarks.faults.setup import Storage, publish_sums, storage
 from tests.cluster.servers import NcrServer
 
 CLIENTS, ROWS = 6, 200
@@ -119,11 +117,4 @@ def run(database: str, rounds: int) -> Counter[str]:
 
 
 def main(rounds: int = 100) -> None:
-    started = time.perf_counter()
-    rows = []
-    for database in DATABASES:
-        figures = run(database, rounds)
-        rows.append([database, *(figures[column] for column in COLUMNS)])
-    seconds = round(time.perf_counter() - started)
-    columns = ["database", *COLUMNS]
-    publish("faults-server-kill", columns, rows, clients=CLIENTS, rows_a_list=ROWS, seconds=seconds)
+    publish_sums("faults-server-kill", COLUMNS, run, rounds, clients=CLIENTS, rows_a_list=ROWS)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 import httpx2
 import psycopg
 
+from benchmarks.harness import publish
 from ncr_core.data.synthetic import synthetic_catalogue
 from tests.cluster.process import environment_with, temporary_folder, wait_until
 from tests.cluster.servers import NcrWorker, PostgresCluster, ncr_command
@@ -82,6 +84,19 @@ def storage(database: str) -> Iterator[Storage]:
             ncr_command("migrate"), env=environment_with(storage.env()), timeout=120, check=True
         )
         yield storage
+
+
+def publish_sums(
+    name: str, columns: list[str], run: Callable[[str, int], Counter[str]], rounds: int, **more: Any
+) -> None:
+    """Publishes the figures of so many rounds on each kind of database."""
+    started = time.perf_counter()
+    rows = []
+    for database in DATABASES:
+        figures = run(database, rounds)
+        rows.append([database, *(figures[column] for column in columns)])
+    seconds = round(time.perf_counter() - started)
+    publish(name, ["database", *columns], rows, **more, seconds=seconds)
 
 
 def add_events(url: str) -> None:
