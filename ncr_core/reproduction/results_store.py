@@ -6,7 +6,6 @@ the run's name. A result appears in it whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -234,7 +233,7 @@ def _versions_of_baselines() -> dict[str, str]:
     """Of the libraries that fit baselines, as far as they are installed."""
     found = {}
     for name in ("implicit", "scipy", "cornac"):
-        with contextlib.suppress(PackageNotFoundError):
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
 

@@ -22,6 +22,7 @@ from ncr_core.data.readers.rows import (
     RowFault,
     check_id,
     check_text,
+    converted,
     id_of,
     shown,
 )
@@ -69,11 +70,7 @@ class ItemTable:
     def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
         """Yield the items."""
         for records in self._records(on_bad):
-            for number, record in records:
-                try:
-                    yield self._item(record)
-                except RowFault as fault:
-                    on_bad(BadRow(self.path.name, number, str(fault)))
+            yield from converted(self.path.name, records, self._item, on_bad)
 
     def _records(self, on_bad: OnBad) -> Iterator[Iterable[TypedRecord]]:
         if self.kind == "csv":
@@ -140,15 +137,13 @@ class MoviesDat:
 
     def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
         """Yield the items."""
-        for number, fields in _records(self.path, "::", on_bad):
-            try:
-                if len(fields) < 3:
-                    raise RowFault(f"{len(fields)} fields instead of 3")
-                # A title may have the separator in it; the first and last field may not.
-                title = "::".join(fields[1:-1])
-                yield _film(fields[0], title, categories_of(fields[-1]), {})
-            except RowFault as fault:
-                on_bad(BadRow(self.path.name, number, str(fault)))
+        return converted(self.path.name, _records(self.path, "::", on_bad), self._row, on_bad)
+
+    def _row(self, fields: list[str]) -> ItemRow:
+        if len(fields) < 3:
+            raise RowFault(f"{len(fields)} fields instead of 3")
+        # A title may have the separator in it; the first and last field may not.
+        return _film(fields[0], "::".join(fields[1:-1]), categories_of(fields[-1]), {})
 
 
 @dataclass(frozen=True)
@@ -160,17 +155,16 @@ class UItem:
 
     def rows(self, on_bad: OnBad) -> Iterator[ItemRow]:
         """Yield the items."""
+        return converted(self.path.name, _records(self.path, "|", on_bad), self._row, on_bad)
+
+    def _row(self, fields: list[str]) -> ItemRow:
         width = _FIELDS_BEFORE_GENRES + len(self.genres)
-        for number, fields in _records(self.path, "|", on_bad):
-            try:
-                if len(fields) != width:
-                    raise RowFault(f"{len(fields)} fields instead of {width}")
-                flags = zip(self.genres, fields[_FIELDS_BEFORE_GENRES:], strict=True)
-                genres = tuple(genre for genre, flag in flags if flag == "1" and genre != "unknown")
-                further = {"release_date": fields[2], "imdb_url": fields[4]}
-                yield _film(fields[0], fields[1], genres, further)
-            except RowFault as fault:
-                on_bad(BadRow(self.path.name, number, str(fault)))
+        if len(fields) != width:
+            raise RowFault(f"{len(fields)} fields instead of {width}")
+        flags = zip(self.genres, fields[_FIELDS_BEFORE_GENRES:], strict=True)
+        genres = tuple(genre for genre, flag in flags if flag == "1" and genre != "unknown")
+        further = {"release_date": fields[2], "imdb_url": fields[4]}
+        return _film(fields[0], fields[1], genres, further)
 
 
 def open_u_item(path: Path) -> UItem:

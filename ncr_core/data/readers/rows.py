@@ -7,7 +7,7 @@ them would merge what the caller holds apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -27,6 +27,7 @@ FIRST_SECOND = 0.0
 END_OF_TIME = datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _EXACT_FLOATS = 2.0**53
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -103,6 +104,17 @@ class Memo(dict[str, T], Generic[T]):
             self.clear()
         self[text] = value
         return value
+
+
+def converted(
+    file: str, records: Iterable[tuple[int, S]], convert: Callable[[S], T], on_bad: OnBad
+) -> Iterator[T]:
+    """What ``convert`` makes of each record; one that it refuses is left out, by its number."""
+    for number, record in records:
+        try:
+            yield convert(record)
+        except RowFault as fault:
+            on_bad(BadRow(file, number, str(fault)))
 
 
 def shown(value: object) -> str:

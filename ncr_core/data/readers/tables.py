@@ -199,21 +199,11 @@ def open_csv(path: Path, columns: Columns) -> DelimitedFile:
 
     delimiter, header, names = read_header(path, names_in)
 
-    def index(name: str | None) -> int | None:
-        return None if name is None else header.index(name)
-
-    layout = Layout(
-        delimiter=delimiter,
-        width=len(header),
-        user=header.index(names.user),
-        item=header.index(names.item),
-        rating=index(names.rating),
-        timestamp=index(names.timestamp),
-        position=index(names.position),
-        latest=index(names.latest),
-        type=index(names.type),
-    )
-    return DelimitedFile(path, layout)
+    found = {part.name: getattr(names, part.name) for part in fields(Names)}
+    places: dict[str, Any] = {
+        part: header.index(name) for part, name in found.items() if name is not None
+    }
+    return DelimitedFile(path, Layout(delimiter=delimiter, width=len(header), **places))
 
 
 def _converter(layout: Layout) -> Callable[[list[str]], InteractionRow]:
