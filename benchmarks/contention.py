@@ -80,6 +80,11 @@ async def noop(base: str, user: str) -> None:
     await repeat(base, requests_for(base, ["/noop?bytes=100"]))
 
 
+async def noop_64(base: str, user: str) -> None:
+    """The same over 64 connections, which a server answers in turn with those of plain lists."""
+    await repeat(base, requests_for(base, ["/noop?bytes=100"]), 64)
+
+
 async def rerank(base: str, user: str) -> None:
     """1,000 items best first, which is the worst order for Algorithm 1."""
     body = {"user": user, "items": await best_items(base, user, ITEMS)}
@@ -152,6 +157,7 @@ async def patches(base: str, user: str) -> None:
 
 NEIGHBOUR: dict[str, Callable[[str, str], Any]] = {
     "/noop": noop,
+    "/noop over 64 connections": noop_64,
     "/rerank, 1,000 items best first": rerank,
     "pipelined and unread": unread,
     "bodies of 8 MB, numbers": numbers,
