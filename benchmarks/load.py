@@ -4,7 +4,8 @@
 
 serves with the settings of the environment, and with routes that do nothing beside it:
 ``/noop?bytes=N`` goes through the same middleware and answers with N bytes; ``/noop-fastapi`` does
-so as a route of FastAPI, which adds what every endpoint pays.
+so as a route of FastAPI, which adds what every endpoint pays. ``/recount`` counts popularity anew,
+as after a deletion, and answers when that is done.
 """
 
 from __future__ import annotations
@@ -272,7 +273,12 @@ def main() -> None:
     async def noop_fastapi() -> Response:
         return Response(b"{}", media_type="application/json")
 
+    async def recount(request: Request) -> Response:
+        await app.state.recommend.popularity.start(600.0)
+        return Response(b"{}", media_type="application/json")
+
     app.router.routes.insert(0, Route("/noop", noop))
+    app.router.routes.insert(0, Route("/recount", recount))
     app.get("/noop-fastapi", response_model=None)(noop_fastapi)
     uvicorn.run(app, port=int(sys.argv[1]), http=http_protocol(), log_config=None, access_log=False)
 

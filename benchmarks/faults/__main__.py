@@ -6,8 +6,8 @@
 Numbers are the arguments of one run's `main`: how many rounds, and for `server_kill` and
 `worker_kill` how many loops divide those of each kind of database among them. 1,000 kills:
 
-    python -m benchmarks.faults server_kill 350 2
-    python -m benchmarks.faults worker_kill 150 3
+    python -m benchmarks.faults server_kill 400 2
+    python -m benchmarks.faults worker_kill 100 3
 """
 
 from __future__ import annotations
