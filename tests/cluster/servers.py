@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,16 @@ class ForkedCommand:
             os.kill(self.pid, sig)
 
 
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _become_ncr(arguments: list[str], env: dict[str, str], stdout: str, stderr: str) -> None:
     os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(env)
     for number, name in ((1, stdout), (2, stderr)):
