@@ -63,7 +63,7 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
         return
     start = _start_within_breaks(model.config, train, np.concatenate([*returns.values()]), seed)
     counts = torch.from_numpy(train.item_counts()).float()
-    popular = _popularity_vector(_item_vectors(model), counts.to(model.device))
+    popular = popularity_vector(item_vectors(model), counts.to(model.device))
     for number, at in returns.items():
         breaks = _break_scores(start, train, at, counts, rng)
         half = np.arange(len(at)) % 2 == 0
@@ -120,7 +120,7 @@ def _break_scores(
         row[columns[columns >= 0]] = True
     vectors = start.pooled_vectors([torch.from_numpy(items) for items in before])
     return _BreakScores(
-        vectors @ _item_vectors(start)[compared].T,
+        vectors @ item_vectors(start)[compared].T,
         torch.log1p(counts[compared]),
         torch.from_numpy(seen),
         torch.from_numpy(column[targets]),
@@ -166,14 +166,14 @@ class _BreakScores:
         return logits.masked_fill(self.seen[part], SEEN)
 
 
-def _item_vectors(model: PairwiseRanker) -> Tensor:
+def item_vectors(model: PairwiseRanker) -> Tensor:
     """(n_items, d) whose product with a user's vector is the part of the score beside the bias."""
     table = model.tables().linear
     assert table is not None  # noqa: S101 - `by_gap` is for nbpr
     return (table.items / 2).float()
 
 
-def _popularity_vector(items: Tensor, counts: Tensor) -> Tensor:
+def popularity_vector(items: Tensor, counts: Tensor) -> Tensor:
     """(d,) the vector whose softmax over (n_items, d) is nearest to the items' popularity."""
     shares = counts / counts.sum()
     size = items.norm(dim=1).mean()

@@ -20,6 +20,7 @@ from ncr_core.recipes import Recipe
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
+from ncr_core.training.newcomers import shrink_newcomers
 from ncr_core.training.trainer import (
     Adam,
     History,
@@ -69,7 +70,11 @@ def train_model(
     if not pretrains(model_config, config):
         model = start or _started(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
-        return TrainingResult(model, [train_loop(model, split, config, phase, on_progress)])
+        history = train_loop(model, split, config, phase, on_progress)
+        if config.epochs > 0:
+            shrink_newcomers(model, split.train)
+            remember(model, split.train)
+        return TrainingResult(model, [history])
 
     histories: list[History] = []
     fine_tuning = config.fine_tune_epochs * EPOCH_COST["neupr"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.gaps import held_out_by
 from benchmarks.served import EASE_L2
@@ -18,8 +19,8 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import recipe
 from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
-from ncr_core.training import train_model
-from ncr_core.training.gaps import MIN_RETURNS, learn_gaps
+from ncr_core.training import newcomers, train_model
+from ncr_core.training.gaps import MIN_RETURNS, item_vectors, learn_gaps
 
 CLOSED = recipe("next-item").with_(factors=64)
 
@@ -74,6 +75,35 @@ def test_who_comes_back_is_served_no_worse_than_by_popularity_or_ease(split: Spl
         assert returning > 0.97 * max(ndcg(Popularity(train)), ndcg(fit_ease(train, EASE_L2)))
     # In the middle of a sitting nothing has changed.
     assert ndcg(ModelRanks(model, away(train, 0))) == in_a_sitting == ndcg(ModelRanks(model))
+
+
+@pytest.mark.parametrize(("by_length", "share"), [(True, 0.05), (False, 0.05), (True, 0.0)])
+def test_newcomers_are_nearer_to_popularity_after_a_training(
+    by_length: bool, share: float, world: Interactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first 20 users most keep at most five items: it is they who change."""
+    monkeypatch.setattr(newcomers, "MAX_NEWCOMERS", share)
+    place = np.arange(world.nnz) - world.indptr[world.users]
+    train = world.select((world.users >= 20) | (place < 1 + 2 * (world.users % 4)))
+    nothing = np.full(train.n_users, -1, dtype=np.int64)
+    brief = recipe("next-item-nbpr").with_(
+        factors=16, epochs=1, by_length=by_length, dropout=0.0, device="cpu"
+    )
+    split = Split(train, nothing, nothing)
+    model = train_model(brief.model, brief.training, split).model
+    monkeypatch.setattr(newcomers, "POPULARITY_WEIGHTS", {})
+    before = train_model(brief.model, brief.training, split).model
+    logits, old = (
+        each.user_vectors(torch.arange(25)) @ item_vectors(each).T for each in (model, before)
+    )
+    popular = torch.from_numpy(train.item_counts()).float().log1p()
+
+    def alike(scores: torch.Tensor) -> list[float]:
+        return [float(torch.corrcoef(torch.stack([row, popular]))[0, 1]) for row in scores]
+
+    for user, (new, earlier) in enumerate(zip(alike(logits), alike(old), strict=True)):
+        newcomer = by_length and share and user < 20 and user % 4 < 3
+        assert new > earlier if newcomer else new == earlier
 
 
 def test_without_times_or_breaks_nothing_is_learned(world: Interactions) -> None:

@@ -1,0 +1,41 @@
+"""Lists of newcomers: nearer to popularity, the less is known of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ncr_core.data.interactions import Interactions
+from ncr_core.models import PairwiseRanker
+from ncr_core.models.user_embeddings import LENGTHS, PooledUsers
+from ncr_core.training.gaps import item_vectors, popularity_vector
+
+POPULARITY_WEIGHTS = {1: 2.0, 2: 1.5, 3: 1.0, 5: 1.0}  # by classes of LENGTHS
+MAX_NEWCOMERS = 0.05  # of the users
+
+
+@torch.no_grad()
+def shrink_newcomers(model: PairwiseRanker, train: Interactions) -> None:
+    """Adds popularity to the offsets by which users of few items are ranked.
+
+    What a training learns of first events tells the best few items apart, but less of the others
+    than popularity does. Nothing happens to models without offsets by the number of items, to those
+    with a tower, and where more than ``MAX_NEWCOMERS`` have so few items: validation looks after
+    them there.
+
+    Args:
+        model: it was trained on ``train``.
+        train: the interactions.
+    """
+    users = model.user_parts()[0]
+    newcomers = np.diff(train.indptr) <= max(POPULARITY_WEIGHTS, default=0)
+    if model.config.kind != "nbpr" or not model.config.by_length or train.nnz == 0:
+        return
+    if newcomers.mean() > MAX_NEWCOMERS:
+        return
+    assert isinstance(users, PooledUsers)  # noqa: S101 - `by_length` says so
+    counts = torch.from_numpy(train.item_counts()).float().to(model.device)
+    popular = popularity_vector(item_vectors(model), counts)
+    if bool(popular.isfinite().all()):
+        for items, weight in POPULARITY_WEIGHTS.items():
+            users.offset[LENGTHS.index(items)] += weight * popular
