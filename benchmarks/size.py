@@ -70,14 +70,16 @@ def count() -> str:
 
 def snapshot() -> str:
     """What a training reads."""
+    from sqlalchemy.engine import make_url
+
     from app.core.settings import load_settings
-    from app.registry.service import open_checkpoint_store
-    from app.training.reader import Retry, TrainingReader
+    from app.events.event_weights import EventWeights
+    from app.events.training_snapshot import read_snapshot
 
     settings = load_settings()
-    store = open_checkpoint_store(settings)
+    url = make_url(settings.effective_database_url)
     started = time.perf_counter()
-    made, _ = TrainingReader(settings, store, "cpu", Retry(0.0)).training_data()
+    made = read_snapshot(url, EventWeights.from_settings(settings)).interactions()
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 

@@ -42,14 +42,7 @@ class JobService:
                 recipe that chooses them, or such as do not fit each other.
         """
         order = await self._complete(params, "request")
-        async with self._repository.database.write() as conn:
-            if await self._repository.queued(conn, "train") >= MAX_QUEUED_TRAININGS:
-                raise Conflict(
-                    f"{MAX_QUEUED_TRAININGS} trainings are queued: wait, or cancel some by "
-                    "`POST /admin/jobs/{job_id}/cancel`",
-                    code="queue_full",
-                )
-            return await self._repository.insert("train", order, conn, by=by)
+        return await self._repository.insert("train", order, by=by, max_queued=MAX_QUEUED_TRAININGS)
 
     async def training_order(self, trigger: Trigger) -> dict[str, Any]:
         """The params of a training by the settings' defaults, for `enqueue`."""
@@ -61,7 +54,7 @@ class JobService:
 
     async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
         """The params to store: nothing in them is left to defaults."""
-        if params.recipe == AUTO_RECIPE and (given := params.hyperparameters() - {"seed"}):
+        if params.recipe == AUTO_RECIPE and (given := params.hyperparameters - {"seed"}):
             raise Unprocessable(
                 f"recipe: auto chooses these itself: {', '.join(sorted(given))}",
                 code="recipe_chooses",
@@ -132,7 +125,7 @@ def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | 
     """Why a training cannot start from the served model; None if it can."""
     if serving is None:
         return "no model is served yet that training could begin from"
-    requested = {name: getattr(params, name) for name in params.hyperparameters()}
+    requested = {name: getattr(params, name) for name in params.hyperparameters}
     if params.recipe and params.recipe != AUTO_RECIPE:
         requested = params.configured_recipe().public_values()
     differences = [

@@ -12,7 +12,6 @@ import torch
 from ncr_core.checkpoint import (
     load_checkpoint,
     load_evaluation_snapshot,
-    pack_evaluation_snapshot,
     save_checkpoint,
 )
 from ncr_core.data import Interactions, Split, leave_latest_out
@@ -20,6 +19,7 @@ from ncr_core.errors import CheckpointError, ConfigError
 from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
 from ncr_core.models import ModelConfig
 from ncr_core.training import TrainConfig, train_model
+from ncr_core.training.pretraining import evaluation_snapshot
 from ncr_core.training.trainer import learn_held_out
 from ncr_core.training.warm_start import (
     StartingPoint,
@@ -42,7 +42,7 @@ def saved(folder: Path, config: ModelConfig) -> Path:
         user_ids=USERS,
         item_ids=ITEMS,
         item_counts=np.arange(5),
-        evaluated=pack_evaluation_snapshot(before, ROWS, HELD_OUT),
+        evaluated=evaluation_snapshot(before, ROWS, HELD_OUT),
     )
     return path
 
@@ -118,7 +118,7 @@ def test_a_copy_that_does_not_fit_its_checkpoint(
         user_ids=USERS,
         item_ids=ITEMS,
         item_counts=np.arange(5),
-        evaluated=pack_evaluation_snapshot(bigger, np.array(rows), np.array(held_out)),
+        evaluated=evaluation_snapshot(bigger, np.array(rows), np.array(held_out)),
     )
     with pytest.raises(CheckpointError, match="does not fit"):
         load_evaluation_snapshot(path)
@@ -177,11 +177,9 @@ def test_a_warm_start_reaches_the_same_ndcg_in_fewer_epochs(synthetic: Interacti
     training = TrainConfig(epochs=12, device="cpu")
     old_split = leave_latest_out(before)
     first = train_model(config, training, old_split).model
-    copy = pack_evaluation_snapshot(first, np.arange(250), np.zeros((250, 2), dtype=np.int64))
+    copy = evaluation_snapshot(first, np.arange(250), np.zeros((250, 2), dtype=np.int64))
     learn_held_out(first, before, training)
-    assert copy != pack_evaluation_snapshot(
-        first, np.arange(250), np.zeros((250, 2), dtype=np.int64)
-    )
+    assert not copy.model.item_vectors(torch.arange(5)).equal(first.item_vectors(torch.arange(5)))
 
     split = leave_latest_out(synthetic)
     base = StartingPoint(first.requires_grad_(False), before.user_ids, before.item_ids)

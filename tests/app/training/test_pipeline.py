@@ -13,15 +13,9 @@ from fastapi import FastAPI
 from app.core.settings import Settings
 from app.events.training_snapshot import EventSnapshot
 from app.inference.new_items import NewItems
-from app.jobs.schemas import TrainParams
-from app.training.pipeline import TrainingStart, choose_start
+from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
+from app.training.pipeline import TrainingStart, warm_start
 from app.training.progress import PHASE_SHARES, ProgressReporter
-from app.training.reader import (
-    IncumbentComparison,
-    ServingModel,
-    ServingModelReadError,
-    TrainingEvents,
-)
 from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
@@ -124,30 +118,39 @@ INTERACTIONS = build_interactions(
 )
 
 
-NO_EVENTS = TrainingEvents(
-    EventSnapshot(
-        *[np.zeros(0, dtype=np.int64)] * 3,
-        weight=np.zeros(0, dtype=np.float32),
-        seq=np.zeros(0, dtype=np.int64),
-        preferences=np.zeros((0, 5), dtype=np.int64),
-        preference_weight=np.zeros(0, dtype=np.float32),
-        max_seq=0,
-    ),
-    {},
-    {},
+NO_EVENTS = EventSnapshot(
+    *[np.zeros(0, dtype=np.int64)] * 3,
+    weight=np.zeros(0, dtype=np.float32),
+    seq=np.zeros(0, dtype=np.int64),
+    preferences=np.zeros((0, 5), dtype=np.int64),
+    preference_weight=np.zeros(0, dtype=np.float32),
+    max_seq=0,
+    user_ids={},
+    item_ids={},
 )
+
+
+class ReadComparison(IncumbentComparison):
+    """A comparison with a model that was read already."""
+
+    def __init__(self, serving_model: Callable[[], ServingModel | None]) -> None:
+        self._read = serving_model
+        self._events = NO_EVENTS
+        self.margin = 0.05
+
+    def serving_model(self) -> ServingModel | None:
+        return self._read()
 
 
 def start_after(
     serving_model: Callable[[], ServingModel | None], config: ModelConfig
 ) -> TrainingStart:
     """The start of a training of this configuration that is to be warm."""
-    start = choose_start(
-        TrainParams.model_validate({"start": "warm"}),
+    start = warm_start(
         config,
         INTERACTIONS,
         leave_latest_out(INTERACTIONS, np.ones(INTERACTIONS.n_users, dtype=np.bool_)),
-        IncumbentComparison(serving_model, NO_EVENTS, 0.05),
+        ReadComparison(serving_model),
     )
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start
