@@ -70,16 +70,12 @@ def count() -> str:
 
 def snapshot() -> str:
     """What a training reads."""
-    from sqlalchemy.engine import make_url
-
     from app.core.settings import load_settings
-    from app.events.event_weights import EventWeights
     from app.events.training_snapshot import read_snapshot
 
     settings = load_settings()
-    url = make_url(settings.effective_database_url)
     started = time.perf_counter()
-    made = read_snapshot(url, EventWeights.from_settings(settings)).interactions()
+    made = read_snapshot(settings).interactions()
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 

@@ -17,9 +17,10 @@ import psycopg
 import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, make_url
 
 from app.catalog.service import AVAILABLE_ITEMS, ITEM_COUNT
+from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.event_weights import EventWeights
 from app.events.profile import FeedbackPositions, latest_preferences, resolve_feedback
@@ -118,7 +119,8 @@ class EventSnapshot:
         preferences = self.preferences
         usable = np.isin(preferences[:, 1:3], available).all(axis=1)
         rows = np.flatnonzero(usable & np.isin(preferences[:, 0], existing))
-        rows = rows[latest_preferences(preferences[rows, :3])]
+        if len(rows):
+            rows = rows[latest_preferences(preferences[rows, :3])]
         pairs, pair_weights = preferences[rows, :3], self.preference_weight[rows]
 
         users = np.unique(np.concatenate([liked[:, 0], pairs[:, 0]]))
@@ -147,16 +149,17 @@ class EventSnapshot:
 
 
 def read_snapshot(
-    url: URL, event_weights: EventWeights, check_sizes: CheckSizes = lambda *sizes: None
+    settings: Settings, check_sizes: CheckSizes = lambda *sizes: None
 ) -> EventSnapshot:
     """Read the snapshot. It blocks: call it in a thread.
 
     Args:
-        url: the database.
-        event_weights: weighs the events.
+        settings: name the database and weigh the events.
         check_sizes: called before the events are read with how many events, users and items there
             are; what it raises ends the reading.
     """
+    url = make_url(settings.effective_database_url)
+    event_weights = EventWeights.from_settings(settings)
     if url.get_backend_name() == "sqlite":
         stored = _read_sqlite(str(url.database), event_weights, check_sizes)
     else:

@@ -73,6 +73,8 @@ class IncumbentComparison:
     ) -> tuple[ServingModel, Incumbent] | None:
         """The served model, and as the incumbent on these users; None if no model is served.
 
+        It is read each time, but the same version is loaded only once.
+
         Args:
             interactions: The challenger's data.
             users: (n_users,) mask of its users.
@@ -81,7 +83,8 @@ class IncumbentComparison:
             ServingModelReadError: Its checkpoint is damaged or gone.
             CheckpointError: Its checkpoint could not be read, which says nothing about it.
         """
-        serving = self.serving_model()
+        serving = self._reader.read(self._load_serving_model, CheckpointReadError)
+        self._serving_model = serving
         if serving is None:
             return None
         evaluated, checkpoint = serving.evaluated, serving.checkpoint
@@ -91,16 +94,6 @@ class IncumbentComparison:
             evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
         known = known_at(self._events, interactions, users, serving.trained_seq)
         return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
-
-    def serving_model(self) -> ServingModel | None:
-        """Loads the model that is served now, if there is one; the same one is loaded only once.
-
-        Raises:
-            ServingModelReadError: Its checkpoint is damaged or gone.
-            CheckpointError: Its checkpoint could not be read, which says nothing about it.
-        """
-        self._serving_model = self._reader.read(self._load_serving_model, CheckpointReadError)
-        return self._serving_model
 
     async def _load_serving_model(self, features: Features) -> ServingModel | None:
         row = await features.models.serving()

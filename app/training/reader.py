@@ -19,15 +19,12 @@ from typing import TypeVar
 
 import psycopg
 import torch
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.settings import Settings
-from app.events.event_weights import EventWeights
 from app.events.service import EventService
-from app.events.training_snapshot import CheckSizes, EventSnapshot, read_snapshot
 from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
@@ -125,7 +122,7 @@ class TrainingReader:
             ForeignStore: The store belongs to another database, which would remove the files.
             CheckpointError: The store's folder cannot be written.
         """
-        self.read(lambda features: features.models.check_store())
+        self.read(lambda features: features.models.claim_store(required=False))
         folder = self._store.folder(version).resolve().parent
 
         def try_to_write() -> None:
@@ -134,12 +131,6 @@ class TrainingReader:
                 file.write(b"x")
 
         self.retry.write(folder, try_to_write)
-
-    def snapshot(self, check_sizes: CheckSizes = lambda *sizes: None) -> EventSnapshot:
-        """Reads all events and stated preferences; ``check_sizes`` as of `read_snapshot`."""
-        url = make_url(self.settings.effective_database_url)
-        weights = EventWeights.from_settings(self.settings)
-        return self.retry(lambda: read_snapshot(url, weights, check_sizes), *database_errors())
 
 
 # By the peak of benchmarks/results/faults-memory.json, of which the estimate is some half more.

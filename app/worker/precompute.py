@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from app.events.training_snapshot import read_snapshot
 from app.inference.loaded_model import LoadedModel
 from app.inference.precomputed import compute
 from app.training.progress import Report, phase_progress
@@ -69,7 +70,7 @@ async def _active_users(
     seq, for which servers do not use these candidates.
     """
     active = await features.events.active_users(reader.settings.precompute_users)
-    snapshot = reader.snapshot()
+    snapshot = read_snapshot(reader.settings)
     catalogue = await features.catalog.catalogue()
     items = model.items(catalogue)
     users: list[ActiveUser] = []

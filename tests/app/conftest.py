@@ -62,7 +62,7 @@ async def add_small_data(services: Services) -> None:
 
 def snapshot_of(services: Services) -> EventSnapshot:
     """What a training would read now."""
-    return read_snapshot(services.database.url, services.events.event_weights)
+    return read_snapshot(services.settings)
 
 
 async def publish_model(services: Services, **params: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import numpy as np
@@ -16,6 +17,7 @@ from app.inference.new_items import NewItems
 from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
 from app.training.pipeline import TrainingStart, warm_start
 from app.training.progress import PHASE_SHARES, ProgressReporter
+from app.training.reader import TrainingReader
 from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
@@ -130,27 +132,16 @@ NO_EVENTS = EventSnapshot(
 )
 
 
-class ReadComparison(IncumbentComparison):
-    """A comparison with a model that was read already."""
-
-    def __init__(self, serving_model: Callable[[], ServingModel | None]) -> None:
-        self._read = serving_model
-        self._events = NO_EVENTS
-        self.margin = 0.05
-
-    def serving_model(self) -> ServingModel | None:
-        return self._read()
-
-
 def start_after(
     serving_model: Callable[[], ServingModel | None], config: ModelConfig
 ) -> TrainingStart:
     """The start of a training of this configuration that is to be warm."""
+    reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: serving_model()))
     start = warm_start(
         config,
         INTERACTIONS,
         leave_latest_out(INTERACTIONS, np.ones(INTERACTIONS.n_users, dtype=np.bool_)),
-        ReadComparison(serving_model),
+        IncumbentComparison(reader, NO_EVENTS, 0.05),
     )
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start

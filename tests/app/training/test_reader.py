@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.core.settings import Settings
@@ -14,7 +15,7 @@ from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import StoreUnavailable
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.training import reader
-from app.training.gate import IncumbentComparison
+from app.training.gate import IncumbentComparison, ServingModel
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
 from ncr_core.errors import TrainingError
@@ -44,15 +45,22 @@ async def test_the_served_model_is_loaded_anew_only_when_another_is_served(
     loads = CountedLoads(monkeypatch)
     reads = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
     await add_small_data(services)
-    comparison = IncumbentComparison(reads, snapshot_of(services), 0.05)
-    assert await asyncio.to_thread(comparison.serving_model) is None
+    events = snapshot_of(services)
+    interactions = events.interactions()
+    comparison = IncumbentComparison(reads, events, 0.05)
+
+    def load() -> ServingModel | None:
+        loaded = comparison.load(interactions, np.ones(interactions.n_users, dtype=np.bool_))
+        return None if loaded is None else loaded[0]
+
+    assert await asyncio.to_thread(load) is None
     first = await publish_model(services)
-    model = await asyncio.to_thread(comparison.serving_model)
+    model = await asyncio.to_thread(load)
     assert model is not None
     assert model.version == first
-    assert await asyncio.to_thread(comparison.serving_model) is model
+    assert await asyncio.to_thread(load) is model
     second = await publish_model(services, seed=1)
-    model = await asyncio.to_thread(comparison.serving_model)
+    model = await asyncio.to_thread(load)
     assert model is not None
     assert model.version == second
     assert loads.versions == [first, second]

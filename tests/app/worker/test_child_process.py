@@ -163,7 +163,7 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
         fail_to_load()
         return await serving(self)
 
-    monkeypatch.setattr("app.training.reader.read_snapshot", flaky_read)
+    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", flaky_read)
     monkeypatch.setattr(ModelRegistry, "serving", flaky_serving)
     pauses: list[float] = []
     summary = await asyncio.to_thread(
@@ -223,7 +223,7 @@ async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
 ) -> None:
     await add_small_data(services)
     (settings.data_dir / "models").write_text("a file in place of the folder")
-    monkeypatch.setattr("app.training.reader.read_snapshot", lambda *_: 1 / 0)
+    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", lambda *_: 1 / 0)
     with pytest.raises(CheckpointError, match=r"models cannot be written: "):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
 
