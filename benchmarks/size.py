@@ -70,13 +70,11 @@ def count() -> str:
 def snapshot() -> str:
     """What a training reads."""
     from app.core.settings import load_settings
-    from app.registry.service import open_checkpoint_store
-    from app.training.reader import Retry, TrainingReader
+    from app.events.training_snapshot import read_snapshot
 
     settings = load_settings()
-    store = open_checkpoint_store(settings)
     started = time.perf_counter()
-    made, _ = TrainingReader(settings, store, "cpu", Retry(0.0)).training_data()
+    made = read_snapshot(settings).interactions()
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 

@@ -89,7 +89,7 @@ def save_checkpoint(
     metrics: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
-    evaluated: bytes | None = None,
+    evaluated: EvaluationSnapshot | None = None,
     calibration: dict[str, Any] | None = None,
     interactions: bytes | None = None,
 ) -> str:
@@ -104,21 +104,24 @@ def save_checkpoint(
         metrics: metrics of the model, for the manifest.
         training: configuration and history of the training, for the manifest.
         data: description of the data, for the manifest.
-        evaluated: content of the file that `pack_evaluation_snapshot` made, if there is one.
+        evaluated: the model as it was evaluated, if later models are to be compared with that.
         calibration: the result of `Calibration.as_dict`, for the manifest.
         interactions: content of the file of interactions, if there is to be one.
 
     Raises:
         CheckpointError: the folder exists already; a version never changes.
     """
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    tensors = _state_of(model)
     tensors[ITEM_COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
     files = {
         WEIGHTS: save(tensors),
         IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
     }
     if evaluated is not None:
-        files[EVALUATED] = evaluated
+        rows = {ROWS: evaluated.rows, HELD_OUT: evaluated.held_out}
+        files[EVALUATED] = save(
+            _state_of(evaluated.model) | {name: torch.from_numpy(r) for name, r in rows.items()}
+        )
     if interactions is not None:
         files[INTERACTIONS] = interactions
     references = spread_over_popularity(tensors[ITEM_COUNTS], REFERENCES)
@@ -150,6 +153,10 @@ def save_checkpoint(
             f"{folder} exists already; a checkpoint is never overwritten"
         ) from None
     return hashlib.sha256(content_of_manifest).hexdigest()
+
+
+def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:
+    return {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -214,28 +221,6 @@ def _read_ids(path: Path, sha256: str) -> dict[str, list[str]]:
     ):
         raise CheckpointError(f"{path} does not hold the ids of users and items")
     return ids
-
-
-def pack_evaluation_snapshot(model: PairwiseRanker, rows: IntArray, held_out: IntArray) -> bytes:
-    """Serialize a copy of the model's present parameters, with the users of ``rows`` alone.
-
-    Args:
-        model: the model, before it learns the held-out items.
-        rows: (n,) rows of users, ascending.
-        held_out: (n, 2) item rows held out of each, −1 where there is none.
-
-    Returns:
-        the contents of the file beside the checkpoint.
-    """
-    tables = {part.weight.data_ptr() for part in model.user_parts()}
-    index = torch.from_numpy(rows).to(model.device)
-    tensors: dict[str, Tensor] = {
-        name: (value[index] if value.data_ptr() in tables else value).detach().cpu().contiguous()
-        for name, value in model.state_dict().items()
-    }
-    tensors[ROWS] = torch.from_numpy(rows)
-    tensors[HELD_OUT] = torch.from_numpy(held_out)
-    return save(tensors)
 
 
 def load_evaluation_snapshot(

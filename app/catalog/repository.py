@@ -139,17 +139,11 @@ class CatalogRepository:
             rows = list(await conn.execute(query))
         return {row[0]: row[1] for row in rows}
 
-    async def external_ids_of(self, ids: Collection[int], *, deleted: bool) -> dict[int, str]:
-        """Return the clients' ids by internal id, with ``deleted`` those of deleted items too."""
+    async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the clients' ids by internal id, deleted items included."""
         wanted = one_of(items.c.id, ids, self._dialect)
-        if not deleted:
-            wanted &= ~items.c.deleted
         rows = await self._database.fetch(sa.select(items.c.id, items.c.external_id).where(wanted))
         return {row[0]: row[1] for row in rows}
-
-    async def size(self) -> int:
-        """Count the items, deleted ones included."""
-        return int((await self._database.fetch(sa.select(sa.func.count(items.c.id))))[0][0])
 
     async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:
         """Return at most ``n`` items below an internal id, newest first, without deleted ones."""

@@ -22,6 +22,10 @@ from app.core.tables import CATALOG_SEQ, current_value, next_values
 MAX_INLINE_ROWS = 1_000
 MAX_INLINE_ITEMS = 20_000
 
+ITEM_COUNT = "SELECT count(*) FROM items"
+AVAILABLE_ITEMS = "SELECT id, external_id FROM items WHERE NOT deleted"
+"""Queries for the training snapshot, which is read past SQLAlchemy."""
+
 
 class CatalogService:
     """Stores items, and holds a catalogue in memory that follows every change."""
@@ -59,10 +63,6 @@ class CatalogService:
         # At least `min_seq`: a number may have been taken for a change that changed nothing.
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
 
-    async def size(self) -> int:
-        """Count the items, deleted ones included."""
-        return await self._repository.size()
-
     async def catalog_seq(self) -> int:
         """Return the catalogue's number, which grows with every change."""
         rows = await self._database.fetch(sa.select(current_value(CATALOG_SEQ)))
@@ -89,11 +89,9 @@ class CatalogService:
         """Return the internal ids of those items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
 
-    async def external_ids_of(
-        self, ids: Collection[int], *, deleted: bool = True
-    ) -> dict[int, str]:
-        """Return the clients' ids by internal id, with ``deleted`` those of deleted items too."""
-        return await self._repository.external_ids_of(ids, deleted=deleted)
+    async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the clients' ids by internal id, deleted items included."""
+        return await self._repository.external_ids_of(ids)
 
     async def iter_items(self, chunk_size: int = 5_000) -> AsyncIterator[list[Item]]:
         """Yield all items in chunks, oldest first, without deleted ones."""

@@ -123,7 +123,7 @@ async def _check_start(settings: Settings) -> bool:
     models = ModelRegistry(database, open_checkpoint_store(settings))
     try:
         await ensure_schema(database)
-        await models.check_store()
+        await models.claim_store(required=False)
         return await KeyService(database).any()
     finally:
         models.close()
@@ -148,6 +148,6 @@ async def _work(settings: Settings) -> None:
         loop.add_signal_handler(name, stop.set)
     _check_device(settings)
     async with services_of(settings) as services:
-        await services.models.check_store()
+        await services.models.claim_store(required=False)
         services.database.log_warning()
         await build_worker(services).run(stop)

@@ -99,13 +99,6 @@ class EventRepository:
         await conn.execute(users.delete().where(users.c.id == user_id))
         await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
 
-    async def external_users(self, ids: Collection[int]) -> dict[int, str]:
-        """Return the clients' ids by internal id."""
-        rows = await self._database.fetch(
-            sa.select(users.c.id, users.c.external_id).where(one_of(users.c.id, ids, self._dialect))
-        )
-        return {row[0]: row[1] for row in rows}
-
     async def active_users(self, n: int) -> list[tuple[int, str, int]]:
         """Return ``(internal id, client's id, last seq)`` of the ``n`` users who changed last."""
         rows = await self._database.fetch(
@@ -134,15 +127,6 @@ class EventRepository:
         """Return the highest seq given out."""
         rows = await self._database.fetch(sa.select(current_value(EVENT_SEQ)))
         return int(rows[0][0])
-
-    async def sizes(self) -> tuple[int, int]:
-        """Count the events and the users."""
-        counts = [
-            sa.select(sa.func.count()).select_from(table).scalar_subquery()
-            for table in (events, users)
-        ]
-        n_events, n_users = (await self._database.fetch(sa.select(*counts)))[0]
-        return n_events, n_users
 
     async def stored_events(
         self, conn: AsyncConnection, event_ids: Collection[str]

@@ -32,7 +32,6 @@ from app.events.schemas import (
     parse_event,
     parse_preference,
 )
-from app.events.training_snapshot import EventSnapshot, read_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -291,10 +290,6 @@ class EventService:
         """Delete the retractions that lie further back than any server looks."""
         await self._repository.delete_old_retractions()
 
-    async def external_users(self, ids: Collection[int]) -> dict[int, str]:
-        """Return the clients' ids by internal id."""
-        return await self._repository.external_users(ids)
-
     async def _find_user(self, external_id: str) -> int:
         user_id = await self._repository.find_user(external_id)
         if user_id is None:
@@ -339,14 +334,6 @@ class EventService:
     ) -> list[Adoption]:
         """Return the latest users of new items, see `AdopterRepository.adopters`."""
         return await self._adopters.adopters(items, known_by, max_users)
-
-    async def sizes(self) -> tuple[int, int]:
-        """Count the events and the users."""
-        return await self._repository.sizes()
-
-    async def snapshot_for_training(self) -> EventSnapshot:
-        """Return all events and stated preferences as arrays."""
-        return await asyncio.to_thread(read_snapshot, self._database.url, self.event_weights)
 
 
 async def _parsed(

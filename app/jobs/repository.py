@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import insert_many
 from app.core.database import Database
+from app.core.errors import Conflict
 from app.core.tables import Place, clock_us, newest_first, now_us
 from app.jobs.schemas import ENDED, JobRow
 from app.jobs.tables import jobs, triggers
@@ -45,24 +46,33 @@ class JobRepository:
         *,
         by: str | None = None,
         job_id: str | None = None,
+        max_queued: int | None = None,
     ) -> str:
-        """Queues a job and returns its id; in the caller's transaction if there is one."""
+        """Queues a job and returns its id; in the caller's transaction if there is one.
+
+        Raises:
+            Conflict: ``max_queued`` jobs of this kind are queued.
+        """
+        if conn is None:
+            async with self.database.write() as transaction:
+                return await self.insert(
+                    kind, params, transaction, by=by, job_id=job_id, max_queued=max_queued
+                )
+        if max_queued is not None:
+            queued = (jobs.c.kind == kind) & (jobs.c.status == "queued")
+            count = sa.select(sa.func.count()).select_from(jobs).where(queued)
+            if (await conn.execute(count)).scalar_one() >= max_queued:
+                raise Conflict(
+                    f"{max_queued} trainings are queued: wait, or cancel some by "
+                    "`POST /admin/jobs/{job_id}/cancel`",
+                    code="queue_full",
+                )
         job_id = job_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         job = jobs.insert().values(
             job_id=job_id, kind=kind, status="queued", params=params, created_at=now_us(), by=by
         )
-        if conn is not None:
-            await conn.execute(job)
-        else:
-            async with self.database.write() as transaction:
-                await transaction.execute(job)
+        await conn.execute(job)
         return job_id
-
-    async def queued(self, conn: AsyncConnection, kind: str) -> int:
-        """The number of queued jobs of a kind."""
-        waiting = (jobs.c.kind == kind) & (jobs.c.status == "queued")
-        query = sa.select(sa.func.count()).select_from(jobs).where(waiting)
-        return int((await conn.execute(query)).scalar_one())
 
     async def get(self, job_id: str) -> JobRow | None:
         """A job; None if there is none."""
@@ -162,6 +172,17 @@ class JobRepository:
         except IntegrityError:
             return None  # another training is running
         return claim if claimed.rowcount == 1 else None
+
+    async def last_training(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The params and metrics of the latest training that gave a model."""
+        done = (jobs.c.kind == "train") & jobs.c.status.in_(("succeeded", "rejected"))
+        rows = await self.database.fetch(
+            sa.select(jobs.c.params, jobs.c.metrics)
+            .where(done)
+            .order_by(jobs.c.finished_at.desc())
+            .limit(1)
+        )
+        return (rows[0].params, rows[0].metrics) if rows else None
 
     async def heartbeat(
         self, claim: Claim, lease_us: int, progress: dict[str, Any] | None

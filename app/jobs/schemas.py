@@ -1,7 +1,8 @@
-"""Jobs, and the parameters of a training."""
+"""Jobs, the parameters of a training, and the task that a worker sends to its child process."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
@@ -10,13 +11,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     create_model,
 )
 
+from app.core.settings import Settings
 from app.registry.schemas import BY, iso
 from ncr_core.model_config import ModelConfig
 from ncr_core.parameters import ConfigField, parameters_of
-from ncr_core.recipes import AUTO_RECIPE, SERVICE_RECIPES, Recipe, recipe
+from ncr_core.recipes import AUTO_RECIPE, RECIPES, SERVICE_RECIPES, Recipe
 from ncr_core.train_config import TrainConfig
 
 Kind = Literal["train", "candidates"]
@@ -49,7 +52,7 @@ _DESCRIPTIONS = {
     "users": "What a user's vector is: `free`, learned for each user, or `history`, made of "
     "the items that the user took up, the latest ones counting most. By default as the service "
     "is set. With `history`, `epochs` is {epochs} and `learning_rate` {learning_rate} unless "
-    "given.".format_map(vars(recipe("history").training)),
+    "given.".format_map(vars(RECIPES["history"].training)),
 }
 
 M = TypeVar("M", bound=BaseModel)
@@ -111,6 +114,7 @@ class TrainParams(BaseModel):
         description="Publish whatever the gate finds; its report says that it was forced.",
     )
 
+    @property
     def hyperparameters(self) -> set[str]:
         """The names of the hyper-parameters that the request gives."""
         return {
@@ -130,15 +134,11 @@ class TrainParams(BaseModel):
 
         Not for the recipe ``auto``, which is chosen in training.
         """
-        base = _base_recipe(self.recipe, self.model_dump()["users"])
-        given = self.hyperparameters()
-        values = {
-            spec.name: getattr(self, spec.public_name)
-            for spec in REQUEST_PARAMETERS
-            if getattr(self, spec.public_name) is not None
-            and (self.recipe is None or spec.public_name in given)
-        }
-        return base.with_(**values, **overrides)
+        values = self.model_dump()
+        base = self.recipe or ("history" if values["users"] == "history" else "default")
+        given = self.hyperparameters
+        own = {s.name: values[s.public_name] for s in REQUEST_PARAMETERS if s.public_name in given}
+        return RECIPES[base].with_(**own, **overrides)
 
     def completed(self, recipe: str | None, **defaults: Any) -> dict[str, Any]:
         """The request with nothing left open.
@@ -150,29 +150,14 @@ class TrainParams(BaseModel):
         Raises:
             ConfigError: The hyper-parameters do not fit each other.
         """
-        values = self.model_dump()
-        given = self.hyperparameters()
-        chosen = self.recipe or (None if given - {"seed"} else recipe)
+        chosen = self.recipe or (None if self.hyperparameters - {"seed"} else recipe)
         if chosen == AUTO_RECIPE:
             names = {spec.public_name for spec in REQUEST_PARAMETERS} - {"seed"}
-            kept = {name: value for name, value in values.items() if name not in names}
-            return kept | {"recipe": AUTO_RECIPE}
-        if chosen is None:
-            values |= {name: value for name, value in defaults.items() if values[name] is None}
-        base = _base_recipe(chosen, values["users"])
-        for spec in REQUEST_PARAMETERS:
-            by_setting = spec.parameter.by_setting and chosen is None
-            if not by_setting and spec.public_name not in given:
-                values[spec.public_name] = base.value(spec.name)
-        base.with_(**{spec.name: values[spec.public_name] for spec in REQUEST_PARAMETERS})
-        if chosen is None:
-            del values["recipe"]
-            return values
-        return values | {"recipe": chosen}
-
-
-def _base_recipe(name: str | None, users: str | None) -> Recipe:
-    return recipe(name or ("history" if users == "history" else "default"))
+            return self.model_dump(exclude=names) | {"recipe": AUTO_RECIPE}
+        by_setting = {name: v for name, v in defaults.items() if getattr(self, name) is None}
+        request = self.model_copy(update={"recipe": chosen} if chosen else by_setting)
+        values = request.model_dump(exclude=None if chosen else {"recipe"})
+        return values | request.configured_recipe().public_values()
 
 
 class TrainOrder(TrainParams):
@@ -250,3 +235,72 @@ class JobAccepted(BaseModel):
     """The response to a request for training."""
 
     job_id: str
+
+
+# The typed order that a worker sends to its child process, as one line of JSON
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TaskSettings(BaseModel):
+    """The worker's settings that decide what a child process reads and where it writes."""
+
+    model_config = _FROZEN
+
+    data_dir: Path
+    database_url: str = Field(repr=False)
+    checkpoint_store: str | None = None
+    candidates: int
+    precompute_users: int
+    feedback: str | None = None
+    feedback_half_life_days: float | None = None
+    train_budget: float | None = None
+    train_memory_bytes: int | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> TaskSettings:
+        """Copies the settings, with the database and the data folder resolved."""
+        values = {name: getattr(settings, name) for name in cls.model_fields}
+        return cls.model_validate(
+            values
+            | {
+                "data_dir": settings.data_dir.resolve(),
+                "database_url": settings.effective_database_url,
+            }
+        )
+
+
+class _Task(BaseModel):
+    model_config = _FROZEN
+
+    version: str
+    """The model version to write, or to compute candidates with."""
+    device: str
+    watchdog_seconds: float = Field(gt=0)
+    """The child exits when it hears nothing from its worker for so long."""
+    retry_seconds: float = Field(ge=0)
+    """How long the child retries while the database or the checkpoint store is away."""
+    settings: TaskSettings
+
+
+class TrainingTask(_Task):
+    """Train a model, compare it with the served one, and write its checkpoint."""
+
+    kind: Literal["train"] = "train"
+    params: TrainOrder
+    gate_margin: float
+    """By which share of the served model's NDCG@10 the new model may be worse."""
+    expected_seconds: dict[str, float] | None = None
+    """Seconds that each phase of the last training took, for the estimated time left."""
+
+
+class PrecomputeTask(_Task):
+    """Compute the candidates of the most active users with a published model."""
+
+    kind: Literal["candidates"] = "candidates"
+
+
+TASK: TypeAdapter[TrainingTask | PrecomputeTask] = TypeAdapter(
+    Annotated[TrainingTask | PrecomputeTask, Field(discriminator="kind")]
+)
+"""Reads a task from JSON; raises ValidationError for what is no task of this version."""

@@ -62,7 +62,9 @@ class JobService:
             if await self._is_queued(job_id, order):
                 return job_id
         try:
-            return await self._queue(order, by, job_id)
+            return await self._repository.insert(
+                "train", order, by=by, job_id=job_id, max_queued=MAX_QUEUED_TRAININGS
+            )
         except IntegrityError:
             if job_id is None or not await self._is_queued(job_id, order):
                 raise
@@ -78,16 +80,6 @@ class JobService:
             )
         return job is not None
 
-    async def _queue(self, order: dict[str, Any], by: str | None, job_id: str | None) -> str:
-        async with self._repository.database.write() as conn:
-            if await self._repository.queued(conn, "train") >= MAX_QUEUED_TRAININGS:
-                raise Conflict(
-                    f"{MAX_QUEUED_TRAININGS} trainings are queued: wait, or cancel some by "
-                    "`POST /admin/jobs/{job_id}/cancel`",
-                    code="queue_full",
-                )
-            return await self._repository.insert("train", order, conn, by=by, job_id=job_id)
-
     async def training_order(self, trigger: Trigger) -> dict[str, Any]:
         """The params of a training by the settings' defaults, for `enqueue`."""
         return await self._complete(TrainParams(), trigger)
@@ -98,7 +90,7 @@ class JobService:
 
     async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
         """The params to store: nothing in them is left to defaults."""
-        if params.recipe == AUTO_RECIPE and (given := params.hyperparameters() - {"seed"}):
+        if params.recipe == AUTO_RECIPE and (given := params.hyperparameters - {"seed"}):
             raise Unprocessable(
                 f"recipe: auto chooses these itself: {', '.join(sorted(given))}",
                 code="recipe_chooses",
@@ -177,7 +169,7 @@ def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | 
     """Why a training cannot start from the served model; None if it can."""
     if serving is None:
         return "no model is served yet that training could begin from"
-    requested = {name: getattr(params, name) for name in params.hyperparameters()}
+    requested = {name: getattr(params, name) for name in params.hyperparameters}
     if params.recipe and params.recipe != AUTO_RECIPE:
         requested = params.configured_recipe().public_values()
     differences = [

@@ -134,7 +134,7 @@ class ModelRegistry:
         """The local file of candidates; None while there is none. Raises CheckpointError."""
         return await asyncio.to_thread(self._store.fetch_candidates, version)
 
-    async def claim_store(self, known: Collection[str] = ()) -> None:
+    async def claim_store(self, known: Collection[str] = (), *, required: bool = True) -> None:
         """Checks that the store belongs to this database, and marks it if it has no mark yet.
 
         A store without a mark is taken if this database knows every version in it: an empty one,
@@ -142,6 +142,7 @@ class ModelRegistry:
 
         Args:
             known: versions that this database is about to get.
+            required: if not, a store that is away or cannot be marked gives a warning.
 
         Raises:
             ForeignStore: the store belongs to another database.
@@ -149,29 +150,23 @@ class ModelRegistry:
             CheckpointError: the store could not be used, or its mark names no database.
         """
         name = await instance_id(self._database)
-        owners = await asyncio.to_thread(self._store.owners)
-        _refuse_other_owners(owners, name)
-        if None not in owners.values():
-            return
-        versions = await asyncio.to_thread(self._store.versions)
-        unknown = versions.difference(known, await self._repository.known_versions())
-        if unknown:
-            raise _unknown_versions(owners, versions, unknown)
-        await asyncio.to_thread(self._store.mark, name)
-        # Another database may have been faster.
-        _refuse_other_owners(await asyncio.to_thread(self._store.owners), name)
-
-    async def check_store(self, known: Collection[str] = ()) -> None:
-        """As `claim_store`, but a store without a mark, or one that is away, gives a warning.
-
-        Raises:
-            ForeignStore: the store belongs to another database.
-        """
         try:
-            await self.claim_store(known)
+            owners = await asyncio.to_thread(self._store.owners)
+            _refuse_other_owners(owners, name)
+            if None not in owners.values():
+                return
+            versions = await asyncio.to_thread(self._store.versions)
+            unknown = versions.difference(known, await self._repository.known_versions())
+            if unknown:
+                raise _unknown_versions(owners, versions, unknown)
+            await asyncio.to_thread(self._store.mark, name)
+            # Another database may have been faster.
+            _refuse_other_owners(await asyncio.to_thread(self._store.owners), name)
         except ForeignStore:
             raise
         except CheckpointError as error:
+            if required:
+                raise
             log.warning("the checkpoint store has no mark yet", reason=str(error))
 
     async def discard(self, version: str) -> None:

@@ -1,29 +1,154 @@
-"""The gate of a training: compares the new model with the served one, and decides."""
+"""The gate of a training: reads the served model, compares the new one with it, and decides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from app.events.training_snapshot import EventSnapshot
 from app.training.progress import ProgressReporter
-from app.training.reader import IncumbentComparison, ServingModel, ServingModelReadError
+from app.training.reader import Features, TrainingReader
+from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.comparison import (
     DRAWS,
     FULL_USERS,
     MIN_USERS,
     GateComparison,
+    Incumbent,
     compare,
     decide,
 )
-from ncr_core.data.interactions import Interactions, row_indices
+from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
 from ncr_core.data.splits import Split
+from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.evaluation.metrics import ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, full_ranks, of_random_users
 from ncr_core.evaluation.significance import Evaluation
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.train_config import resolve_device
 
 DIGITS = 5
+
+
+class ServingModelReadError(CheckpointError):
+    """The checkpoint of the served version is damaged or gone."""
+
+    def __init__(self, version: str, reason: str) -> None:
+        super().__init__(reason)
+        self.version = version
+
+
+@dataclass(frozen=True)
+class ServingModel:
+    """The version that was active when it was loaded."""
+
+    version: str
+    trained_seq: int
+    checkpoint: Checkpoint
+    evaluated: EvaluationSnapshot | None
+    """The model as it was evaluated; None in checkpoints written before these were kept."""
+
+
+class IncumbentComparison:
+    """What a challenger is compared with: the model that is served at that moment.
+
+    Args:
+        reader: Reads the served model.
+        events: What the challenger's data were made of.
+        margin: By which share of the incumbent's NDCG@10 the challenger may be worse.
+    """
+
+    def __init__(self, reader: TrainingReader, events: EventSnapshot, margin: float) -> None:
+        self.margin = margin
+        self._reader = reader
+        self._events = events
+        self._serving_model: ServingModel | None = None
+
+    def load(
+        self, interactions: Interactions, users: BoolArray
+    ) -> tuple[ServingModel, Incumbent] | None:
+        """The served model, and as the incumbent on these users; None if no model is served.
+
+        It is read each time, but the same version is loaded only once.
+
+        Args:
+            interactions: The challenger's data.
+            users: (n_users,) mask of its users.
+
+        Raises:
+            ServingModelReadError: Its checkpoint is damaged or gone.
+            CheckpointError: Its checkpoint could not be read, which says nothing about it.
+        """
+        serving = self._reader.read(self._load_serving_model, CheckpointReadError)
+        self._serving_model = serving
+        if serving is None:
+            return None
+        evaluated, checkpoint = serving.evaluated, serving.checkpoint
+        if evaluated is None:
+            # It has learned everything that there was: only newer interactions are fair.
+            rows = np.arange(len(checkpoint.user_ids))
+            evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
+        known = known_at(self._events, interactions, users, serving.trained_seq)
+        return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
+
+    async def _load_serving_model(self, features: Features) -> ServingModel | None:
+        row = await features.models.serving()
+        loaded = self._serving_model
+        if row is None or (loaded is not None and loaded.version == row.version):
+            return None if row is None else loaded
+        device = str(resolve_device(self._reader.device))
+        try:
+            checkpoint, evaluated = await features.models.load_measured(row, device)
+        except CheckpointReadError:
+            raise
+        except CheckpointError as error:
+            raise ServingModelReadError(row.version, str(error)) from None
+        return ServingModel(row.version, row.trained_seq, checkpoint, evaluated)
+
+
+def known_at(
+    snapshot: EventSnapshot, interactions: Interactions, users: BoolArray, seq: int
+) -> tuple[Interactions, Interactions]:
+    """The part of some users' interactions that was known when all up to ``seq`` had come in.
+
+    Args:
+        snapshot: What the interactions were made of.
+        interactions: All interactions.
+        users: (n_users,) mask of the users.
+        seq: The seq up to which the incumbent was trained.
+
+    Returns:
+        The interactions that had an event by then, whatever its type means, and those whose
+        item the user had named by then in a stated preference, taken back later or not.
+    """
+    preferences = snapshot.preferences
+    named = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
+
+    def select(user_id: IntArray, item_id: IntArray, seqs: IntArray) -> Interactions:
+        """Those of the users' interactions that are among these pairs of internal ids."""
+        old = seqs <= seq
+        user = _rows_by_name(user_id[old], snapshot.user_ids, interactions.user_ids)
+        item = _rows_by_name(item_id[old], snapshot.item_ids, interactions.item_ids)
+        known = (user >= 0) & (item >= 0)
+        known &= users[user]  # −1 is any user, and left out already
+        mask = users[interactions.users]
+        keys = interactions.users[mask] * interactions.n_items + interactions.items[mask]
+        selected = mask.copy()
+        selected[mask] = np.isin(keys, user[known] * interactions.n_items + item[known])
+        return interactions.select(selected)
+
+    return select(snapshot.user_id, snapshot.item_id, snapshot.seq), select(*named.T)
+
+
+def _rows_by_name(ids: IntArray, names: dict[int, str], row_names: Sequence[str]) -> IntArray:
+    """Matrix rows of internal ids by their clients' ids; −1 for those without a row."""
+    distinct, inverse = np.unique(ids, return_inverse=True)
+    rows: IntArray = row_indices([names.get(i, "") for i in distinct.tolist()], row_names)[inverse]
+    return rows
 
 
 def gate_report(

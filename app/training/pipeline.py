@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from app.jobs.schemas import TrainParams
-from app.training.gate import gate_report
-from app.training.progress import TRAIN, ProgressReporter, Report
-from app.training.reader import (
+from app.training.gate import (
     IncumbentComparison,
-    Retry,
     ServingModel,
     ServingModelReadError,
+    gate_report,
 )
-from ncr_core.checkpoint import pack_evaluation_snapshot, save_checkpoint
+from app.training.progress import TRAIN, ProgressReporter, Report
+from app.training.reader import Retry
+from ncr_core.checkpoint import save_checkpoint
 from ncr_core.comparison import leaked_users
 from ncr_core.data import Interactions, leave_latest_out, min_interactions
 from ncr_core.data.interactions import IntArray
@@ -40,7 +40,7 @@ from ncr_core.parameters import parameters_of
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes, recipe
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
-from ncr_core.training.pretraining import learn_everything
+from ncr_core.training.pretraining import evaluation_snapshot, learn_everything
 from ncr_core.training.selection import TriedRecipe, default_budget, select_recipe
 from ncr_core.training.warm_start import (
     StartingPoint,
@@ -102,8 +102,10 @@ def train_and_evaluate(
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
     split = leave_latest_out(interactions, held_out)
-    start = choose_start(params, wanted, interactions, split, comparison)
-    split = start.split
+    start = TrainingStart(split, None, {"from": "scratch"})
+    if params.start == "warm":
+        start = warm_start(wanted, interactions, split, comparison)
+        split = start.split
 
     choice_seconds = 0.0
     if chosen is None and start.base is None:
@@ -141,7 +143,7 @@ def train_and_evaluate(
 
     # What the next training is compared with: the model before it learns what is held out.
     rows = np.flatnonzero(snapshot_users)
-    evaluated = pack_evaluation_snapshot(
+    evaluated = evaluation_snapshot(
         trained.model, rows, np.stack([split.test[rows], split.validation[rows]], axis=1)
     )
     progress.phase("learn the held-out items")
@@ -235,27 +237,23 @@ def _over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def choose_start(
-    params: TrainParams,
+def warm_start(
     config: ModelConfig | None,
     interactions: Interactions,
     split: Split,
     comparison: IncumbentComparison | None,
 ) -> TrainingStart:
-    """Starts warm if that is wanted and possible.
+    """Starts from the served model if that is possible.
 
     Nothing stays held out that the served model has learned: the new model's metrics would be too
     good.
 
     Args:
-        params: Their ``start`` is ``warm`` or ``scratch``.
         config: The new model's; None: whatever the served model's is.
         interactions: All interactions.
         split: All of them, with items held out.
         comparison: How to load the served model.
     """
-    if params.start != "warm":
-        return TrainingStart(split, None, {"from": "scratch"})
     try:
         loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
     except ServingModelReadError as error:

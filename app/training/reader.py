@@ -1,35 +1,37 @@
-"""What a child process reads of the database and the checkpoint store: events, served model."""
+"""What a child process reads of the database and the store, and whether a training of it fits.
+
+That it does not fit in memory is said before it begins, rather than by a kill in its middle.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import psycopg
+import torch
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.settings import Settings
-from app.events.profile import FeedbackPositions, latest_preferences, resolve_feedback
 from app.events.service import EventService
-from app.events.training_snapshot import EventSnapshot
+from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
-from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
-from ncr_core.comparison import Incumbent
-from ncr_core.data import Interactions
-from ncr_core.data.interactions import BoolArray, FloatArray, IntArray, UserFeedback, row_indices
-from ncr_core.errors import CheckpointError, CheckpointReadError, DataError
-from ncr_core.train_config import resolve_device
+from ncr_core.errors import CheckpointError, TrainingError
+from ncr_core.models import build_model
+from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
+from ncr_core.training.next_item import MAX_ROWS
 
 T = TypeVar("T")
 
@@ -83,172 +85,6 @@ class Features:
     models: ModelRegistry
 
 
-@dataclass(frozen=True)
-class TrainingEvents:
-    """Events and stated preferences, and the clients' ids of their users and items."""
-
-    snapshot: EventSnapshot
-    user_ids: dict[int, str]
-    """Clients' ids by internal ids. Users who were erased since the snapshot are missing."""
-    item_ids: dict[int, str]
-    """Of the items that may be recommended: all but deleted ones."""
-
-    def interactions(self) -> Interactions:
-        """Builds the matrix of positive interactions, with the users' other feedback beside it.
-
-        Of a user's events about an item the latest that is no mere view counts, see
-        `resolve_feedback`. Users and items without a client's id are left out, and so are users
-        without anything to learn from.
-
-        Raises:
-            DataError: Nothing is left to learn from.
-        """
-        snapshot = self.snapshot
-        if len(snapshot) == 0:
-            raise DataError(
-                "there are no events to learn from: post some to /events, or import a file"
-            )
-        available = np.fromiter(self.item_ids, np.int64, len(self.item_ids))
-        existing = np.fromiter(self.user_ids, np.int64, len(self.user_ids))
-        mask = np.isin(snapshot.item_id, available) & np.isin(snapshot.user_id, existing)
-        if not mask.any():
-            raise DataError("no event is about an item that may be recommended")
-        events = np.stack([snapshot.user_id[mask], snapshot.item_id[mask]], axis=1)
-        feedback = _resolve_feedback(events, snapshot.weight[mask])
-        if len(feedback.liked) == 0:
-            raise DataError("no event is positive by NCR_FEEDBACK: there is nothing to learn from")
-        liked, disliked = events[feedback.liked], events[feedback.disliked]
-        preferences = snapshot.preferences
-        usable = np.isin(preferences[:, 1:3], available).all(axis=1)
-        rows = np.flatnonzero(usable & np.isin(preferences[:, 0], existing))
-        rows = rows[latest_preferences(preferences[rows, :3])]
-        pairs, pair_weights = preferences[rows, :3], snapshot.preference_weight[rows]
-
-        users = np.unique(np.concatenate([liked[:, 0], pairs[:, 0]]))
-        items = np.unique(np.concatenate([liked[:, 1], disliked[:, 1], pairs[:, 1:].flatten()]))
-        seen = _rows(events[feedback.only_seen], users, items)
-        disliked = _rows(disliked, users, items)
-        in_matrix = (disliked >= 0).all(axis=1)
-        user_feedback = UserFeedback(
-            seen[(seen >= 0).all(axis=1)],
-            disliked[in_matrix],
-            feedback.disliked_weights[in_matrix],
-            _rows(pairs, users, items),
-            pair_weights,
-        )
-        user_rows, item_rows = _rows(liked, users, items).T
-        # A snapshot is ordered by user, time and seq already.
-        return Interactions.from_arrays(
-            user_rows,
-            item_rows,
-            user_ids=[self.user_ids[user] for user in users.tolist()],
-            item_ids=[self.item_ids[item] for item in items.tolist()],
-            weights=feedback.liked_weights if np.ptp(feedback.liked_weights) > 0 else None,
-            feedback=user_feedback if len(user_feedback) else None,
-            times=snapshot.timestamp[mask][feedback.liked] / 1e6,
-        )
-
-    def known_at(
-        self, interactions: Interactions, users: BoolArray, seq: int
-    ) -> tuple[Interactions, Interactions]:
-        """The part of some users' interactions that was known when all up to ``seq`` had come in.
-
-        Args:
-            interactions: All interactions.
-            users: (n_users,) mask of the users.
-            seq: The seq up to which the incumbent was trained.
-
-        Returns:
-            The interactions that had an event by then, whatever its type means, and those whose
-            item the user had named by then in a stated preference, taken back later or not.
-        """
-        snapshot, preferences = self.snapshot, self.snapshot.preferences
-        named = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
-        return (
-            self._select(
-                interactions, users, snapshot.user_id, snapshot.item_id, snapshot.seq, seq
-            ),
-            self._select(interactions, users, named[:, 0], named[:, 1], named[:, 2], seq),
-        )
-
-    def _select(
-        self,
-        interactions: Interactions,
-        users: BoolArray,
-        user_id: IntArray,
-        item_id: IntArray,
-        seqs: IntArray,
-        seq: int,
-    ) -> Interactions:
-        """Those of the users' interactions that are among these pairs of internal ids."""
-        n_items = interactions.n_items
-        old = seqs <= seq
-        user = _rows_by_name(user_id[old], self.user_ids, interactions.user_ids)
-        item = _rows_by_name(item_id[old], self.item_ids, interactions.item_ids)
-        known = (user >= 0) & (item >= 0)
-        known &= users[user]  # −1 is any user, and left out already
-        mask = users[interactions.users]
-        keys = interactions.users[mask] * n_items + interactions.items[mask]
-        selected = mask.copy()
-        selected[mask] = np.isin(keys, user[known] * n_items + item[known])
-        return interactions.select(selected)
-
-
-class ServingModelReadError(CheckpointError):
-    """The checkpoint of the served version is damaged or gone."""
-
-    def __init__(self, version: str, reason: str) -> None:
-        super().__init__(reason)
-        self.version = version
-
-
-@dataclass(frozen=True)
-class ServingModel:
-    """The version that was active when it was loaded."""
-
-    version: str
-    trained_seq: int
-    checkpoint: Checkpoint
-    evaluated: EvaluationSnapshot | None
-    """The model as it was evaluated; None in checkpoints written before these were kept."""
-
-
-@dataclass(frozen=True)
-class IncumbentComparison:
-    """What a challenger is compared with: the model that is served at that moment."""
-
-    serving_model: Callable[[], ServingModel | None]
-    """Loads it; see `TrainingReader.serving_model`."""
-    events: TrainingEvents
-    """What the challenger's data were made of."""
-    margin: float
-    """By which share of the incumbent's NDCG@10 the challenger may be worse."""
-
-    def load(
-        self, interactions: Interactions, users: BoolArray
-    ) -> tuple[ServingModel, Incumbent] | None:
-        """The served model, and as the incumbent on these users; None if no model is served.
-
-        Args:
-            interactions: The challenger's data.
-            users: (n_users,) mask of its users.
-
-        Raises:
-            ServingModelReadError: Its checkpoint is damaged or gone.
-            CheckpointError: Its checkpoint could not be read, which says nothing about it.
-        """
-        serving = self.serving_model()
-        if serving is None:
-            return None
-        evaluated, checkpoint = serving.evaluated, serving.checkpoint
-        if evaluated is None:
-            # It has learned everything that there was: only newer interactions are fair.
-            rows = np.arange(len(checkpoint.user_ids))
-            evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
-        known = self.events.known_at(interactions, users, serving.trained_seq)
-        return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
-
-
 class TrainingReader:
     """Reads events, catalogue and models, each time through a connection of its own.
 
@@ -262,7 +98,6 @@ class TrainingReader:
         self.device = device
         self.retry = retry
         self._store = store
-        self._serving_model: ServingModel | None = None
 
     def read(self, query: Callable[[Features], Awaitable[T]], *failures: type[Exception]) -> T:
         """Runs a query; retries it on a database error and on these failures."""
@@ -287,7 +122,7 @@ class TrainingReader:
             ForeignStore: The store belongs to another database, which would remove the files.
             CheckpointError: The store's folder cannot be written.
         """
-        self.read(lambda features: features.models.check_store())
+        self.read(lambda features: features.models.claim_store(required=False))
         folder = self._store.folder(version).resolve().parent
 
         def try_to_write() -> None:
@@ -297,82 +132,107 @@ class TrainingReader:
 
         self.retry.write(folder, try_to_write)
 
-    def training_data(self) -> tuple[Interactions, TrainingEvents]:
-        """Reads all events and stated preferences, and makes of them what is trained on.
 
-        Raises:
-            DataError: There is nothing to learn from.
-        """
-        events = self.read(_training_events)
-        return events.interactions(), events
+# By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
+SURPLUS = 1.5
+BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
+READ_EVENT_BYTES = 250  # the snapshot, the matrix of it, and what is sorted to make it
+EVENT_BYTES = 150  # the snapshot and the matrix, whole and split, while a model is trained
+ROW_BYTES = 400  # the id of a user or an item
+SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
+SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
+TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what is written
 
-    def sizes(self) -> tuple[int, int, int]:
-        """Counts the events, users and items."""
-        return self.read(_sizes)
-
-    def serving_model(self) -> ServingModel | None:
-        """Loads the model that is served now, if there is one; the same one is loaded only once.
-
-        Raises:
-            ServingModelReadError: Its checkpoint is damaged or gone.
-            CheckpointError: Its checkpoint could not be read, which says nothing about it.
-        """
-        self._serving_model = self.read(self._load_serving_model, CheckpointReadError)
-        return self._serving_model
-
-    async def _load_serving_model(self, features: Features) -> ServingModel | None:
-        row = await features.models.serving()
-        loaded = self._serving_model
-        if row is None or (loaded is not None and loaded.version == row.version):
-            return None if row is None else loaded
-        device = str(resolve_device(self.device))
-        try:
-            checkpoint, evaluated = await features.models.load_measured(row, device)
-        except CheckpointReadError:
-            raise
-        except CheckpointError as error:
-            raise ServingModelReadError(row.version, str(error)) from None
-        return ServingModel(row.version, row.trained_seq, checkpoint, evaluated)
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_STATM = Path("/proc/self/statm")
+_LIMITS = (  # of a container, by both versions of control groups
+    ("memory.max", "memory.current", "memory.stat", ("inactive_file", "active_file")),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
 
 
-async def _sizes(features: Features) -> tuple[int, int, int]:
-    return *(await features.events.sizes()), await features.catalog.size()
+def training_bytes(params: TrainParams, events: int, users: int, items: int) -> int:
+    """Estimates the most memory that a training takes, in bytes.
 
-
-async def _training_events(features: Features) -> TrainingEvents:
-    snapshot = await features.events.snapshot_for_training()
-    user_ids = await features.events.external_users(snapshot.users())
-    item_ids = await features.catalog.external_ids_of(snapshot.items(), deleted=False)
-    return TrainingEvents(snapshot, user_ids, item_ids)
-
-
-def _resolve_feedback(events: IntArray, weights: FloatArray) -> FeedbackPositions:
-    """What users like, dislike or have only seen, of (n, 2) users and items.
-
-    Where all weights are the same, what is liked repeats as events do.
+    Args:
+        params: The job's parameters.
+        events: The number of events.
+        users: The number of users.
+        items: The number of items.
     """
-    if weights[0] > 0 and (weights == weights[0]).all():
-        none = np.zeros(0, dtype=np.int64)
-        return FeedbackPositions(np.arange(len(events)), weights, none, weights[:0], none)
-    items, columns = np.unique(events[:, 1], return_inverse=True)
-    return resolve_feedback(events[:, 0] * len(items) + columns, weights)
+    auto = params.recipe == AUTO_RECIPE
+    recipes = auto_recipes(users, items, events) if auto else [params.configured_recipe()]
+    models = max(_model_bytes(each, events, users, items) for each in recipes)
+    reading, training = READ_EVENT_BYTES * events, EVENT_BYTES * events + models
+    return BASE_BYTES + ROW_BYTES * (users + items) + max(reading, training)
 
 
-def _rows(pairs: IntArray, users: IntArray, items: IntArray) -> IntArray:
-    """Matrix rows of (n, 1 + k) internal ids, a user and k items; −1 for those not in it."""
-    columns = [_positions(users, pairs[:, 0])]
-    columns += [_positions(items, column) for column in pairs.T[1:]]
-    return np.stack(columns, axis=1)
+def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
+    model = recipe.model
+    with torch.device("meta"):  # shapes without memory
+        parameters = sum(part.numel() for part in build_model(model, users, items).parameters())
+    size = TABLE_COPIES * 4 * parameters
+    if recipe.training.start == "next-item":
+        size += SOLVED_ROW_BYTES * min(events, MAX_ROWS)
+        size += SOLVED_BLOCKS * 4 * (model.factors + 32) * items
+    return size
 
 
-def _positions(ascending: IntArray, ids: IntArray) -> IntArray:
-    """The position of each id among ascending ids; −1 for those that are not among them."""
-    position = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
-    return np.where(ascending[position] == ids, position, -1)
+def available_bytes() -> int | None:
+    """The memory that this process may still take, in bytes; None where the system does not say.
+
+    Of a container with a limit it is what the limit leaves. Pages of files that the system would
+    give up count as free.
+    """
+    left: list[int] = []
+    with suppress(OSError, ValueError, IndexError):
+        left.append(1024 * int(_MEMINFO.read_text().partition("MemAvailable:")[2].split()[0]))
+    for limit, usage, statistics, of_files in _LIMITS:
+        with suppress(OSError, ValueError):  # "max" is no limit
+            rows = (line.split() for line in (_CGROUP / statistics).read_text().splitlines())
+            kept = sum(int(value) for name, value in rows if name in of_files)
+            used = max(0, int((_CGROUP / usage).read_text()) - kept)
+            left.append(int((_CGROUP / limit).read_text()) - used)
+    return min(left, default=None)
 
 
-def _rows_by_name(ids: IntArray, names: dict[int, str], row_names: Sequence[str]) -> IntArray:
-    """Matrix rows of internal ids by their clients' ids; −1 for those without a row."""
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    rows: IntArray = row_indices([names.get(i, "") for i in distinct.tolist()], row_names)[inverse]
-    return rows
+def _taken_bytes() -> int:
+    """The memory that this process has already."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | None) -> None:
+    """Refuses a training that is not going to fit.
+
+    By a stated limit the whole estimate counts; by what is free only what trainings took.
+
+    Args:
+        params: The job's parameters.
+        sizes: The numbers of events, users and items.
+        limit: The most bytes that a training may take; None: what is available.
+
+    Raises:
+        TrainingError: It needs more memory than there is; the message says how much.
+    """
+    events, users, items = sizes
+    needed = training_bytes(params, events, users, items)
+    there = limit
+    if limit is None:
+        needed = int(needed / SURPLUS)
+        free = available_bytes()
+        there = None if free is None else free + _taken_bytes()
+    if there is not None and needed > there:
+        source = "are free" if limit is None else "are allowed by NCR_TRAIN_MEMORY_BYTES"
+        raise TrainingError(
+            f"this training needs about {needed / 2**30:.1f} GiB of memory ({events:,} events, "
+            f"{users:,} users, {items:,} items) and {there / 2**30:.1f} GiB {source}: run the "
+            "worker on a larger machine, or ask for fewer factors"
+        )

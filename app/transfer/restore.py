@@ -81,7 +81,7 @@ async def restore_backup(
             await continue_ids_after(conn, table, backup.manifest.tables[table.name].last_id)
         # Whose checkpoints may be in the store already, as when only the database is new.
         versions = await conn.scalars(sa.select(metadata.tables["models"].c.version))
-        await services.models.check_store(versions.all())
+        await services.models.claim_store(versions.all(), required=False)
         # Before the commit, so that the active model has its checkpoint.
         models = await unpack_checkpoints(services, backup, report)
     return RestoreReport(rows, models, end_jobs.count)

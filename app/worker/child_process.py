@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import app
 
 if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
+    from app.events.training_snapshot import EventSnapshot
+    from app.jobs.schemas import PrecomputeTask, TrainingTask
     from app.training.reader import Retry
-    from app.worker.task import PrecomputeTask, TrainingTask
+    from ncr_core.data import Interactions
 
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
@@ -227,8 +229,8 @@ def main() -> None:
 
     from safetensors import SafetensorError
 
+    from app.jobs.schemas import TASK
     from app.training.reader import database_errors
-    from app.worker.task import TASK
     from ncr_core.errors import NcrError
 
     task = TASK.validate_json(line)
@@ -259,13 +261,14 @@ def run_task(
     told to stop, kills the child in the middle of an upload.
     """
     from app.core.settings import load_settings
+    from app.events.training_snapshot import read_snapshot
+    from app.jobs.schemas import PrecomputeTask
     from app.registry.service import open_checkpoint_store
-    from app.training.memory import check_memory
+    from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
-    from app.training.reader import IncumbentComparison, Retry, TrainingReader
+    from app.training.reader import Retry, TrainingReader, check_memory, database_errors
     from app.worker.precompute import precompute
-    from app.worker.task import PrecomputeTask
     from ncr_core.errors import CheckpointError
 
     # What is not in the task is as the environment says, which the worker's is too.
@@ -283,19 +286,24 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
-    check_memory(task.params, reader.sizes(), settings.train_memory_bytes)
-    interactions, events = reader.training_data()
+
+    def read_data() -> tuple[Interactions, EventSnapshot]:
+        limit = settings.train_memory_bytes
+        events = read_snapshot(settings, lambda *sizes: check_memory(task.params, sizes, limit))
+        return events.interactions(), events
+
+    interactions, events = retry(read_data, *database_errors())
     summary = train_and_evaluate(
         interactions,
         task.params,
         task.device,
         store.folder(task.version).resolve(),
         report,
-        IncumbentComparison(reader.serving_model, events, task.gate_margin),
+        IncumbentComparison(reader, events, task.gate_margin),
         expected_seconds,
         settings.train_budget,
         retry,
-    ) | {"trained_seq": events.snapshot.max_seq}
+    ) | {"trained_seq": events.max_seq}
     if store.remote:
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)

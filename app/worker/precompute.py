@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.core.tables import now_us
+from app.events.training_snapshot import read_snapshot
 from app.inference.loaded_model import LoadedModel
 from app.inference.precomputed import ActiveUser, compute
 from app.training.progress import Report, phase_progress
@@ -54,20 +55,22 @@ async def _read_inputs(
         return None
     row = await models.get(version)
     checkpoint = await models.load(row, str(resolve_device(reader.device)))
-    model = LoadedModel(row, checkpoint, reader.settings.candidates, KEPT_BYTES)
-    users = await _active_users(features, model, reader.settings.precompute_users)
+    model = LoadedModel(row, checkpoint, reader.settings.candidates, cache_bytes=0)
+    users = await _active_users(reader, features, model)
     visible = model.items(await features.catalog.catalogue()).visible
     return model, users, visible, models.candidates_path(version)
 
 
-async def _active_users(features: Features, model: LoadedModel, n: int) -> list[ActiveUser]:
-    """Those of the ``n`` most recently active users that the model knows.
+async def _active_users(
+    reader: TrainingReader, features: Features, model: LoadedModel
+) -> list[ActiveUser]:
+    """Those of the most recently active users that the model knows.
 
     Users are read first and events later: a user who is active in between has moved on to another
     seq, for which servers do not use these candidates.
     """
-    active = await features.events.active_users(n)
-    snapshot = await features.events.snapshot_for_training()
+    active = await features.events.active_users(reader.settings.precompute_users)
+    snapshot = read_snapshot(reader.settings)
     catalogue = await features.catalog.catalogue()
     items, now = model.items(catalogue), now_us()
     users: list[ActiveUser] = []

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
-from app.jobs.schemas import TrainOrder
+from app.jobs.schemas import PrecomputeTask, TaskSettings, TrainingTask, TrainOrder
 from app.jobs.triggers import Triggers
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
@@ -35,8 +36,6 @@ from app.worker.child_process import (
     TrainingFailed,
     run_in_child,
 )
-from app.worker.periodic_tasks import PeriodicTask, PeriodicTasks
-from app.worker.task import PrecomputeTask, TaskSettings, TrainingTask
 from ncr_core.recipes import AUTO_RECIPE
 
 log = get_logger(__name__)
@@ -52,6 +51,50 @@ END_TRIALS_SECONDS = 10.0
 ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
 FORGET_SECONDS = 3600.0
 ALIVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicTask:
+    """Work to repeat ``every_s`` seconds after it last ended, while a worker runs.
+
+    Every worker repeats it, perhaps at the same moment, so running it twice must be harmless. Jobs
+    never wait for it.
+    """
+
+    name: str
+    every_s: float
+    run: Callable[[], Awaitable[object]]
+
+
+class PeriodicTasks:
+    """Runs each periodic task in an asyncio task of its own."""
+
+    def __init__(self, tasks: Sequence[PeriodicTask]) -> None:
+        self._periodic_tasks = tasks
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Runs every periodic task at once, then at its interval."""
+        self._running = {asyncio.create_task(_repeat(task)) for task in self._periodic_tasks}
+
+    async def stop(self) -> None:
+        """Cancels the tasks under way, which must bear that as they must bear a power cut."""
+        for running in self._running:
+            running.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self._running = set()
+
+
+async def _repeat(task: PeriodicTask) -> None:
+    while True:
+        try:
+            await task.run()
+        except Exception as error:
+            # The database may be away for a while; the next run may succeed.
+            reason = str(error).partition("\n")[0]
+            log.warning("periodic task failed", task=task.name, error=reason)
+        await asyncio.sleep(task.every_s)
 
 
 class TaskRunner(Protocol):
@@ -182,9 +225,6 @@ class Worker:
         """The child's task for a claimed job. Raises TrainingFailed for invalid params."""
         training = claim.kind == "train"
         version = self._models.new_version() if training else claim.params["version"]
-        serving = None
-        with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
-            serving = await self._models.serving()
         lease_seconds = self._settings.job_lease_seconds
         common = {
             "version": version,
@@ -202,12 +242,15 @@ class Worker:
             where = ".".join(map(str, problem["loc"]))
             reason = f"the job's params are not valid: {where}: {problem['msg']}"
             raise TrainingFailed(reason) from None
+        last = None
+        with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
+            last = await self._jobs.last_training()
         return TrainingTask.model_validate(
             common
             | {
                 "params": params,
                 "gate_margin": self._settings.gate_margin,
-                "expected_seconds": _seconds_of_last(serving, params),
+                "expected_seconds": _seconds_of_last(last, params),
             }
         )
 
@@ -311,15 +354,18 @@ class Worker:
                 await asyncio.sleep(self._settings.job_poll_seconds)
 
 
-def _seconds_of_last(serving: ModelRow | None, params: TrainOrder) -> dict[str, float] | None:
-    """The seconds of each phase of the training of the served model, if it was one like this."""
-    if serving is None:
+def _seconds_of_last(
+    last: tuple[dict[str, Any], dict[str, Any]] | None, params: TrainOrder
+) -> dict[str, float] | None:
+    """The seconds of each phase of the last training, if it was one like this."""
+    if last is None:
         return None
+    its_params, metrics = last[0], last[1] or {}
     if params.recipe == AUTO_RECIPE:
-        alike = "tried" in serving.metrics
+        alike = "tried" in metrics
     else:
-        alike = serving.kind == params.model_dump()["model"]
-    seconds: dict[str, float] | None = serving.metrics.get("seconds")
+        alike = its_params.get("model") == params.model_dump()["model"]
+    seconds: dict[str, float] | None = metrics.get("seconds")
     return seconds if alike else None
 
 

@@ -11,7 +11,8 @@ from typing import cast
 import numpy as np
 import torch
 
-from ncr_core.data.interactions import Interactions
+from ncr_core.checkpoint import EvaluationSnapshot
+from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
@@ -144,6 +145,29 @@ def refit_config(
         return replace(config, epochs=last)
     parts = [phase.best_epoch for phase in history[:-1]]
     return replace(config, epochs=max(parts, default=config.epochs), fine_tune_epochs=last)
+
+
+def evaluation_snapshot(
+    model: PairwiseRanker, rows: IntArray, held_out: IntArray
+) -> EvaluationSnapshot:
+    """A copy of a measured model before `learn_everything`, with the users of ``rows`` alone.
+
+    Args:
+        model: the model, before it learns the held-out items.
+        rows: (n,) rows of users, ascending.
+        held_out: (n, 2) item rows held out of each, −1 where there is none.
+    """
+    tables = {part.weight.data_ptr() for part in model.user_parts()}
+    index = torch.from_numpy(rows).to(model.device)
+    with torch.random.fork_rng(devices=[]):
+        copy = build_model(model.config, len(rows), model.n_items)
+    copy.load_state_dict(
+        {
+            name: value[index] if value.data_ptr() in tables else value
+            for name, value in model.state_dict().items()
+        }
+    )
+    return EvaluationSnapshot(copy.requires_grad_(False).eval(), rows, held_out)
 
 
 MIN_REFIT_SHARE = 0.01  # of the interactions, held out

@@ -25,15 +25,14 @@ from app.core.redis import RedisClient
 from app.core.settings import Settings, load_settings, normalise_database_url
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
+from app.events.training_snapshot import EventSnapshot, read_snapshot
 from app.jobs.repository import Claim
-from app.jobs.schemas import JobRow, TrainParams
+from app.jobs.schemas import TASK, JobRow, PrecomputeTask, TrainingTask, TrainParams
 from app.main import create_app
 from app.registry.schemas import ModelRow
 from app.training.pipeline import train_and_evaluate
-from app.training.reader import TrainingEvents
 from app.wiring import Services, build_services
 from app.worker.child_process import Heartbeat, OnProgress, TrainingFailed, run_task
-from app.worker.task import TASK, PrecomputeTask, TrainingTask
 from app.worker.worker import Worker
 from ncr_core.data import Interactions
 from ncr_core.data.synthetic import SyntheticData, synthetic_catalogue
@@ -61,15 +60,17 @@ async def add_small_data(services: Services) -> None:
     )
 
 
+def snapshot_of(services: Services) -> EventSnapshot:
+    """What a training would read now."""
+    return read_snapshot(services.settings)
+
+
 async def publish_model(services: Services, **params: Any) -> str:
     """Trains on what is in the database and publishes, without a job; the new version."""
     wanted = TrainParams.model_validate(QUICK | params | {"force": True})
-    snapshot = await services.events.snapshot_for_training()
-    users = await services.events.external_users(snapshot.users())
-    items = await services.catalog.external_ids_of(snapshot.items())
+    snapshot = snapshot_of(services)
     version = services.models.new_version()
-    interactions = TrainingEvents(snapshot, users, items).interactions()
-    summary = _trained(interactions, wanted, services.models.folder(version))
+    summary = _trained(snapshot.interactions(), wanted, services.models.folder(version))
     row = ModelRow(
         version=version,
         status="published",

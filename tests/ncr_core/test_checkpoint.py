@@ -12,7 +12,6 @@ import torch
 from ncr_core.checkpoint import (
     load_checkpoint,
     load_evaluation_snapshot,
-    pack_evaluation_snapshot,
     save_checkpoint,
 )
 from ncr_core.data import Interactions, Split, leave_latest_out
@@ -21,6 +20,7 @@ from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_
 from ncr_core.manifest import read_manifest
 from ncr_core.models import ModelConfig
 from ncr_core.training import TrainConfig, train_model
+from ncr_core.training.pretraining import evaluation_snapshot
 from ncr_core.training.trainer import learn_held_out
 from ncr_core.training.warm_start import (
     StartingPoint,
@@ -167,7 +167,7 @@ def saved_with_snapshot(folder: Path, config: ModelConfig) -> Path:
         user_ids=SIX_USERS,
         item_ids=FIVE_ITEMS,
         item_counts=np.arange(5),
-        evaluated=pack_evaluation_snapshot(before, ROWS, HELD_OUT),
+        evaluated=evaluation_snapshot(before, ROWS, HELD_OUT),
     )
     return path
 
@@ -243,7 +243,7 @@ def test_a_copy_that_does_not_fit_its_checkpoint(
         user_ids=SIX_USERS,
         item_ids=FIVE_ITEMS,
         item_counts=np.arange(5),
-        evaluated=pack_evaluation_snapshot(bigger, np.array(rows), np.array(held_out)),
+        evaluated=evaluation_snapshot(bigger, np.array(rows), np.array(held_out)),
     )
     with pytest.raises(CheckpointError, match="does not fit"):
         load_evaluation_snapshot(path)
@@ -302,11 +302,9 @@ def test_a_warm_start_reaches_the_same_ndcg_in_fewer_epochs(synthetic: Interacti
     training = TrainConfig(epochs=12, device="cpu")
     old_split = leave_latest_out(before)
     first = train_model(config, training, old_split).model
-    copy = pack_evaluation_snapshot(first, np.arange(250), np.zeros((250, 2), dtype=np.int64))
+    copy = evaluation_snapshot(first, np.arange(250), np.zeros((250, 2), dtype=np.int64))
     learn_held_out(first, before, training)
-    assert copy != pack_evaluation_snapshot(
-        first, np.arange(250), np.zeros((250, 2), dtype=np.int64)
-    )
+    assert not copy.model.item_vectors(torch.arange(5)).equal(first.item_vectors(torch.arange(5)))
 
     split = leave_latest_out(synthetic)
     base = StartingPoint(first.requires_grad_(False), before.user_ids, before.item_ids)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import typer
-from typer.main import get_command
+from typer.main import get_group
 from typer.testing import CliRunner
 
 from app.cli import train
@@ -45,7 +45,8 @@ OPTIONS = {
 def test_the_options_are_the_contract() -> None:
     app = typer.Typer()
     train.register(app)
-    options = [o for param in get_command(app).params for o in (*param.opts, *param.secondary_opts)]
+    params = get_group(app).commands["train"].params
+    options = [option for param in params for option in (*param.opts, *param.secondary_opts)]
     assert set(options) - {"--install-completion", "--show-completion"} == OPTIONS
 
 

@@ -235,7 +235,6 @@ async def test_posted_events_are_in_profile_popularity_and_new_events(
     seq, popularity = await _service(app).popularity()
     assert (seq, dict(popularity)) == (4, {catalogue.internal_ids[name]: 1 for name in "abc"})
     assert [row[0] for row in await _service(app).new_events(2)] == [3, 4]
-    assert await _service(app).external_users([profile.user_id or 0]) == {profile.user_id: "u"}
 
 
 async def test_concurrent_clients_lose_nothing(app: FastAPI, client: httpx2.AsyncClient) -> None:

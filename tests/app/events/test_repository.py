@@ -8,6 +8,7 @@ from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
 from app.wiring import Services, build_services
+from tests.app.conftest import snapshot_of
 from tests.app.events.conftest import add, event
 
 pytestmark = pytest.mark.anyio
@@ -36,18 +37,17 @@ FEEDBACK = r"""{"b%'\"": 5, "rating": [{"from": 4, "weight": 1}, {"weight": -0.5
 
 
 async def test_the_snapshot_holds_every_event_in_order(services: Services) -> None:
-    empty = await services.events.snapshot_for_training()
+    empty = snapshot_of(services)
     assert (len(empty), empty.max_seq) == (0, 0)
     rows = [
         NewEvent(f"e{k}", f"u{k % 3}", f"i{k % 4}", "t" if k % 5 else "dislike", k / 8, 10**15 - k)
         for k in range(40)
     ]
     await services.events.import_rows(rows)
-    loaded = await services.events.snapshot_for_training()
+    loaded = snapshot_of(services)
     assert (len(loaded), loaded.max_seq) == (40, 40)
 
-    users = await services.events.external_users(loaded.users())
-    items = await services.catalog.external_ids_of(loaded.items())
+    users, items = loaded.user_ids, loaded.item_ids
     order = []
     for row_index in range(40):
         row = rows[int(loaded.seq[row_index]) - 1]
@@ -76,7 +76,7 @@ async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings)
         pair = {"user": "v", "winner": "a", "loser": "b"}
         pairs = [pair | {"timestamp": 30 * 86_400}, pair | {"loser": "c", "timestamp": 0}]
         await services.events.add_preferences(pairs, 0)
-        snapshot = await services.events.snapshot_for_training()
+        snapshot = snapshot_of(services)
         by_seq = dict(zip(snapshot.seq.tolist(), snapshot.weight.tolist(), strict=True))
         # Decayed to the latest of all, which is a preference of the 30th day.
         assert by_seq == {1: 2.5, 2: 0.25, 3: -0.0625, 4: 0, 5: 0.25}
@@ -88,7 +88,7 @@ async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings)
         ]
         assert snapshot.preferences[:, 4].tolist() == [7, 6]
         assert snapshot.max_seq == 7
-        assert len(snapshot.users()) == 2
+        assert len(snapshot.user_ids) == 2
     finally:
         await services.close()
 
@@ -102,7 +102,7 @@ async def test_an_event_in_the_future_does_not_decay_all_others(settings: Settin
         await services.events.import_rows(
             [NewEvent(str(at), "u", str(at), timestamp=at) for at in (now - 10 * day, now, far)]
         )
-        weights = (await services.events.snapshot_for_training()).weight
+        weights = snapshot_of(services).weight
         assert weights == pytest.approx([0.5, 1, 1], abs=0.001)
     finally:
         await services.close()

@@ -183,7 +183,7 @@ async def test_a_warm_start_continues_from_the_served_model(
     services: Services, settings: Settings
 ) -> None:
     await add_small_data(services)
-    first = await publish_model(services, epochs=10)
+    first = (await run_job_here(services, settings, epochs=10)).model_version
     seen: list[dict[str, Any]] = []
     job_id = await services.jobs.submit_training(TrainParams(start="warm"))
     params = (await services.jobs.get(job_id)).params

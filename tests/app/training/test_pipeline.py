@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import numpy as np
@@ -13,15 +14,10 @@ from fastapi import FastAPI
 from app.core.settings import Settings
 from app.events.training_snapshot import EventSnapshot
 from app.inference.new_items import NewItems
-from app.jobs.schemas import TrainParams
-from app.training.pipeline import TrainingStart, choose_start
+from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
+from app.training.pipeline import TrainingStart, warm_start
 from app.training.progress import PHASE_SHARES, ProgressReporter
-from app.training.reader import (
-    IncumbentComparison,
-    ServingModel,
-    ServingModelReadError,
-    TrainingEvents,
-)
+from app.training.reader import TrainingReader
 from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
@@ -124,17 +120,15 @@ INTERACTIONS = build_interactions(
 )
 
 
-NO_EVENTS = TrainingEvents(
-    EventSnapshot(
-        *[np.zeros(0, dtype=np.int64)] * 3,
-        weight=np.zeros(0, dtype=np.float32),
-        seq=np.zeros(0, dtype=np.int64),
-        preferences=np.zeros((0, 5), dtype=np.int64),
-        preference_weight=np.zeros(0, dtype=np.float32),
-        max_seq=0,
-    ),
-    {},
-    {},
+NO_EVENTS = EventSnapshot(
+    *[np.zeros(0, dtype=np.int64)] * 3,
+    weight=np.zeros(0, dtype=np.float32),
+    seq=np.zeros(0, dtype=np.int64),
+    preferences=np.zeros((0, 5), dtype=np.int64),
+    preference_weight=np.zeros(0, dtype=np.float32),
+    max_seq=0,
+    user_ids={},
+    item_ids={},
 )
 
 
@@ -142,12 +136,12 @@ def start_after(
     serving_model: Callable[[], ServingModel | None], config: ModelConfig
 ) -> TrainingStart:
     """The start of a training of this configuration that is to be warm."""
-    start = choose_start(
-        TrainParams.model_validate({"start": "warm"}),
+    reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: serving_model()))
+    start = warm_start(
         config,
         INTERACTIONS,
         leave_latest_out(INTERACTIONS, np.ones(INTERACTIONS.n_users, dtype=np.bool_)),
-        IncumbentComparison(serving_model, NO_EVENTS, 0.05),
+        IncumbentComparison(reader, NO_EVENTS, 0.05),
     )
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start

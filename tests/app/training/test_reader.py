@@ -1,22 +1,26 @@
-"""What the child process reads: the served model, and its evaluation snapshot."""
+"""What the child process reads: the served model; and whether a training fits in memory."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.core.settings import Settings
+from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import StoreUnavailable
 from app.registry.service import ModelRegistry, open_checkpoint_store
+from app.training import reader
+from app.training.gate import IncumbentComparison, ServingModel
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
-from tests.app.conftest import add_small_data, publish_model, run_job_here
+from ncr_core.errors import TrainingError
+from tests.app.conftest import add_small_data, publish_model, run_job_here, snapshot_of
 from tests.app.registry.conftest import ObjectStore
-
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 class CountedLoads:
@@ -33,25 +37,37 @@ class CountedLoads:
         monkeypatch.setattr(ModelRegistry, "load_measured", counted)
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 async def test_the_served_model_is_loaded_anew_only_when_another_is_served(
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = CountedLoads(monkeypatch)
-    reader = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
-    assert await asyncio.to_thread(reader.serving_model) is None
+    reads = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
     await add_small_data(services)
+    events = snapshot_of(services)
+    interactions = events.interactions()
+    comparison = IncumbentComparison(reads, events, 0.05)
+
+    def load() -> ServingModel | None:
+        loaded = comparison.load(interactions, np.ones(interactions.n_users, dtype=np.bool_))
+        return None if loaded is None else loaded[0]
+
+    assert await asyncio.to_thread(load) is None
     first = await publish_model(services)
-    model = await asyncio.to_thread(reader.serving_model)
+    model = await asyncio.to_thread(load)
     assert model is not None
     assert model.version == first
-    assert await asyncio.to_thread(reader.serving_model) is model
+    assert await asyncio.to_thread(load) is model
     second = await publish_model(services, seed=1)
-    model = await asyncio.to_thread(reader.serving_model)
+    model = await asyncio.to_thread(load)
     assert model is not None
     assert model.version == second
     assert loads.versions == [first, second]
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 async def test_a_warm_start_loads_the_served_checkpoint_once(
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +80,8 @@ async def test_a_warm_start_loads_the_served_checkpoint_once(
     assert loads.versions == [first]
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 async def test_a_damaged_evaluation_snapshot_is_fetched_again_from_the_store(
     settings: Settings, objects: ObjectStore
 ) -> None:
@@ -88,6 +106,8 @@ async def test_a_damaged_evaluation_snapshot_is_fetched_again_from_the_store(
         await services.close()
 
 
+@pytest.mark.anyio
+@pytest.mark.slow
 async def test_a_damaged_evaluation_snapshot_without_another_copy_is_left_out(
     services: Services,
 ) -> None:
@@ -102,3 +122,47 @@ async def test_a_damaged_evaluation_snapshot_without_another_copy_is_left_out(
     shutil.rmtree(folder)
     with pytest.raises(Exception, match="cannot be read"):
         await services.models.load_measured(row, "cpu")
+
+
+SIZES = (5_000_000, 200_000, 20_000)
+PARAMS = TrainParams(recipe="next-item")
+
+
+def container(folder: Path, limit: str, used: int, of_files: int) -> None:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {of_files}\nactive_file 0\n")
+
+
+@pytest.fixture
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemAvailable: 8388608 kB\n")
+    monkeypatch.setattr(reader, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(reader, "_CGROUP", tmp_path)
+    monkeypatch.setattr(reader, "_taken_bytes", lambda: 0)
+
+
+@pytest.mark.usefixtures("_machine")
+def test_files_that_a_container_has_read_leave_its_memory_free(tmp_path: Path) -> None:
+    container(tmp_path, str(4 * 2**30), 4 * 2**30 - 2**20, 3 * 2**30)
+    assert reader.available_bytes() == 3 * 2**30 + 2**20
+    container(tmp_path, "max", 2**30, 0)
+    assert reader.available_bytes() == 8 * 2**30
+
+
+@pytest.mark.usefixtures("_machine")
+def test_a_limit_counts_the_whole_estimate_and_free_memory_what_trainings_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = reader.training_bytes(PARAMS, *SIZES)
+    tight = int(0.8 * needed)
+    with pytest.raises(TrainingError, match="GiB are allowed by NCR_TRAIN_MEMORY_BYTES"):
+        reader.check_memory(PARAMS, SIZES, tight)
+    reader.check_memory(PARAMS, SIZES, needed)
+    container(tmp_path, str(tight), 0, 0)
+    reader.check_memory(PARAMS, SIZES, None)
+    container(tmp_path, str(needed // 2), 0, 0)
+    with pytest.raises(TrainingError, match="GiB are free"):
+        reader.check_memory(PARAMS, SIZES, None)
+    monkeypatch.setattr(reader, "_taken_bytes", lambda: needed // 3)
+    reader.check_memory(PARAMS, SIZES, None)

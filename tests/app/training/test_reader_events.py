@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.events.training_snapshot import EventSnapshot
-from app.training.reader import TrainingEvents
+from app.training.gate import known_at
 from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison import Incumbent, fair_hold_out, leaked_users
 from ncr_core.data import Interactions, leave_latest_out
@@ -38,6 +38,8 @@ def snapshot_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = (
         preferences=np.array(stated, dtype=np.int64).reshape(-1, 5),
         preference_weight=np.array([0.5 + row[3] for row in stated], dtype=np.float32),
         max_seq=len(events) + len(pairs),
+        user_ids=USERS,
+        item_ids=ITEMS,
     )
 
 
@@ -46,7 +48,7 @@ ITEMS = {item: f"i{item}" for item in range(1, 20)}
 
 
 def matrix_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> Interactions:
-    return TrainingEvents(snapshot_of(events, pairs), USERS, ITEMS).interactions()
+    return snapshot_of(events, pairs).interactions()
 
 
 def named(matrix: Interactions, rows: np.ndarray) -> list[tuple[str, ...]]:
@@ -203,10 +205,10 @@ TRAINED_SEQ = 100
 PREFERENCES = [(1, 4, 5, 0, 50), (2, 4, 5, 0, 150), (3, 5, 4, 0, 60), (4, 7, 8, 0, 70)]
 
 
-def training_events() -> TrainingEvents:
+def training_events() -> EventSnapshot:
     rows = np.array(sorted(EVENTS, key=lambda row: (row[0], row[2])), dtype=np.int64)
     seq = np.where(rows[:, 1] == 4, 100 + rows[:, 2], rows[:, 2])
-    snapshot = EventSnapshot(
+    return EventSnapshot(
         user_id=rows[:, 0],
         item_id=rows[:, 1],
         timestamp=rows[:, 2],
@@ -215,8 +217,9 @@ def training_events() -> TrainingEvents:
         preferences=np.array(PREFERENCES, dtype=np.int64),
         preference_weight=np.ones(len(PREFERENCES), dtype=np.float32),
         max_seq=200,
+        user_ids=PEOPLE,
+        item_ids=THINGS,
     )
-    return TrainingEvents(snapshot, PEOPLE, THINGS)
 
 
 def pairs(matrix: Interactions) -> set[tuple[str, str]]:
@@ -231,13 +234,13 @@ def everyone(matrix: Interactions) -> BoolArray:
 def test_known_at_tells_events_and_stated_preferences_up_to_a_seq() -> None:
     events = training_events()
     interactions = events.interactions()
-    done, stated = events.known_at(interactions, everyone(interactions), TRAINED_SEQ)
+    done, stated = known_at(events, interactions, everyone(interactions), TRAINED_SEQ)
     assert pairs(done) == {(user, f"i{n}") for user in PEOPLE.values() for n in (1, 2, 3)}
     assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
-    done, stated = events.known_at(interactions, everyone(interactions), 200)
+    done, stated = known_at(events, interactions, everyone(interactions), 200)
     assert pairs(done) == pairs(interactions)
     assert pairs(stated) == {("ann", "i4"), ("ben", "i4"), ("cem", "i4")}
-    done, stated = events.known_at(interactions, np.arange(interactions.n_users) == 2, 200)
+    done, stated = known_at(events, interactions, np.arange(interactions.n_users) == 2, 200)
     assert {user for user, _ in pairs(done) | pairs(stated)} == {"cem"}
 
 
@@ -251,7 +254,7 @@ def test_a_stated_preference_about_a_held_out_item_counts_as_learned() -> None:
     for user in range(interactions.n_users):  # as it was held out then: the items 3 and 2
         held_out[user] = [interactions.item_ids.index("i3"), interactions.item_ids.index("i2")]
     evaluated = EvaluationSnapshot(model, np.arange(interactions.n_users), held_out)
-    done, stated = events.known_at(interactions, everyone(interactions), TRAINED_SEQ)
+    done, stated = known_at(events, interactions, everyone(interactions), TRAINED_SEQ)
     incumbent = Incumbent(evaluated, interactions.user_ids, interactions.item_ids, done, stated)
     split = leave_latest_out(interactions)
     found = fair_hold_out(split, incumbent)

@@ -19,16 +19,16 @@ from pydantic import ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
-from app.events.service import EventService
-from app.events.training_snapshot import EventSnapshot
-from app.jobs.schemas import TrainOrder
+from app.events.training_snapshot import EventSnapshot, read_snapshot
+from app.jobs.schemas import TASK, PrecomputeTask, TaskSettings, TrainingTask, TrainOrder
+from app.registry.schemas import ModelRow
+from app.registry.service import ModelRegistry
 from app.training.reader import Retry
 from app.wiring import Services
 from app.worker.child_process import child_environment, run_task
-from app.worker.task import TASK, PrecomputeTask, TaskSettings, TrainingTask
 from ncr_core import atomic_files
 from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
-from tests.app.conftest import QUICK, add_small_data, publish_model, run_job, run_job_here
+from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
 from tests.conftest import ON_SQLITE
 
 SECRET = "a-pass-word"
@@ -152,46 +152,25 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
 ) -> None:
     await add_small_data(services)
     incumbent = await publish_model(services)
-    failures = {"snapshot_for_training": [error] * 2, "serving": [error] * 2}
-    for owner, name in ((services.events, "snapshot_for_training"), (services.models, "serving")):
-        kind, fail = type(owner), failing_at_first(failures[name])
-        method = getattr(kind, name)
+    fail_to_read, fail_to_load = failing_at_first([error] * 2), failing_at_first([error] * 2)
+    serving = ModelRegistry.serving
 
-        async def flaky(self: Any, method: Any = method, fail: Any = fail) -> Any:
-            fail()
-            return await method(self)
+    def flaky_read(*arguments: Any) -> EventSnapshot:
+        fail_to_read()
+        return read_snapshot(*arguments)
 
-        monkeypatch.setattr(kind, name, flaky)
+    async def flaky_serving(self: ModelRegistry) -> ModelRow | None:
+        fail_to_load()
+        return await serving(self)
+
+    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", flaky_read)
+    monkeypatch.setattr(ModelRegistry, "serving", flaky_serving)
     pauses: list[float] = []
     summary = await asyncio.to_thread(
         run_task, task_for(settings), lambda progress: None, Retry(30.0, sleep=pauses.append)
     )
     assert summary["metrics"]["gate"]["incumbent"] == incumbent
     assert len(pauses) == 4
-
-
-@pytest.mark.anyio
-@pytest.mark.slow
-async def test_a_user_who_is_erased_while_events_are_read_does_not_end_a_training(
-    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await add_small_data(services)
-    await publish_model(services)
-    read = EventService.snapshot_for_training
-
-    async def read_then_erase(self: EventService) -> EventSnapshot:
-        snapshot = await read(self)
-        for user in ("user-1", "user-7"):
-            await services.events.delete_user(user)
-        monkeypatch.undo()
-        return snapshot
-
-    monkeypatch.setattr(EventService, "snapshot_for_training", read_then_erase)
-    job = await run_job_here(services, settings, force=True)
-    assert (job.status, job.error) == ("succeeded", None)
-    row = await services.models.get(str(job.model_version))
-    user_ids = set((await services.models.load(row, "cpu")).user_ids)
-    assert user_ids == {f"user-{n}" for n in range(1, 61)} - {"user-1", "user-7"}
 
 
 def full_disk() -> OSError:
@@ -244,7 +223,7 @@ async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
 ) -> None:
     await add_small_data(services)
     (settings.data_dir / "models").write_text("a file in place of the folder")
-    monkeypatch.setattr("app.training.reader.TrainingReader.training_data", lambda self: 1 / 0)
+    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", lambda *_: 1 / 0)
     with pytest.raises(CheckpointError, match=r"models cannot be written: "):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
 
@@ -255,7 +234,7 @@ async def test_a_training_that_does_not_fit_says_what_it_needs_before_it_reads_t
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add_small_data(services)
-    monkeypatch.setattr("app.training.reader.TrainingReader.training_data", lambda self: 1 / 0)
+    monkeypatch.setattr("app.events.training_snapshot._statement", lambda *_: 1 / 0)
     small = task_for(settings.model_copy(update={"train_memory_bytes": 128 * 2**20}))
     needs = (
         r"^this training needs about 1\.\d GiB of memory \([\d,]+ events, [\d,]+ users, [\d,]+ "

@@ -18,8 +18,7 @@ from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.tables import jobs
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
-from app.worker.periodic_tasks import PeriodicTask
-from app.worker.worker import Worker, build_worker
+from app.worker.worker import PeriodicTask, Worker, build_worker
 from benchmarks.faults.setup import LONG_TRAINING
 from tests.app.conftest import (
     QUICK,
