@@ -54,7 +54,8 @@ def by_user(
 def _folder() -> str | None:
     """Where large temporary files belong, as SQLite sees it: /tmp may be memory."""
     folders = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp")  # noqa: S108
-    return next((folder for folder in folders if folder and Path(folder).is_dir()), None)
+    usable = (each for each in folders if each and os.access(each, os.W_OK | os.X_OK))
+    return next((folder for folder in usable if Path(folder).is_dir()), None)
 
 
 def _runs(batches: Iterable[pa.RecordBatch], stop: threading.Event) -> Iterator[pa.Table]:
@@ -98,7 +99,7 @@ def _merged(mapped: mmap.mmap, starts: list[int], chunk_rows: int) -> Iterator[p
     """
     data = pa.py_buffer(mapped)
     runs = [pa.ipc.open_stream(data.slice(start)).read_all() for start in starts]
-    users = [run["user"].combine_chunks() for run in runs]
+    users = [run["user"].chunk(0) for run in runs]  # of the file's memory; a run is one batch
     places = [0] * len(runs)
     share = max(chunk_rows // len(runs), 1)
     while active := [r for r, run in enumerate(runs) if places[r] < run.num_rows]:

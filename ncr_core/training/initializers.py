@@ -79,19 +79,22 @@ def _sweeps(unobserved: float) -> int:
 @torch.no_grad()
 def als_seconds(factors: int, train: Interactions) -> float:
     """Estimates the seconds of `als_start` by half a sweep over a few users."""
-    part = train.select(train.users < ALS_PROBE_USERS)
     users = min(train.n_users, ALS_PROBE_USERS)
+    probed = np.random.default_rng(0).choice(train.n_users, users, replace=False)
+    probed.sort()
+    part = train.select(np.isin(train.users, probed))
     if part.nnz == 0:
         return 0.0
     known, columns = np.unique(part.items, return_inverse=True)
+    rows = np.searchsorted(probed, part.users)
     items = torch.ones(len(known), factors)
     seconds = math.inf
     for _ in range(3):  # the first is slow, and others may use the processor
         started = time.perf_counter()
-        _least_squares(items, torch.from_numpy(part.users), torch.from_numpy(columns), users, 0.1)
+        _least_squares(items, torch.from_numpy(rows), torch.from_numpy(columns), users, 0.1)
         seconds = min(seconds, time.perf_counter() - started)
-    rows = (train.n_users + train.n_items) / users
-    return _sweeps(unobserved_weight(train)) * seconds * max(rows, 2 * train.nnz / max(1, part.nnz))
+    share = max((train.n_users + train.n_items) / users, 2 * train.nnz / part.nnz)
+    return _sweeps(unobserved_weight(train)) * seconds * share
 
 
 def _least_squares(

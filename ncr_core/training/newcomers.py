@@ -14,28 +14,35 @@ POPULARITY_WEIGHTS = {1: 2.0, 2: 1.5, 3: 1.0, 5: 1.0}  # by classes of LENGTHS
 MAX_NEWCOMERS = 0.05  # of the users
 
 
+def has_few_newcomers(train: Interactions) -> bool:
+    """Whether too few users have few items for validation to look after them."""
+    newcomers = np.diff(train.indptr) <= max(POPULARITY_WEIGHTS)
+    return bool(newcomers.mean() <= MAX_NEWCOMERS)
+
+
 @torch.no_grad()
-def shrink_newcomers(model: PairwiseRanker, train: Interactions) -> None:
+def shrink_newcomers(model: PairwiseRanker, train: Interactions) -> bool:
     """Adds popularity to the offsets by which users of few items are ranked.
 
     What a training learns of first events tells the best few items apart, but less of the others
-    than popularity does. Nothing happens to models without offsets by the number of items, to those
-    with a tower, and where more than ``MAX_NEWCOMERS`` have so few items: validation looks after
-    them there.
+    than popularity does. Nothing happens to models without offsets by the number of items, and to
+    those with a tower.
 
     Args:
         model: it was trained on ``train``.
         train: the interactions.
+
+    Returns:
+        Whether the model changed.
     """
     users = model.user_parts()[0]
-    newcomers = np.diff(train.indptr) <= max(POPULARITY_WEIGHTS, default=0)
     if model.config.kind != "nbpr" or not model.config.by_length or train.nnz == 0:
-        return
-    if newcomers.mean() > MAX_NEWCOMERS:
-        return
+        return False
     assert isinstance(users, PooledUsers)  # noqa: S101 - `by_length` says so
     counts = torch.from_numpy(train.item_counts()).float().to(model.device)
     popular = popularity_vector(item_vectors(model), counts)
-    if bool(popular.isfinite().all()):
-        for items, weight in POPULARITY_WEIGHTS.items():
-            users.offset[LENGTHS.index(items)] += weight * popular
+    if not bool(popular.isfinite().all()):
+        return False
+    for items, weight in POPULARITY_WEIGHTS.items():
+        users.offset[LENGTHS.index(items)] += weight * popular
+    return True

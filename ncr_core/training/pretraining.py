@@ -21,7 +21,7 @@ from ncr_core.recipes import Recipe
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
-from ncr_core.training.newcomers import shrink_newcomers
+from ncr_core.training.newcomers import has_few_newcomers, shrink_newcomers
 from ncr_core.training.trainer import (
     Adam,
     History,
@@ -48,6 +48,8 @@ class TrainingResult:
 
     model: PairwiseRanker
     history: list[History]
+    shrunk: bool = False
+    """Whether newcomers' lists are nearer to popularity, by `shrink_newcomers`."""
 
 
 def train_model(
@@ -57,32 +59,35 @@ def train_model(
     on_progress: OnProgress | None = None,
     parts: Parts | None = None,
     start: PairwiseRanker | None = None,
+    shrink: bool | None = None,
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
     ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from, and
-    ``start`` is a model of one phase at its start, which is trained in place. Repeatable by
-    ``config.seed`` on one device. Raises DataError or TrainingError.
+    ``start`` is a model of one phase at its start, which is trained in place. ``shrink`` says
+    whether to `shrink_newcomers`; without it the data do. Repeatable by ``config.seed`` on one
+    device. Raises DataError or TrainingError.
     """
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
     if not pretrains(model_config, config):
-        model = start or _started(model_config, config, split)
+        model = start or start_model(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
         history = train_loop(model, split, config, phase, on_progress)
-        if config.epochs > 0:
-            shrink_newcomers(model, split.train)
+        shrink = has_few_newcomers(split.train) if shrink is None else shrink
+        shrunk = shrink and history.best_epoch > 0 and shrink_newcomers(model, split.train)
+        if shrunk:
             remember(model, split.train)
-        return TrainingResult(model, [history])
+        return TrainingResult(model, [history], shrunk)
 
     histories: list[History] = []
     fine_tuning = config.fine_tune_epochs * EPOCH_COST["neupr"]
     later = {"nbpr": config.epochs * EPOCH_COST["dncr"] + fine_tuning, "dncr": fine_tuning}
 
     def pretrained(kind: Kind) -> PairwiseRanker:
-        part = _started(part_config(model_config, kind), config, split)
+        part = start_model(part_config(model_config, kind), config, split)
         phase = TrainingPhase(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
         phase_config = config if part.shares_negatives else replace(config, shared_negatives=0)
@@ -116,7 +121,7 @@ def estimated_seconds(
     if config.start != "random" and not started:
         began = time.perf_counter()
         for phase, _ in phases[:2]:  # fine-tuning starts from the two before it
-            _started(phase, config, split)
+            start_model(phase, config, split)
         seconds += time.perf_counter() - began
     return seconds
 
@@ -209,7 +214,8 @@ def _with_held_out(
         learn_held_out(trained.model, interactions, config)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
-    return train_model(recipe.model, again, Split(interactions, nothing, nothing)).model
+    everything = Split(interactions, nothing, nothing)
+    return train_model(recipe.model, again, everything, shrink=trained.shrunk).model
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
@@ -222,7 +228,7 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
     return replace(model_config, kind=kind, item_bias=model_config.item_bias and kind == "nbpr")
 
 
-def _started(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
+def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
     """A model to train, at its start."""
     model = _build(config, split, training.seed)
     if training.start != "random":

@@ -22,6 +22,7 @@ from ncr_core.training.pretraining import (
     TrainingResult,
     estimated_seconds,
     pretrains,
+    start_model,
     train_model,
 )
 from ncr_core.training.trainer import OnProgress, validation_ranks
@@ -218,7 +219,7 @@ def _within(
     """The recipe with as many epochs as there is time for, and why it is not worth training.
 
     The reason is None for one that is. A recipe of several phases is not shortened. The model is
-    the recipe's at its start, where that was made to look at it.
+    that of a recipe of one phase at its start, which is made once: the time for it is spent.
     """
     if recipe.training.epochs == 0:
         return recipe, None, None
@@ -235,12 +236,15 @@ def _within(
     if start < MIN_START_SHARE * best:
         reason = f"its start has NDCG@10 {start:.4f}, less than half of the best, {best:.4f}"
         return recipe, reason, None
-    needed = estimated_seconds(recipe.model, recipe.training, split, started=model is not None)
+    one_phase = not pretrains(recipe.model, recipe.training)
+    if one_phase and model is None:
+        model = start_model(recipe.model, recipe.training, split)
+    needed = estimated_seconds(recipe.model, recipe.training, split, started=one_phase)
     left = timer.seconds_left()
     if needed <= left:
         return recipe, None, model
     epochs = int(recipe.training.epochs * left / needed)
-    if not pretrains(recipe.model, recipe.training) and (epochs or model is not None):
+    if one_phase and (epochs or recipe.training.start == "als"):
         return recipe.with_(epochs=epochs), None, model
     return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
 

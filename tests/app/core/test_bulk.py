@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from app.catalog.service import CatalogService
+from app.catalog.tables import items
 from app.core import bulk
 from app.core.bulk import MIN_COPY_ROWS, insert_many
 from app.core.database import Database
 from app.core.requests import MAX_ID_BYTES, text_problem
-from app.core.settings import Settings, load_settings, normalise_database_url
-from app.events.event_weights import EventWeights
-from app.events.repository import EventRepository
+from app.core.settings import load_settings, normalise_database_url
 from app.events.schemas import NewEvent
 from app.events.service import EventService
 from app.events.tables import events, users
@@ -54,18 +53,18 @@ def service_of(database: Database, **overrides: Any) -> EventService:
 
 async def stored(database: Database) -> list[NewEvent]:
     """All events, in order, as they were given."""
-    repository, catalog = (
-        EventRepository(database, EventWeights.from_settings(Settings())),
-        CatalogService(database),
+    joined = events.join(users, users.c.id == events.c.user_id)
+    names = (users.c.external_id.label("user"), items.c.external_id.label("item"))
+    rows = await database.fetch(
+        sa.select(*events.c, *names)
+        .select_from(joined.join(items, items.c.id == events.c.item_id))
+        .order_by(events.c.seq)
     )
-    rows = await database.fetch(sa.select(*events.c).order_by(events.c.seq))
-    names = await repository.external_users({row.user_id for row in rows})
-    items = await catalog.external_ids_of({row.item_id for row in rows})
     return [
         NewEvent(
             row.event_id,
-            names[row.user_id],
-            items[row.item_id],
+            row.user,
+            row.item,
             row.type,
             row.value,
             row.timestamp,
