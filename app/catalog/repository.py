@@ -139,6 +139,12 @@ class CatalogRepository:
             rows = list(await conn.execute(query))
         return {row[0]: row[1] for row in rows}
 
+    async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the clients' ids by internal id, deleted items included."""
+        wanted = one_of(items.c.id, ids, self._dialect)
+        rows = await self._database.fetch(sa.select(items.c.id, items.c.external_id).where(wanted))
+        return {row[0]: row[1] for row in rows}
+
     async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:
         """Return at most ``n`` items below an internal id, newest first, without deleted ones."""
         query = _WITH_ID if below is None else _WITH_ID.where(items.c.id < below)

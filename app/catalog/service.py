@@ -89,6 +89,10 @@ class CatalogService:
         """Return the internal ids of those items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
 
+    async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
+        """Return the clients' ids by internal id, deleted items included."""
+        return await self._repository.external_ids_of(ids)
+
     async def iter_items(self, chunk_size: int = 5_000) -> AsyncIterator[list[Item]]:
         """Yield all items in chunks, oldest first, without deleted ones."""
         after = 0
