@@ -16,7 +16,7 @@ from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks
 from ncr_core.models import PairwiseRanker
-from ncr_core.recipes import Recipe, auto_recipes
+from ncr_core.recipes import MAX_DENSE_ITEMS, Recipe, auto_recipes
 from ncr_core.training.initializers import als_seconds
 from ncr_core.training.pretraining import (
     TrainingResult,
@@ -254,12 +254,12 @@ def _start(
 ) -> tuple[float, PairwiseRanker | None]:
     """NDCG@10 of NBPR from the start of a recipe, untrained: a tower's start says nothing yet.
 
-    With it goes that model, where it is the one to train: factors of ALS take too long to be made
-    twice, and few of them do not tell what more are worth.
+    With it goes that model, where it is the one to train: of many items, few factors of ALS do not
+    tell what more are worth, and all take too long to be made twice.
     """
     if (name := _start_of(recipe)) in starts:
         return starts[name], None
-    whole = recipe.training.start == "als"
+    whole = recipe.training.start == "als" and split.train.n_items > MAX_DENSE_ITEMS
     factors = recipe.model.factors if whole else min(recipe.model.factors, START_FACTORS)
     start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
     model = train_model(start.model, start.training, split).model

@@ -183,6 +183,7 @@ def test_an_als_start_is_made_once_and_trained_for_as_long_as_there_is_time(
     monkeypatch.setattr(selection, "train_model", train_counted)
     monkeypatch.setitem(STARTS, "als", counted)
     monkeypatch.setattr(selection, "MIN_START_SHARE", 0.0)
+    monkeypatch.setattr(selection, "MAX_DENSE_ITEMS", 0)  # all data have many items
     monkeypatch.setattr(selection, "estimated_seconds", lambda *_, started: estimate + started)
     selected = select_recipe(chain(), recipes=[NEUPR, ALS], device="cpu")
     assert selected.tried[1].ndcg is not None
