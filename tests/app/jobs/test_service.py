@@ -198,6 +198,13 @@ async def test_a_job_fails_after_the_last_attempt(database: Database) -> None:
 
 async def test_jobs_that_ended_long_ago_are_deleted(database: Database) -> None:
     service, jobs = JobService(database, Settings(keep_jobs_days=2)), JobRepository(database)
+    ended = {"status": "cancelled", "finished_at": now_us() - 3 * DAY_US}
+    await jobs.insert("train", {}, job_id="cancelled before any training gave a model")
+    async with database.write() as conn:
+        await conn.execute(jobs_table.update().values(ended))
+    await service.delete_old({"stored"})
+    assert await jobs.page(None, 100) == []
+    await JobService(database, Settings(keep_jobs_days=36_500)).delete_old({"stored"})
     names = {
         "failed long ago": ("failed", None, 3),
         "failed lately": ("failed", None, 1),
