@@ -140,9 +140,10 @@ class PrecomputedCandidates:
         ):
             return None
         if len(items.hidden):
-            # Others take the places of hidden ones among the candidates that are ranked.
+            # Others take the places of hidden ones among the candidates that are ranked, and in
+            # the list, which goes on with further candidates where few are ranked.
             ranked = self._items[row, : model.engine.n_candidates]
-            if np.isin(ranked, items.hidden).any():
+            if np.isin(np.concatenate([ranked, lists.items[row]]), items.hidden).any():
                 return None
         columns = lists.items[row].tolist(), lists.scores[row].tolist(), lists.ahead[row].tolist()
         best = [RankedItem(*item) for item in zip(*columns, strict=True)]
