@@ -193,8 +193,7 @@ class ModelManager:
             log.warning("precomputed candidates are not used", reason=str(error))
         else:
             self._candidates_checked = model.version
-            lists = candidates.lists
-            fit = lists is not None and lists.made_by == ranked_by(model.engine)
+            fit = candidates.lists.made_by == ranked_by(model.engine)
             listed = candidates.rows if fit and not model.revision else None
             model.use_precomputed(candidates, candidates.searched, listed)
             current = self.current

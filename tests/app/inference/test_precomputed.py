@@ -16,8 +16,8 @@ from safetensors.numpy import save
 
 from app.core.settings import Settings
 from app.events.schemas import NewEvent
-from app.inference.loaded_model import LoadedModel
-from app.inference.precomputed import FORMATS, LIST_ITEMS, PrecomputedCandidates
+from app.inference.loaded_model import LoadedModel, digest_of_mask
+from app.inference.precomputed import FORMAT, LIST_ITEMS, PrecomputedCandidates
 from app.jobs.schemas import TrainParams
 from app.main import create_app
 from app.recommend import service
@@ -181,7 +181,7 @@ async def test_only_the_latest_active_are_computed_and_only_for_the_active_versi
     version = await train_and_precompute(services, settings, users=5)
     found = PrecomputedCandidates.load(services.models.candidates_path(version), 50)
     assert len(found) == 5
-    assert "user-7" in found._users
+    assert "user-7" in found.rows
     await services.jobs._repository.insert("candidates", {"version": version})
     await publish_model(services)  # another takes its place before the job is done
     assert await thread_worker(services, settings).run_once()
@@ -194,12 +194,19 @@ def _file(path: Path, users: Any, seqs: Any, about: dict[str, str]) -> None:
         "users": np.frombuffer(json.dumps(users).encode(), dtype=np.uint8),
         "seqs": seqs,
         "items": np.zeros((1, 4), dtype=np.int32),
+        "gaps": np.zeros(1, dtype=np.int8),
+        "searched": np.packbits(np.ones(9, dtype=np.bool_)),
+        "list_latest": np.zeros(1, dtype=np.int64),
+        "list_items": np.zeros((1, LIST_ITEMS), dtype=np.int32),
+        "list_scores": np.zeros((1, LIST_ITEMS)),
+        "list_ahead": np.zeros((1, LIST_ITEMS)),
     }
     path.write_bytes(save(arrays, about))
 
 
 def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -> None:
-    path, about = tmp_path / "c", {"format": FORMATS[0], "visible": "v"}
+    digest = digest_of_mask(np.ones(9, dtype=np.bool_))
+    path, about = tmp_path / "c", {"format": FORMAT, "visible": digest}
     one = np.zeros(1, dtype=np.int64)
     _file(path, ["u"], one, about)
     assert len(PrecomputedCandidates.load(path, 9)) == 1
@@ -209,14 +216,13 @@ def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -
         (["u"], one[None], about),
         (["u"], one.astype(np.float64), about),
         (["u", "v"], one, about),
-        (["u"], one, {"format": "other"}),
+        (["u"], one, about | {"format": "ncr-candidates-1"}),
+        (["u"], one, about | {"visible": "other"}),
         ({"u": 1}, one, about),
     ):
         _file(path, users, seqs, said)
         with pytest.raises(ValueError, match="fit"):
             PrecomputedCandidates.load(path, 9)
-    _file(path, ["u"], one, {"format": FORMATS[0]})
-    assert PrecomputedCandidates.load(path, 9).visible == ""
 
 
 @ON_SQLITE
