@@ -82,17 +82,6 @@ class RequestContext:
 
         try:
             await self.app(scope, receive, send_with_id)
-        except AppError as error:
-            # Raised by middleware, where the application's handlers do not reach.
-            if status:
-                raise
-            await problem_of(error, request_id)(scope, receive, send_with_id)
-        except asyncio.CancelledError:
-            # The server's grace for stopping is over. The client can try again, elsewhere.
-            if status:
-                raise
-            stopping = Unavailable("the service is stopping", code="stopping")
-            await problem_of(stopping, request_id)(scope, receive, send_with_id)
         except Exception:
             if status:
                 _log_failure(scope)
@@ -119,13 +108,19 @@ class RequestContext:
 
 
 class AnswerRefusals:
-    """Turns errors that middleware raises into responses, which outer middleware can observe."""
+    """Turns what is raised below into responses that outer middleware can observe.
+
+    It is within the middleware for CORS, so that a page may read them.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and respond to errors."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
         started = False
 
         async def send_and_note(message: Message) -> None:
@@ -136,12 +131,17 @@ class AnswerRefusals:
         try:
             await self.app(scope, receive, send_and_note)
         except AppError as error:
-            if started or scope["type"] != "http":
+            if started:
                 raise
             await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
+        except asyncio.CancelledError:
+            # The server's grace for stopping is over. The client can try again, elsewhere.
+            if started:
+                raise
+            stopping = Unavailable("the service is stopping", code="stopping")
+            await problem_of(stopping, scope.get(REQUEST_ID_KEY))(scope, receive, send)
         except Exception:
-            # Answered here, within the middleware for CORS, so that a page may read it.
-            if started or scope["type"] != "http":
+            if started:
                 raise
             await _answer_failure(scope, receive, send)
 

@@ -458,7 +458,7 @@ def encode_place(place: Place | None) -> str | None:
 
 def decode_place(cursor: str | None) -> Place | None:
     """The row in a cursor. Raises as `decode_cursor`."""
-    return None if cursor is None else Place(*_decoded(cursor, rb"|:[\w.-]{1,64}"))
+    return None if cursor is None else Place(*_decoded(cursor, rb":[\w.-]{1,64}"))
 
 
 def _bad_cursor() -> NoReturn:

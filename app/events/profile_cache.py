@@ -10,14 +10,18 @@ import numpy as np
 import orjson
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.bulk import each_of
 from app.core.cache import BatchLoader, ByteCache, SingleFlight
-from app.core.database import AWAY, Database
+from app.core.database import Database
+from app.core.logging import get_logger
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
 from app.events.tables import event_time, events, preferences, retractions, users
+
+log = get_logger(__name__)
 
 MAX_STALENESS_SECONDS = 0.05
 MIN_HINTED_INTERVAL_SECONDS = 0.005  # between two reads of the counters, however many hints come
@@ -151,13 +155,13 @@ class ProfileCache:
         """Know the last seqs of these users, and of nobody else, without their profiles.
 
         It may be called often: it reads them when the users are others, and after they were dropped
-        with all profiles. While the database is away it knows nobody new.
+        with all profiles. After an error it knows fewer, until it is called again.
         """
         now = time.monotonic()
         is_known = self._last_seqs or not users or now < self._followed_at
         if users is self._followed and is_known:
             return
-        self._followed, self._followed_at = users, now + FOLLOW_SECONDS
+        self._followed, self._followed_at = None, now + FOLLOW_SECONDS
         for user in self._last_seqs.keys() - users.keys():
             del self._last_seqs[user]
         names = list(users)
@@ -175,8 +179,9 @@ class ProfileCache:
                     for user, user_id, seq in rows
                     if user not in dropped and user_id not in dropped
                 }
-        except AWAY:
-            self._followed = None
+            self._followed = users
+        except SQLAlchemyError as error:
+            log.warning("users are not followed", error=str(error).partition("\n")[0])
         finally:
             self._dropped = None
 

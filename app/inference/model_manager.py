@@ -193,10 +193,12 @@ class ModelManager:
             log.warning("precomputed candidates are not used", reason=str(error))
         else:
             self._candidates_checked = model.version
-            lists = candidates.lists
-            fit = lists is not None and lists.made_by == ranked_by(model.engine)
+            fit = candidates.lists.made_by == ranked_by(model.engine)
             listed = candidates.rows if fit and not model.revision else None
             model.use_precomputed(candidates, candidates.searched, listed)
+            current = self.current
+            if current is not None and current.version == model.version:
+                current.keep_precomputed(model)  # new items may have joined it meanwhile
             log.info("candidates loaded", version=model.version, users=len(candidates), lists=fit)
 
     def _record_fallback(self, to: str) -> None:

@@ -20,8 +20,8 @@ from ncr_core.inference.engine import InferenceEngine, RankedItem
 from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest, UserState
 
 BATCH = 64  # users in one pass
-FORMATS = ("ncr-candidates-1", "ncr-candidates-2")
-"""In the first nobody has been away, and there are no lists."""
+FORMAT = "ncr-candidates-2"
+"""Files of another one are not used: they are made anew with the next model."""
 LIST_ITEMS = 10  # of a list: as many as a request gets that does not say how many
 
 Report = Callable[[int, int], None]
@@ -83,24 +83,19 @@ class PrecomputedCandidates:
         users: Sequence[str],
         seqs: NDArray[np.int64],
         items: NDArray[np.int32],
-        visible: str,
-        searched: SearchedItems | None = None,
-        gaps: NDArray[np.int8] | None = None,
-        lists: PrecomputedLists | None = None,
+        gaps: NDArray[np.int8],
+        searched: SearchedItems,
+        lists: PrecomputedLists,
     ) -> None:
-        self._seqs, self._items = seqs, items
-        self._gaps = np.zeros(len(seqs), dtype=np.int8) if gaps is None else gaps
-        self._users = list(users)
+        self._seqs, self._items, self._gaps = seqs, items, gaps
         self.rows = {user: row for row, user in enumerate(users)}
         """The users, each with a number."""
         self.lists = lists
-        """Their lists; None in the files of earlier versions."""
-        self.visible = visible
         self.searched = searched
-        """The items that were visible then; None in the files of earlier versions."""
+        """The items that were visible then."""
 
     def __len__(self) -> int:
-        return len(self._users)
+        return len(self.rows)
 
     def find(self, request: RankRequest) -> CandidateList | None:
         """The candidates, if they were computed for just this state and these filters."""
@@ -111,7 +106,7 @@ class PrecomputedCandidates:
         row = self.rows.get(user)
         if row is None or self._seqs[row] != seq:
             return None
-        key = (state, int(self._gaps[row]), unfiltered_key(self.visible))
+        key = (state, int(self._gaps[row]), unfiltered_key(self.searched.digest))
         if (request.trained_key or request.key) != key:
             return None
         items = self._items[row]
@@ -132,17 +127,17 @@ class PrecomputedCandidates:
         """
         row, lists = self.rows[user], self.lists
         if (
-            lists is None
-            or lists.items[row, -1] < 0  # popular items are to follow
+            lists.items[row, -1] < 0  # popular items are to follow
             or self._seqs[row] != seq
-            or items.searched.digest != self.visible
+            or items.searched.digest != self.searched.digest
             or model.gap_class(lists.latest[row : row + 1], at_us) != self._gaps[row]
         ):
             return None
         if len(items.hidden):
-            # Others take the places of hidden ones among the candidates that are ranked.
+            # Others take the places of hidden ones among the candidates that are ranked, and in
+            # the list, which goes on with further candidates where few are ranked.
             ranked = self._items[row, : model.engine.n_candidates]
-            if np.isin(ranked, items.hidden).any():
+            if np.isin(np.concatenate([ranked, lists.items[row]]), items.hidden).any():
                 return None
         columns = lists.items[row].tolist(), lists.scores[row].tolist(), lists.ahead[row].tolist()
         best = [RankedItem(*item) for item in zip(*columns, strict=True)]
@@ -150,17 +145,16 @@ class PrecomputedCandidates:
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all."""
-        ids = np.frombuffer(json.dumps(self._users).encode(), dtype=np.uint8)
-        arrays: dict[str, NDArray[Any]] = {"users": ids, "seqs": self._seqs, "items": self._items}
-        if self.searched is not None:
-            arrays["searched"] = np.packbits(self.searched.mask)
-        about = {"format": FORMATS[-1], "visible": self.visible}
-        arrays["gaps"] = self._gaps
-        if self.lists is not None:
-            about["lists"] = self.lists.made_by
-            arrays |= {f"list_{name}": getattr(self.lists, name) for name in _LIST_ARRAYS}
-        content = save(arrays, about)
-        atomic_write(path, content, replace=True)
+        arrays: dict[str, NDArray[Any]] = {
+            "users": np.frombuffer(json.dumps(list(self.rows)).encode(), dtype=np.uint8),
+            "seqs": self._seqs,
+            "items": self._items,
+            "gaps": self._gaps,
+            "searched": np.packbits(self.searched.mask),
+        }
+        arrays |= {f"list_{name}": getattr(self.lists, name) for name in _LIST_ARRAYS}
+        about = {"format": FORMAT, "visible": self.searched.digest, "lists": self.lists.made_by}
+        atomic_write(path, save(arrays, about), replace=True)
 
     @classmethod
     def load(cls, path: Path, n_items: int) -> PrecomputedCandidates:
@@ -168,34 +162,29 @@ class PrecomputedCandidates:
         try:
             with safe_open(path, framework="numpy") as file:
                 about = file.metadata() or {}
-                ids, seqs, items = (file.get_tensor(name) for name in ("users", "seqs", "items"))
-                there = set(file.keys())
-                packed = file.get_tensor("searched") if "searched" in there else None
-                gaps = file.get_tensor("gaps") if "gaps" in there else np.zeros(len(seqs), np.int8)
-                lists = None
-                if "lists" in about:
-                    arrays = (file.get_tensor(f"list_{name}") for name in _LIST_ARRAYS)
-                    lists = PrecomputedLists(about["lists"], *arrays)
+                names = ("users", "seqs", "items", "gaps", "searched")
+                ids, seqs, items, gaps, packed = (file.get_tensor(name) for name in names)
+                arrays = (file.get_tensor(f"list_{name}") for name in _LIST_ARRAYS)
+                lists = PrecomputedLists(about.get("lists", ""), *arrays)
             users = json.loads(ids.tobytes())
         except (SafetensorError, ValueError) as error:
             raise ValueError(f"{path.name} is damaged: {error}") from None
         named = isinstance(users, list) and all(isinstance(user, str) for user in users)
         typed = seqs.dtype == np.int64 and items.dtype == np.int32
         if (
-            about.get("format") not in FORMATS
+            about.get("format") != FORMAT
             or not (named and typed and seqs.ndim == 1 and items.ndim == 2)
-            or not len(users) == len(seqs) == len(items)
+            or not len(set(users)) == len(seqs) == len(items)
             or (gaps.dtype, gaps.shape) != (np.int8, seqs.shape)
-            or (lists is not None and not lists.fits(len(users), n_items))
+            or (packed.dtype, packed.shape) != (np.uint8, (-(-n_items // 8),))
+            or not lists.fits(len(users), n_items)
             or (items.size and (items.min() < -1 or items.max() >= n_items))
         ):
             raise ValueError(f"{path.name} does not fit its model")
-        searched, visible = None, about.get("visible", "")
-        if packed is not None and packed.dtype == np.uint8 and len(packed) == -(-n_items // 8):
-            searched = SearchedItems.of(np.unpackbits(packed, count=n_items).astype(np.bool_))
-        if searched is not None and searched.digest != visible:
+        searched = SearchedItems.of(np.unpackbits(packed, count=n_items).astype(np.bool_))
+        if searched.digest != about.get("visible"):
             raise ValueError(f"{path.name} does not fit its model")
-        return cls(users, seqs, items, visible, searched, gaps, lists)
+        return cls(users, seqs, items, gaps, searched, lists)
 
 
 _LIST_ARRAYS = ("latest", "items", "scores", "ahead")
@@ -237,5 +226,5 @@ def compute(
         report(start + len(batch), n)
     seqs = np.array([user.last_seq for user in users], dtype=np.int64)
     gaps = np.array([user.gap_class for user in users], dtype=np.int8)
-    searched, names = SearchedItems.of(visible), [user.id for user in users]
-    return PrecomputedCandidates(names, seqs, items, searched.digest, searched, gaps, lists)
+    names = [user.id for user in users]
+    return PrecomputedCandidates(names, seqs, items, gaps, SearchedItems.of(visible), lists)

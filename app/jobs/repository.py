@@ -90,7 +90,9 @@ class JobRepository:
 
         The jobs of ``stored`` model versions stay, and the training from which triggers count.
         """
-        latest = sa.select(sa.func.max(jobs.c.started_at)).where(_GAVE_A_MODEL).scalar_subquery()
+        # Without a training that gave a model, NULL would equal jobs that never began.
+        started = sa.func.coalesce(sa.func.max(jobs.c.started_at), -1)
+        latest = sa.select(started).where(_GAVE_A_MODEL).scalar_subquery()
         outdated = sa.select(jobs.c.job_id).where(
             jobs.c.status.in_(ENDED),
             jobs.c.finished_at < before_us,

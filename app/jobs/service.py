@@ -22,6 +22,7 @@ from ncr_core.recipes import AUTO_RECIPE
 MAX_QUEUED_TRAININGS = 100
 DELETE_ROWS = 1000  # in one transaction
 DAY_US = 86_400_000_000
+_SET_BY_REQUESTS = {"seed", "min_interactions", "force"}  # no setting decides what is left out
 
 
 class JobService:
@@ -47,33 +48,35 @@ class JobService:
             params: The training.
             by: The id of the key that asks.
             idempotency_key: Of two requests of one key with the same value, the second is given
-                the job of the first.
+                the job of the first, whatever the defaults are by then.
 
         Raises:
             Conflict: The queue is full, or the first request with this value was another one.
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
                 recipe that chooses them, or such as do not fit each other.
         """
-        order = await self._complete(params, "request")
         job_id = None
         if idempotency_key is not None:
             digest = hashlib.sha256(f"{by}\0{idempotency_key}".encode()).hexdigest()
             job_id = f"key-{digest[:32]}"
-            if await self._is_queued(job_id, order):
+            if await self._is_queued(job_id, params):
                 return job_id
+        order = await self._complete(params, "request")
         try:
             return await self._repository.insert(
                 "train", order, by=by, job_id=job_id, max_queued=MAX_QUEUED_TRAININGS
             )
         except IntegrityError:
-            if job_id is None or not await self._is_queued(job_id, order):
+            if job_id is None or not await self._is_queued(job_id, params):
                 raise
             return job_id
 
-    async def _is_queued(self, job_id: str, order: dict[str, Any]) -> bool:
+    async def _is_queued(self, job_id: str, params: TrainParams) -> bool:
         """Whether an earlier request has queued this training."""
         job = await self._repository.get(job_id)
-        if job is not None and job.params != order:
+        names = params.model_fields_set | _SET_BY_REQUESTS
+        given = params.model_dump(include=names, exclude_none=True)
+        if job is not None and not given.items() <= job.params.items():
             raise Conflict(
                 "an earlier request with this Idempotency-Key asked for another training",
                 code="idempotency_key_used",

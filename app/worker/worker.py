@@ -194,9 +194,15 @@ class Worker:
             await self._retry(partial(publish, claim, task.version, summary))
         except LostJob:
             log.warning("job lost to another worker", job_id=claim.job_id)
-        except Stopped:
-            await self._jobs.requeue(claim)
+        except (Stopped, asyncio.CancelledError) as outcome:
+            requeue = asyncio.create_task(self._jobs.requeue(claim))
+            try:
+                await asyncio.wait({requeue})
+            finally:  # a stop that takes too long cancels this, and not the requeue
+                await requeue
             log.info("job given back", job_id=claim.job_id)
+            if isinstance(outcome, asyncio.CancelledError):
+                raise
         except (Stalled, Interrupted) as outcome:
             # It counts as an attempt, as after a worker that died: a machine that is too slow for
             # the job, or whatever stops its processes, would else start it for ever.
@@ -206,9 +212,6 @@ class Worker:
             await self._end(claim, "cancelled")
         except TrainingFailed as error:
             await self._end(claim, "failed", error=str(error))
-        except asyncio.CancelledError:
-            await asyncio.shield(self._jobs.requeue(claim))
-            raise
         except AWAY:
             # Nobody could be told how the job ended: once its lease is over it is taken up again.
             raise

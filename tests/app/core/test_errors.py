@@ -11,6 +11,8 @@ from fastapi import FastAPI
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
+from app.core.settings import Settings
+from app.main import create_app
 from tests.app.conftest import client_of
 from tests.app.core.conftest import check_problem, raw_request
 
@@ -46,22 +48,25 @@ async def test_an_unreachable_database_is_503(
 
 
 async def test_a_request_cancelled_at_shutdown_is_503(
-    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the server does when its grace is over: it cancels what still runs."""
-    running = asyncio.Event()
+    running, shop = asyncio.Event(), "https://shop.example"
+    app = create_app(settings.model_copy(update={"cors_origins": shop}))
 
     async def never(*_: object) -> None:
         running.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(app.state.services.catalog, "get", never)
-    request = asyncio.create_task(client.get("/items/x"))
-    await running.wait()
-    request.cancel()
-    response = await request
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        monkeypatch.setattr(app.state.services.catalog, "get", never)
+        request = asyncio.create_task(client.get("/items/x", headers={"Origin": shop}))
+        await running.wait()
+        request.cancel()
+        response = await request
     assert (response.status_code, response.json()["code"]) == (503, "stopping")
     assert response.headers["retry-after"]
+    assert response.headers["access-control-allow-origin"] == shop  # a page may read it
 
 
 async def test_405_names_all_methods_of_the_path(client: httpx2.AsyncClient) -> None:

@@ -136,6 +136,15 @@ def _asked_for() -> set[str]:
     return {name for text in expressions for name in re.findall(r"ncr_[a-z_]+", text)}
 
 
+def test_jobs_that_are_deleted_hide_no_failure_from_the_alerts() -> None:
+    """Counts of jobs fall: an alert looks for a rise within minutes, not for that of an hour."""
+    alerts = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    expressions = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    for status in ("failed", "rejected"):
+        rise = f'delta(ncr_jobs{{status="{status}"}}[5m])'
+        assert f"sum(max_over_time({rise}[1h:1m])) > 0" in expressions
+
+
 async def test_readiness_is_checked_once_for_all_who_ask_within_a_second(
     app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

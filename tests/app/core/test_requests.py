@@ -100,12 +100,24 @@ def test_the_json_schema_of_ids_agrees_with_their_check() -> None:
         ), repr(text)
 
 
-@pytest.mark.parametrize("path", ["/items", "/admin/jobs", "/admin/models", "/admin/activations"])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/items", ""),
+        ("/admin/activations", ""),
+        ("/admin/jobs", ":key-0b0e"),
+        ("/admin/models", ":20260101-000000-0b0e"),
+        ("/admin/trials", ":trial-20260101-000000-0b0e0b0e"),
+    ],
+)
 async def test_a_cursor_beyond_the_end_is_an_empty_page(
-    client: httpx2.AsyncClient, path: str
+    client: httpx2.AsyncClient, path: str, name: str
 ) -> None:
-    cursor = encode_cursor(10**18 - 1)
+    cursor = encode_cursor(10**18 - 1, name)
     assert (await client.get(path, params={"cursor": cursor})).status_code == 200
+    if name:  # earlier versions gave cursors without an id
+        answer = await client.get(path, params={"cursor": encode_cursor(10**18 - 1)})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor")
 
 
 async def test_unknown_query_parameters_are_refused(shared_client: httpx2.AsyncClient) -> None:

@@ -389,18 +389,34 @@ async def test_last_seqs_are_known_without_profiles(
     assert known() == ["u", "w", "x", "nobody"]
 
 
-async def test_a_database_that_is_away_is_no_error_of_who_follows(
-    services: Services, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [sa.exc.OperationalError, sa.exc.DBAPIError])
+async def test_an_error_of_the_database_is_none_of_who_follows(
+    services: Services, error: type[sa.exc.DBAPIError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add(services, event("u", "a"))
     profiles, followed = services.events.profiles, {"u": 0}
     with monkeypatch.context() as patch:
 
         async def away(*_: object) -> object:
-            raise sa.exc.OperationalError("", {}, Exception())
+            raise error("", {}, Exception())
 
         patch.setattr(services.database, "fetch", away)
         await profiles.follow(followed)
     assert profiles.last_seq("u") is None
+    with monkeypatch.context() as patch:  # another error, once some are known
+        await add(services, event("v", "a"))
+        followed["v"] = 0
+        patch.setattr("app.events.profile_cache.MAX_SEQS_READ", 1)
+        fetch = services.database.fetch
+
+        async def half(statement: Any, parameters: Any = None) -> Any:
+            if parameters == {"users": '["v"]'}:
+                raise RuntimeError
+            return await fetch(statement, parameters)
+
+        patch.setattr(services.database, "fetch", half)
+        with pytest.raises(RuntimeError):
+            await profiles.follow(followed)
+    assert (profiles.last_seq("u"), profiles.last_seq("v")) == (1, None)
     await profiles.follow(followed)
-    assert profiles.last_seq("u") == 1
+    assert profiles.last_seq("v") == 2

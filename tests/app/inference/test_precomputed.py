@@ -10,13 +10,14 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 from safetensors.numpy import save
 
 from app.core.settings import Settings
 from app.events.schemas import NewEvent
-from app.inference.loaded_model import LoadedModel
-from app.inference.precomputed import FORMATS, PrecomputedCandidates
+from app.inference.loaded_model import LoadedModel, digest_of_mask
+from app.inference.precomputed import FORMAT, LIST_ITEMS, PrecomputedCandidates
 from app.jobs.schemas import TrainParams
 from app.main import create_app
 from app.recommend import service
@@ -87,7 +88,7 @@ async def test_lists_are_those_that_would_be_found_on_demand(
 
 @ON_SQLITE
 async def test_a_server_takes_them_over_when_they_come_after_the_model(
-    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services: Services = app.state.services
     await add_small_data(services)
@@ -97,10 +98,19 @@ async def test_a_server_takes_them_over_when_they_come_after_the_model(
     await services.jobs._repository.insert("candidates", {"version": version})
     settings = settings.model_copy(update={"precompute_users": 7})
     assert await Worker(services.database, services.models, settings).run_once()
-    model = current(app)
+    models, model = app.state.recommend.models, current(app)
+    extended = model.extended([], torch.zeros(0, 4), "new items")
+    fetch = services.models.fetch_candidates
+
+    async def slow(version: str) -> Path | None:
+        models.current = extended  # meanwhile
+        return await fetch(version)
+
+    monkeypatch.setattr(services.models, "fetch_candidates", slow)
     await refresh(app)
     assert isinstance(model.engine.retriever.precomputed, PrecomputedCandidates)
-    assert current(app) is model
+    assert current(app) is extended
+    assert extended.engine.retriever.precomputed is model.engine.retriever.precomputed
 
 
 @ON_SQLITE
@@ -171,7 +181,7 @@ async def test_only_the_latest_active_are_computed_and_only_for_the_active_versi
     version = await train_and_precompute(services, settings, users=5)
     found = PrecomputedCandidates.load(services.models.candidates_path(version), 50)
     assert len(found) == 5
-    assert "user-7" in found._users
+    assert "user-7" in found.rows
     await services.jobs._repository.insert("candidates", {"version": version})
     await publish_model(services)  # another takes its place before the job is done
     assert await thread_worker(services, settings).run_once()
@@ -184,12 +194,19 @@ def _file(path: Path, users: Any, seqs: Any, about: dict[str, str]) -> None:
         "users": np.frombuffer(json.dumps(users).encode(), dtype=np.uint8),
         "seqs": seqs,
         "items": np.zeros((1, 4), dtype=np.int32),
+        "gaps": np.zeros(1, dtype=np.int8),
+        "searched": np.packbits(np.ones(9, dtype=np.bool_)),
+        "list_latest": np.zeros(1, dtype=np.int64),
+        "list_items": np.zeros((1, LIST_ITEMS), dtype=np.int32),
+        "list_scores": np.zeros((1, LIST_ITEMS)),
+        "list_ahead": np.zeros((1, LIST_ITEMS)),
     }
     path.write_bytes(save(arrays, about))
 
 
 def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -> None:
-    path, about = tmp_path / "c", {"format": FORMATS[0], "visible": "v"}
+    digest = digest_of_mask(np.ones(9, dtype=np.bool_))
+    path, about = tmp_path / "c", {"format": FORMAT, "visible": digest}
     one = np.zeros(1, dtype=np.int64)
     _file(path, ["u"], one, about)
     assert len(PrecomputedCandidates.load(path, 9)) == 1
@@ -199,14 +216,13 @@ def test_a_file_that_is_not_what_it_should_be_is_a_value_error(tmp_path: Path) -
         (["u"], one[None], about),
         (["u"], one.astype(np.float64), about),
         (["u", "v"], one, about),
-        (["u"], one, {"format": "other"}),
+        (["u"], one, about | {"format": "ncr-candidates-1"}),
+        (["u"], one, about | {"visible": "other"}),
         ({"u": 1}, one, about),
     ):
         _file(path, users, seqs, said)
         with pytest.raises(ValueError, match="fit"):
             PrecomputedCandidates.load(path, 9)
-    _file(path, ["u"], one, {"format": FORMATS[0]})
-    assert PrecomputedCandidates.load(path, 9).visible == ""
 
 
 @ON_SQLITE
@@ -412,13 +428,14 @@ async def test_lists_of_users_who_have_been_away(
         assert await is_at_hand(app, client, one) == (gap == 2)
 
 
+@pytest.mark.parametrize("candidates", [15, 5])
 @ON_SQLITE
 async def test_lists_while_items_are_hidden(
-    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, candidates: int
 ) -> None:
     services: Services = app.state.services
     await add_small_data(services)
-    few = settings.model_copy(update={"candidates": 15})
+    few = settings.model_copy(update={"candidates": candidates})
     await train_and_precompute(services, few, users=1000)
     await refresh(app)
     assert not await is_at_hand(app, client, "user-1")  # this server ranks more candidates
@@ -426,13 +443,14 @@ async def test_lists_while_items_are_hidden(
     async with other.router.lifespan_context(other), client_of(other) as client:
         made = current(other).engine.retriever.precomputed
         assert isinstance(made, PrecomputedCandidates)
-        row = int(made._items[0, 14])
+        used = max(candidates, LIST_ITEMS)
+        row = int(made._items[0, used - 1])
         item = current(other).item_ids[row]
         for hidden in (False, True, False):
             await client.patch(f"/items/{item}", json={"hidden": hidden})
             at_hand = [await is_at_hand(other, client, user) for user in made.rows]
-            assert at_hand == [not hidden or row not in made._items[n, :15] for n in range(60)]
-        assert 0 < sum(row in made._items[n, :15] for n in range(60)) < 60
+            assert at_hand == [not hidden or row not in made._items[n, :used] for n in range(60)]
+        assert 0 < sum(row in made._items[n, :used] for n in range(60)) < 60
 
 
 @pytest.mark.parametrize("kind", ["shadow", "interleaving"])

@@ -69,6 +69,32 @@ async def test_hyperparameters_beside_auto_are_refused(database: Database) -> No
 
 
 @pytest.mark.parametrize(
+    ("body", "others"),
+    [
+        ({}, [{"seed": 3}, {"force": True}, {"recipe": "auto", "min_interactions": 2}]),
+        ({"recipe": "auto", "seed": 3}, [{"recipe": "default", "seed": 3}, {"factors": 4}, {}]),
+        ({"factors": 4, "users": "history"}, [{"factors": 5}, {"recipe": "auto"}]),
+        ({"recipe": "next-item-nbpr", "factors": 32}, [{"recipe": "next-item-nbpr", "factors": 4}]),
+    ],
+)
+async def test_a_training_that_is_sent_again_is_the_first_ones_job_whatever_the_settings_are_now(
+    database: Database, body: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    params, changed = (
+        TrainParams.model_validate(body),
+        {"train_start": "warm", "default_factors": 9},
+    )
+    first = await JobService(database, Settings()).submit_training(params, "k", "x")
+    for settings in (Settings.model_validate(changed), Settings(default_recipe="als-nbpr")):
+        service = JobService(database, settings)
+        assert await service.submit_training(params, "k", "x") == first
+        for other in others:
+            with pytest.raises(Conflict, match="another training"):
+                await service.submit_training(TrainParams.model_validate(other), "k", "x")
+    assert len((await service.page(None, 9))[0]) == 1
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
         ({"recipe": "als-nbpr", "model": "neupr"}, "is for nbpr with free users"),
@@ -172,6 +198,13 @@ async def test_a_job_fails_after_the_last_attempt(database: Database) -> None:
 
 async def test_jobs_that_ended_long_ago_are_deleted(database: Database) -> None:
     service, jobs = JobService(database, Settings(keep_jobs_days=2)), JobRepository(database)
+    ended = {"status": "cancelled", "finished_at": now_us() - 3 * DAY_US}
+    await jobs.insert("train", {}, job_id="cancelled before any training gave a model")
+    async with database.write() as conn:
+        await conn.execute(jobs_table.update().values(ended))
+    await service.delete_old({"stored"})
+    assert await jobs.page(None, 100) == []
+    await JobService(database, Settings(keep_jobs_days=36_500)).delete_old({"stored"})
     names = {
         "failed long ago": ("failed", None, 3),
         "failed lately": ("failed", None, 1),

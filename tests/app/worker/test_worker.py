@@ -14,10 +14,12 @@ import pytest
 
 from app import main
 from app.core.settings import Settings
+from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import JobRow, TrainParams
 from app.jobs.tables import jobs
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
+from app.worker.child_process import Stopped
 from app.worker.worker import PeriodicTask, Worker, build_worker
 from benchmarks.faults.setup import LONG_TRAINING
 from tests.app.conftest import (
@@ -164,6 +166,32 @@ async def test_a_stopping_worker_requeues_its_job(services: Services, settings: 
     job = await services.jobs.get(job_id)
     assert (job.status, job.attempt, job.owner) == ("queued", 0, None)
     assert not children()
+
+
+@ON_SQLITE
+async def test_a_job_is_given_back_although_the_stop_takes_too_long(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = await services.jobs.submit_training(TrainParams())
+    giving_back, requeue = asyncio.Event(), JobRepository.requeue
+
+    async def stopped(*_: object) -> dict[str, Any]:
+        raise Stopped
+
+    async def slow(self: JobRepository, claim: Claim) -> None:
+        giving_back.set()
+        await asyncio.sleep(0.05)
+        await requeue(self, claim)
+
+    monkeypatch.setattr(JobRepository, "requeue", slow)
+    worker = Worker(services.database, services.models, settings, run_task=stopped)
+    running = asyncio.create_task(worker.run_once())
+    await giving_back.wait()
+    running.cancel()
+    await asyncio.wait({running})
+    assert running.cancelled()
+    job = await services.jobs.get(job_id)
+    assert (job.status, job.attempt, job.owner) == ("queued", 0, None)
 
 
 @pytest.mark.slow
