@@ -12,9 +12,9 @@ from app.ab_tests.service import ABTestService
 from app.core.access import Role, access
 from app.core.errors import problem_responses
 from app.core.requests import (
-    PageCursor,
     PageSize,
     PathId,
+    PlaceCursor,
     StrictQuery,
     decode_place,
     encode_place,
@@ -62,7 +62,9 @@ async def begin(request: Request, response: Response, service: Service) -> ABTes
 
 @router.get("", summary="List trials, newest first", responses=problem_responses(422))
 @access(Role.ADMIN)
-async def list_trials(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> ABTestPage:
+async def list_trials(
+    service: Service, n: PageSize = 100, cursor: PlaceCursor = None
+) -> ABTestPage:
     """Lists trials, those that have ended with their reports."""
     rows, following = await service.page(decode_place(cursor), n)
     items = [ABTestOut.from_row(row) for row in rows]

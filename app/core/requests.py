@@ -307,10 +307,17 @@ PathId = Annotated[
 """A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
 
 PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+_CURSOR_QUERY = Query(description="The `next_cursor` of the page before.")
 PageCursor = Annotated[
     Annotated[str, Field(max_length=200, json_schema_extra={"format": "cursor"})] | None,
-    Query(description="The `next_cursor` of the page before."),
+    _CURSOR_QUERY,
 ]
+"""A cursor that holds a position."""
+PlaceCursor = Annotated[
+    Annotated[str, Field(max_length=200, json_schema_extra={"format": "place-cursor"})] | None,
+    _CURSOR_QUERY,
+]
+"""A cursor that holds a row, by its time and name."""
 
 
 def json_response(

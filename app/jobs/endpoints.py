@@ -11,9 +11,9 @@ from app.core.access import Role, access
 from app.core.errors import problem_responses
 from app.core.requests import (
     OptionalJson,
-    PageCursor,
     PageSize,
     PathId,
+    PlaceCursor,
     StrictQuery,
     decode_place,
     encode_place,
@@ -78,7 +78,7 @@ async def train(
 
 @router.get("/jobs", summary="List jobs, newest first", responses=problem_responses(422))
 @access(Role.ADMIN)
-async def list_jobs(service: Service, n: PageSize = 100, cursor: PageCursor = None) -> JobPage:
+async def list_jobs(service: Service, n: PageSize = 100, cursor: PlaceCursor = None) -> JobPage:
     """Lists jobs, also those that ended in the last `NCR_KEEP_JOBS_DAYS`.
 
     The jobs of model versions that are stored are listed for as long as those.

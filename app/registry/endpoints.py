@@ -13,6 +13,7 @@ from app.core.requests import (
     PageCursor,
     PageSize,
     PathId,
+    PlaceCursor,
     StrictQuery,
     decode_cursor,
     decode_place,
@@ -70,7 +71,7 @@ FORCE_BODY: dict[str, Any] = {
 @router.get("/models", summary="List models, newest first", responses=problem_responses(422))
 @access(Role.ADMIN)
 async def list_models(
-    registry: Registry, n: PageSize = 100, cursor: PageCursor = None
+    registry: Registry, n: PageSize = 100, cursor: PlaceCursor = None
 ) -> ModelPage:
     """Lists every version that was published or rejected."""
     rows, following = await registry.page(decode_place(cursor), n)

@@ -11,7 +11,10 @@ from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from app.core.requests import encode_cursor
 
-schemathesis.openapi.format("cursor", st.integers(0, 10**18 - 1).map(encode_cursor))
+NUMBERS = st.integers(0, 10**18 - 1)
+PLACES = st.builds(encode_cursor, NUMBERS, st.from_regex(r":[a-z0-9.-]{1,64}", fullmatch=True))
+schemathesis.openapi.format("cursor", NUMBERS.map(encode_cursor))
+schemathesis.openapi.format("place-cursor", PLACES)
 
 SHORTEST_LIMIT = 64
 BY_ROW = {"POST /items", "POST /preferences"}  # an event by itself is answered as a list of one
