@@ -55,7 +55,7 @@ async def _read_inputs(
         return None
     row = await models.get(version)
     checkpoint = await models.load(row, str(resolve_device(reader.device)))
-    model = LoadedModel(row, checkpoint, reader.settings.candidates, cache_bytes=0)
+    model = LoadedModel(row, checkpoint, reader.settings.candidates, KEPT_BYTES)
     users = await _active_users(reader, features, model)
     visible = model.items(await features.catalog.catalogue()).visible
     return model, users, visible, models.candidates_path(version)
