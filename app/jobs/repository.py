@@ -177,10 +177,9 @@ class JobRepository:
 
     async def last_training(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The params and metrics of the latest training that gave a model."""
-        done = (jobs.c.kind == "train") & jobs.c.status.in_(("succeeded", "rejected"))
         rows = await self.database.fetch(
             sa.select(jobs.c.params, jobs.c.metrics)
-            .where(done)
+            .where(_GAVE_A_MODEL)
             .order_by(jobs.c.finished_at.desc())
             .limit(1)
         )

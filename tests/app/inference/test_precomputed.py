@@ -25,6 +25,7 @@ from app.wiring import Services
 from app.worker import precompute
 from app.worker.worker import Worker
 from ncr_core.data.synthetic import synthetic_sittings
+from ncr_core.inference.retrieval import CandidateRetriever
 from tests.app.conftest import (
     QUICK,
     SMALL,
@@ -64,12 +65,21 @@ def current(app: FastAPI) -> LoadedModel:
 
 
 async def test_lists_are_those_that_would_be_found_on_demand(
-    app: FastAPI, client: httpx2.AsyncClient, settings: Settings
+    app: FastAPI, client: httpx2.AsyncClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services: Services = app.state.services
     await add_small_data(services)
     await services.catalog.delete("film-2")
+    searched: list[int] = []
+    search = CandidateRetriever._search
+
+    def counted(retriever: CandidateRetriever, vectors: torch.Tensor, *arguments: Any) -> Any:
+        searched.append(len(vectors))
+        return search(retriever, vectors, *arguments)
+
+    monkeypatch.setattr(CandidateRetriever, "_search", counted)
     version = await train_and_precompute(services, settings, users=1000)
+    assert sum(searched) == 60  # once for each, for candidates and list
     await refresh(app)  # with the model, before it answers
     found = current(app).engine.retriever.precomputed
     assert isinstance(found, PrecomputedCandidates)
