@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
+from app.events.training_snapshot import read_snapshot
 from app.wiring import Services, build_services
 from tests.app.conftest import snapshot_of
 from tests.app.events.conftest import add, event
@@ -57,6 +60,23 @@ async def test_the_snapshot_holds_every_event_in_order(services: Services) -> No
         assert float(loaded.weight[row_index]) == (1 if row.type == "t" else -1)
         order.append((int(loaded.user_id[row_index]), row.timestamp))
     assert order == sorted(order)
+
+
+async def test_a_user_who_is_erased_while_the_snapshot_is_read_is_whole_in_it(
+    services: Services,
+) -> None:
+    """Events without a name would end the training."""
+    await add(services, event("u", "a"), event("v", "a"), event("v", "b"))
+    loop = asyncio.get_running_loop()
+
+    def erase(*sizes: int) -> None:
+        deleting = asyncio.run_coroutine_threadsafe(services.events.delete_user("v"), loop)
+        deleting.result(timeout=10)
+
+    during = await asyncio.to_thread(read_snapshot, services.settings, erase)
+    assert list(during.interactions().user_ids) == ["u", "v"]
+    assert len(during) == 3
+    assert list(snapshot_of(services).interactions().user_ids) == ["u"]
 
 
 async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings) -> None:
