@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from cachetools import Cache, LRUCache
@@ -17,7 +18,7 @@ ENTRY_BYTES = 400  # overhead of an entry: key, links and object headers
 
 
 class ByteCache(Generic[K, V]):
-    """An LRU cache bounded in bytes; 0 bytes disables it. Not safe for several threads.
+    """An LRU cache bounded in bytes; 0 bytes disables it. For any thread.
 
     Nothing expires: a key contains everything that its value depends on, or the owner of the cache
     removes what has become stale, as `ProfileCache` does.
@@ -26,36 +27,42 @@ class ByteCache(Generic[K, V]):
     def __init__(self, max_bytes: int) -> None:
         self.hits = self.misses = 0
         self._entries: LRUCache[K, tuple[V, int]] = LRUCache(max_bytes, _size)
+        self._lock = Lock()
 
     def get(self, key: K) -> V | None:
         """The value of a key; None if it is absent. Counts a hit or a miss."""
-        entry = self._entries.get(key)
-        if entry is None:
-            self.misses += 1
-            return None
-        self.hits += 1
-        return entry[0]
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            return entry[0]
 
     def put(self, key: K, value: V, size: int) -> None:
         """Store a value of ``size`` bytes, unless it alone is larger than the cache."""
         if size + ENTRY_BYTES <= self._entries.maxsize:
-            self._entries[key] = value, size + ENTRY_BYTES
+            with self._lock:
+                self._entries[key] = value, size + ENTRY_BYTES
 
     def has(self, key: K) -> bool:
-        """Whether a key is present, without counting it as a use; safe from other threads."""
+        """Whether a key is present, without counting it as a use."""
         return key in self._entries
 
     def pop(self, key: K) -> None:
         """Remove a key, if it is present."""
-        self._entries.pop(key, None)
+        with self._lock:
+            self._entries.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
         """All keys with their values, without counting it as a use."""
-        return [(key, Cache.__getitem__(self._entries, key)[0]) for key in self._entries]
+        with self._lock:
+            return [(key, Cache.__getitem__(self._entries, key)[0]) for key in self._entries]
 
     def clear(self) -> None:
         """Remove every key."""
-        self._entries.clear()
+        with self._lock:
+            self._entries.clear()
 
     @property
     def size(self) -> int:

@@ -1,11 +1,11 @@
-"""The batcher: one inference thread, and one pass for all requests that waited for it."""
+"""The batcher: inference threads, and one pass for all requests that waited for one of them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -86,6 +86,29 @@ class _Queue:
         return len(self.waiting) >= MAX_WAITING or now - self.waiting[0].since > self.max_wait
 
 
+class _Lane:
+    """A thread of its own, and the queues that take turns there."""
+
+    def __init__(self, name: str, threads: int, queues: Iterable[_Queue]) -> None:
+        self.thread = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
+        self.turns = deque(queues)
+        self.runner: asyncio.Task[None] | None = None
+
+    def next_queue(self) -> _Queue | None:
+        """The queue whose turn it is: the first in ``turns`` with a request."""
+        for queue in self.turns:
+            if queue.waiting:
+                self.turns.remove(queue)
+                self.turns.append(queue)
+                return queue
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a pass is running or due."""
+        return self.runner is not None and not self.runner.done()
+
+
 # The operations that a batch may hold.
 
 
@@ -108,24 +131,25 @@ def _user_vectors(engine: InferenceEngine, users: Sequence[UserState]) -> list[N
 
 
 class Batcher:
-    """Runs a pass as soon as the thread is free; while it is busy, requests collect.
+    """Runs a pass as soon as a thread is free; while it is busy, requests collect.
 
-    Three queues take turns. Short lists of users whose vector and candidates are at hand are quick.
-    They have every second pass while there are any. The other passes alternate between short lists
-    that are not at hand and long or explained ones. A pass is bounded by its requests and by the
-    pairs of items that they compare, so that it is a small unit of work.
+    Short lists of users whose vector and candidates are at hand are quick: they have a thread of
+    their own and wait for no other request. On the second thread short lists that are not at hand
+    take turns with long or explained ones. A pass is bounded by its requests and by the pairs of
+    items that they compare, so that it is a small unit of work.
 
     A request that has gone away or waited too long is dropped before its pass. An error in a batch
     of several is tried again one by one, so that it fails only the request that caused it.
     """
 
     def __init__(self, threads: int, metrics: InferenceMetrics | None = None) -> None:
-        self._thread = ThreadPoolExecutor(1, "ncr-inference", torch.set_num_threads, (threads,))
         self._quick = _Queue(MAX_BATCH, MAX_BATCH_PAIRS, MAX_WAIT_SECONDS)
         slow = MAX_SLOW_BATCH, MAX_SLOW_BATCH_PAIRS, MAX_SLOW_WAIT_SECONDS
         self._slow, self._long = _Queue(*slow), _Queue(*slow)
-        self._turns = deque([self._quick, self._slow, self._long])
-        self._runner: asyncio.Task[None] | None = None
+        self._lanes = (
+            _Lane("ncr-quick", threads, [self._quick]),
+            _Lane("ncr-slow", threads, [self._slow, self._long]),
+        )
         self._closed = False
         self._metrics = metrics or InferenceMetrics()
 
@@ -205,14 +229,15 @@ class Batcher:
         queue.waiting.append(
             _Waiting(engine, operation, request, pairs, result, loop.time(), is_gone)
         )
-        if self._runner is None or self._runner.done():
-            self._runner = asyncio.create_task(self._run())
+        lane = next(lane for lane in self._lanes if queue in lane.turns)
+        if not lane.busy:
+            lane.runner = asyncio.create_task(self._run(lane))
         return await result
 
     @property
     def busy(self) -> bool:
         """Whether a pass is running or due."""
-        return self._runner is not None and not self._runner.done()
+        return any(lane.busy for lane in self._lanes)
 
     def check(self) -> None:
         """Raises Unavailable when too many are waiting already, or after the end."""
@@ -226,47 +251,37 @@ class Batcher:
             raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
 
     async def close(self) -> None:
-        """Ends the thread after the pass that it is in; what waits or comes later is 503."""
+        """Ends each thread after the pass that it is in; what waits or comes later is 503."""
         self._closed = True
-        for queue in self._turns:
+        for queue in (self._quick, self._slow, self._long):
             for one in queue.waiting:
                 _set_exception(one, _stopping())
             queue.waiting.clear()
-        if self._runner is not None:
-            await asyncio.wait({self._runner}, timeout=CLOSE_SECONDS)
-        self._thread.shutdown(wait=False)
+        runners = {lane.runner for lane in self._lanes if lane.runner is not None}
+        if runners:
+            await asyncio.wait(runners, timeout=CLOSE_SECONDS)
+        for lane in self._lanes:
+            lane.thread.shutdown(wait=False)
 
-    async def _run(self) -> None:
-        while queue := self._next_queue():
+    async def _run(self, lane: _Lane) -> None:
+        while queue := lane.next_queue():
             batch = await self._take(queue)
             if not batch:
                 continue
             try:
-                lists = await self._in_thread(batch)
+                lists = await self._in_thread(lane.thread, batch)
             except Exception as error:
                 if len(batch) == 1:
                     _set_exception(batch[0], error)
                     continue
                 for one in batch:
                     try:
-                        _set_result(one, (await self._in_thread([one]))[0])
+                        _set_result(one, (await self._in_thread(lane.thread, [one]))[0])
                     except Exception as error_of_one:
                         _set_exception(one, error_of_one)
             else:
                 for one, ranked in zip(batch, lists, strict=True):
                     _set_result(one, ranked)
-
-    def _next_queue(self) -> _Queue | None:
-        """The queue whose turn it is: the first in ``_turns`` with a request."""
-        for queue in self._turns:
-            if queue.waiting:
-                self._turns.remove(queue)
-                if queue is not self._quick:  # quick requests come between any two others
-                    self._turns.remove(self._quick)
-                    self._turns.appendleft(self._quick)
-                self._turns.append(queue)
-                return queue
-        return None
 
     async def _take(self, queue: _Queue) -> list[_Waiting]:
         """The requests that join the oldest, oldest first, that somebody still waits for."""
@@ -295,13 +310,13 @@ class Batcher:
                 pairs += one.pairs
         return batch
 
-    async def _in_thread(self, batch: Sequence[_Waiting]) -> list[Any]:
+    async def _in_thread(self, thread: Executor, batch: Sequence[_Waiting]) -> list[Any]:
         loop = asyncio.get_running_loop()
         started = loop.time()
         requests = [one.request for one in batch]
         try:
             operation, engine = batch[0].operation, batch[0].engine
-            return await loop.run_in_executor(self._thread, operation, engine, requests)
+            return await loop.run_in_executor(thread, operation, engine, requests)
         finally:
             took = loop.time() - started
             self._metrics.passed(took, [started - one.since for one in batch])

@@ -84,9 +84,8 @@ class RerankRequest:
 class InferenceEngine:
     """A checkpoint, ready to answer. Requests change nothing but the caches.
 
-    ``rank``, ``rerank``, ``compare`` and ``user_vectors`` are called by one thread at a time. Where
-    a GPU has too little memory for a pass they go on in halves, and then on the CPU;
-    ``on_fallback`` is called with `half` or `cpu`.
+    For any thread, if the caches are. Where a GPU has too little memory for a pass, it goes on in
+    halves, and then on the CPU; ``on_fallback`` is called with `half` or `cpu`.
 
     Args:
         checkpoint: the model with its ids.
@@ -149,7 +148,7 @@ class InferenceEngine:
         self._fitted_gaps = self.model.fitted_gaps
         self.latest_time = self.model.latest_time
         self._space: ItemSpace | None = None
-        self._space_lock = Lock()
+        self._lock = Lock()  # of what is made when it is first asked for
 
     @property
     def n_items(self) -> int:
@@ -173,8 +172,8 @@ class InferenceEngine:
 
     @property
     def item_space(self) -> ItemSpace:
-        """The similarity of items; made when it is first asked for. For any thread."""
-        with self._space_lock:
+        """The similarity of items; made when it is first asked for."""
+        with self._lock:
             if self._space is None:
                 self._space = ItemSpace(self.ranker.margins.double, self.n_items)
             return self._space
@@ -214,7 +213,7 @@ class InferenceEngine:
     def pairs_to_rank(self, request: RankRequest) -> int:
         """How many pairs ``rank`` compares for a request, at most, where the network is transitive.
 
-        0 for an additive model, which is sorted. So for the other two. For any thread.
+        0 for an additive model, which is sorted. So for the other two.
         """
         m, k = min(self.n_candidates, self.n_items), request.depth
         best = min(m, BEST_LAST)  # `cheap_to_rank`: all meet once, and the best each other
@@ -238,7 +237,7 @@ class InferenceEngine:
         return ranked + described * (len(self.references) + 1)
 
     def question_pool(self, rows: IntArray) -> QuestionPool:
-        """Questions about pairs of these (M,) items, by trained users' answers. For any thread."""
+        """Questions about pairs of these (M,) items, by trained users' answers."""
         step = max(1, self.model.n_users // SAMPLED_USERS)
         users = torch.arange(0, self.model.n_users, step, device=self.model.device)
         with torch.inference_mode():
@@ -261,17 +260,18 @@ class InferenceEngine:
             first, second = requests[:half], requests[half:]
             return self._within_memory(run, first) + self._within_memory(run, second)
         self._on_fallback("cpu")
-        if self._on_cpu is None:
-            self._on_cpu = InferenceEngine(
-                replace(self._checkpoint, model=_cpu_copy(self.model)),
-                self.n_candidates,
-                trained_items=self._trained_items,
-                prior=self.fold_in.prior,
-                vectors=self._vectors,
-                lists=self._lists,
-                on_pairs=self._on_pairs,
-            )
-            self._on_cpu._space = self._space
+        with self._lock:
+            if self._on_cpu is None:
+                self._on_cpu = InferenceEngine(
+                    replace(self._checkpoint, model=_cpu_copy(self.model)),
+                    self.n_candidates,
+                    trained_items=self._trained_items,
+                    prior=self.fold_in.prior,
+                    vectors=self._vectors,
+                    lists=self._lists,
+                    on_pairs=self._on_pairs,
+                )
+                self._on_cpu._space = self._space
         return run(self._on_cpu, requests)
 
     @torch.inference_mode()

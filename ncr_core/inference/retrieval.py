@@ -136,7 +136,7 @@ class Cache(Protocol[Key, Value]):
         """Keeps a value of ``size`` bytes."""
 
     def has(self, key: Key) -> bool:
-        """Whether the value is there. Any thread may ask."""
+        """Whether the value is there."""
 
 
 class NoCache:
@@ -225,7 +225,7 @@ class CandidateGenerator:
 
 
 class CandidateRetriever:
-    """Users' vectors, and the best ``m`` candidates of each. One thread at a time may call it.
+    """Users' vectors, and the best ``m`` candidates of each. For any thread, if the caches are.
 
     Fitted vectors are kept by ``UserState.key``, the best ``m`` candidates and some spare ones by
     ``RankRequest.key``.
@@ -261,7 +261,7 @@ class CandidateRetriever:
         return min(self._m + SPARE_CANDIDATES, self._model.n_items)
 
     def is_ready(self, request: RankRequest) -> bool:
-        """Whether neither a vector nor candidates have to be computed. For any thread."""
+        """Whether neither a vector nor candidates have to be computed."""
         if len(request.skipped) > SPARE_CANDIDATES:
             return False  # those that are kept may be too few
         return self.has_vector(request.user) and (
@@ -271,7 +271,7 @@ class CandidateRetriever:
         )
 
     def has_vector(self, user: UserState) -> bool:
-        """Whether the user's vector need not be fitted. For any thread."""
+        """Whether the user's vector need not be fitted."""
         return user.evidence is None or self._vectors.has(user.key)
 
     def vectors(self, users: Sequence[UserState]) -> Tensor:

@@ -65,11 +65,11 @@ def ask(
 
 
 async def begin(
-    batcher: Batcher, model: FakeEngine, gone: IsGone | None = None
+    batcher: Batcher, model: FakeEngine, gone: IsGone | None = None, n: int = 1
 ) -> asyncio.Task[list[RankedItem]]:
-    """A request with an n of 1 whose pass lasts until ``go`` is set: what comes now collects."""
+    """A request whose pass lasts until ``go`` is set: what comes now collects."""
     model.go.clear()
-    first = ask(batcher, model, 1, gone=gone)
+    first = ask(batcher, model, n, gone=gone)
     await until(model.entered.is_set)
     return first
 
@@ -179,61 +179,48 @@ async def test_too_many_waiting_is_503(batcher: Batcher, monkeypatch: pytest.Mon
     await asyncio.gather(*tasks)
 
 
-async def test_long_lists_go_by_themselves_in_turns_with_short_ones(batcher: Batcher) -> None:
-    model = FakeEngine()
-    tasks = [await begin(batcher, model)]
-    tasks += [ask(batcher, model, 1000) for _ in range(3)] + [ask(batcher, model, 2)]
-    await asyncio.sleep(0)
-    model.go.set()
-    await asyncio.gather(*tasks)
-    assert model.batches == [[1], [1000], [2], [1000], [1000]]
+async def test_long_lists_do_not_hold_up_short_ones(batcher: Batcher) -> None:
+    busy, free = FakeEngine("busy"), FakeEngine("free")
+    long = await begin(batcher, busy, n=1000)
+    waiting = [ask(batcher, busy, 1000), ask(batcher, busy, 3, seq=1)]
+    assert (await asyncio.wait_for(ask(batcher, free, 2), 10))[0].row == 2
+    assert not busy.batches
+    busy.go.set()
+    await asyncio.gather(long, *waiting)
 
 
 async def test_a_pass_holds_as_many_long_lists_as_its_pairs_allow(batcher: Batcher) -> None:
     model = FakeEngine()  # 60 items are 6,000 pairs, of the 20,000 that a pass may compare
-    tasks = [await begin(batcher, model)]
+    tasks = [await begin(batcher, model, n=1000)]
     tasks += [ask(batcher, model, n) for n in (60, 61, 62, 63)]
     await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
-    assert model.batches == [[1], [60, 61, 62], [63]]
+    assert model.batches == [[1000], [60, 61, 62], [63]]
 
 
 async def test_lists_that_are_explained_go_one_by_one(batcher: Batcher) -> None:
     model = FakeEngine()
-    tasks = [await begin(batcher, model)]
+    tasks = [await begin(batcher, model, n=1000)]
     for n in (2, 3):
         everything = ItemFilter(np.ones(1, dtype=np.bool_))
         request = RankRequest(UserState(0), n, everything, explain_by=Evidence(), key=0)
         tasks.append(asyncio.create_task(batcher.rank(cast(Any, model), request, ready=True)))
-    tasks.append(ask(batcher, model, 4))
     await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
-    assert model.batches == [[1], [2], [4], [3]]
+    assert model.batches == [[1000], [2], [3]]
 
 
-async def test_a_short_list_waits_for_one_long_list_at_most(batcher: Batcher) -> None:
-    """Also one of a user whose candidates have to be found first."""
+async def test_users_without_candidates_take_turns_with_long_lists(batcher: Batcher) -> None:
     model = FakeEngine()
-    tasks = [await begin(batcher, model)]
-    tasks += [ask(batcher, model, 1000) for _ in range(16)]
-    tasks += [ask(batcher, model, n, seq=1) for n in (3, 4)] + [ask(batcher, model, 2)]
+    tasks = [await begin(batcher, model, n=1000)]
+    tasks += [ask(batcher, model, 1000) for _ in range(2)]
+    tasks += [ask(batcher, model, n, seq=1) for n in range(20, 32)]
     await asyncio.sleep(0)
     model.go.set()
     await asyncio.gather(*tasks)
-    assert model.batches[:4] == [[1], [3, 4], [2], [1000]]
-    assert len(model.batches) == 19
-
-
-async def test_users_without_candidates_take_turns_with_the_others(batcher: Batcher) -> None:
-    model = FakeEngine()
-    tasks = [await begin(batcher, model)]
-    tasks += [ask(batcher, model, n, seq=1) for n in range(20, 32)] + [ask(batcher, model, 2)]
-    await asyncio.sleep(0)
-    model.go.set()
-    await asyncio.gather(*tasks)
-    assert model.batches == [[1], [*range(20, 28)], [2], [*range(28, 32)]]
+    assert model.batches == [[1000], [*range(20, 28)], [1000], [*range(28, 32)], [1000]]
 
 
 async def test_a_queue_that_would_take_too_long_is_refused(batcher: Batcher) -> None:

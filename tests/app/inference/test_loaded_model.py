@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -67,6 +68,23 @@ def test_a_list_does_not_depend_on_who_else_asks(model: LoadedModel) -> None:
     model.candidate_cache.clear()
     for request, expected in zip(requests, together, strict=True):
         assert rows(model, request) == [expected]
+
+
+def test_threads_that_rank_at_once_give_the_lists_of_one(model: LoadedModel) -> None:
+    """With caches too small for all, so that entries come and go under the other threads."""
+    small = 20 * (ENTRY_BYTES + 4 * (CANDIDATES + SPARE_CANDIDATES))
+    shared = LoadedModel(ROW, model.trained.checkpoint, CANDIDATES, cache_bytes=small)
+    requests = [ask(user, fold_in=[user] if user % 3 else None) for user in range(USERS)]
+    expected = [rows(model, request)[0] for request in requests]
+
+    def all_lists(start: int) -> list[list[int]]:
+        order = np.roll(np.arange(USERS), start)
+        lists = {user: rows(shared, requests[user])[0] for user in order}
+        return [lists[user] for user in range(USERS)]
+
+    with ThreadPoolExecutor(4) as threads:
+        for lists in threads.map(all_lists, range(0, USERS, 5)):
+            assert lists == expected
 
 
 def test_a_long_list_is_a_short_one_continued(model: LoadedModel) -> None:
