@@ -9,9 +9,10 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
@@ -20,6 +21,7 @@ from cachetools import LRUCache
 from fastapi import Depends, Path, Query
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,6 +45,7 @@ MAX_LARGE_BODIES = 4
 """Large bodies that are read and parsed at a time, if each has the largest size."""
 MAX_BODY_SECONDS = 120.0  # for a large body to come whole
 PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
+BLOCK_BYTES = 128 * 1024  # of a large body, looked through at once
 MAX_ROW_BYTES = 256 * 1024  # of a row in a large list
 MAX_VALUES = 1_000_000  # of a large list; of another large body a tenth
 MAX_ID_BYTES = 256
@@ -53,6 +56,8 @@ _BODY_TYPES = (b"application/json", NDJSON)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 MAX_TIMESTAMP_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_large_bodies = ThreadPoolExecutor(1, "ncr-large-bodies")
+Value = TypeVar("Value")
 NO_NUL = r"^[^\u0000]*$"
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -344,17 +349,30 @@ async def parse_json(body: bytes, loads: Callable[[bytes], Any]) -> Any:
     """
     if len(body) <= LARGE_BODY_BYTES:
         return loads(body)
-    return await asyncio.to_thread(_parse_large, body, loads)
+    return await in_turn(_parse_large, body, loads)
+
+
+async def in_turn(work: Callable[..., Value], *arguments: Any) -> Value:
+    """The result of work on a large body, in a thread that does one at a time.
+
+    The work holds Python's lock: in several threads it would take no less time, and the requests
+    beside it would wait for each of them.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_large_bodies, work, *arguments)
 
 
 def _parse_large(body: bytes, loads: Callable[[bytes], Any]) -> Any:
     body = body.strip(b" \t\r\n")
     is_list = body[:1] == b"[" and body[-1:] == b"]"
     max_values = MAX_VALUES if is_list else MAX_VALUES // 10
-    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > max_values:
-        raise PayloadTooLarge(
-            f"a body of this size has at most {max_values} values", code="too_many_values"
-        )
+    values = 0
+    for start in range(0, len(body), BLOCK_BYTES):
+        block = body[start : start + BLOCK_BYTES]
+        values += sum(block.count(sign) for sign in (b",", b"[", b"{"))
+        if values > max_values:
+            raise PayloadTooLarge(
+                f"a body of this size has at most {max_values} values", code="too_many_values"
+            )
     if not is_list:
         return loads(body)
     # Parts that are lists make a list, wherever the cuts are: what is malformed cannot pass.
@@ -375,15 +393,24 @@ def _parse_large(body: bytes, loads: Callable[[bytes], Any]) -> Any:
 
 def _cuts(body: bytes) -> list[int]:
     """Positions of commas between rows of a list, at steps of about ``PART_BYTES``."""
-    # Of the same length, without quotes that do not end a string.
-    text = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    signs = np.frombuffer(text, np.uint8)
-    outside = (np.cumsum(signs == ord('"'), dtype=np.uint8) & 1) == 0
-    opening, closing = ((signs == ord(a)) | (signs == ord(b)) for a, b in ("[{", "]}"))
-    depth = np.cumsum((opening.astype(np.int8) - closing) * outside, dtype=np.int32)
-    commas = np.flatnonzero((signs == ord(",")) & outside & (depth == 1))
-    steps = np.searchsorted(commas, np.arange(PART_BYTES, len(body), PART_BYTES))
-    return [int(cut) for cut in commas[np.unique(steps[steps < len(commas)])]]
+    commas: list[NDArray[np.intp]] = []
+    start = quotes = depth = 0
+    while start < len(body):
+        block = body[start : start + BLOCK_BYTES]
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # an escape belongs into one block
+            block = body[start : start + BLOCK_BYTES + 1]
+        # Of the same length, without quotes that do not end a string.
+        text = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        signs = np.frombuffer(text, np.uint8)
+        within = quotes + np.cumsum(signs == ord('"'), dtype=np.int32)
+        outside = (within & 1) == 0
+        opening, closing = ((signs == ord(a)) | (signs == ord(b)) for a, b in ("[{", "]}"))
+        depths = depth + np.cumsum((opening.astype(np.int8) - closing) * outside, dtype=np.int32)
+        commas.append(start + np.flatnonzero((signs == ord(",")) & outside & (depths == 1)))
+        start, quotes, depth = start + len(block), int(within[-1]), int(depths[-1])
+    positions = np.concatenate(commas)
+    steps = np.searchsorted(positions, np.arange(PART_BYTES, len(body), PART_BYTES))
+    return [int(cut) for cut in positions[np.unique(steps[steps < len(positions)])]]
 
 
 async def read_optional_json(request: Request) -> Any:

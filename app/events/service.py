@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -13,6 +12,7 @@ from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.errors import NotFound
 from app.core.middleware import ConcurrencyLimiter
+from app.core.requests import in_turn
 from app.core.settings import Settings
 from app.core.tables import EVENT_SEQ, next_values
 from app.events.adopters import AdopterRepository
@@ -341,7 +341,7 @@ async def _parsed(
 ) -> tuple[list[RowT], list[int], list[Rejection]]:
     if len(rows) <= MAX_ROWS_AT_ONCE:
         return _parse(parse, rows, now)
-    return await asyncio.to_thread(_parse, parse, rows, now)
+    return await in_turn(_parse, parse, rows, now)
 
 
 def _parse(

@@ -161,9 +161,10 @@ def _random_value(draw: random.Random, depth: int = 0) -> Any:
     return values if kind < 6 else {str(n): value for n, value in enumerate(values)}
 
 
+@pytest.mark.parametrize("block_bytes", [1, 5, 1_000])
 @pytest.mark.parametrize("loads", [orjson.loads, loads_lenient])
 async def test_large_bodies_are_read_as_small_ones_are(
-    loads: Any, monkeypatch: pytest.MonkeyPatch
+    loads: Any, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that are malformed, wherever they are cut into parts."""
 
@@ -195,6 +196,7 @@ async def test_large_bodies_are_read_as_small_ones_are(
     assert 50 < expected.count("malformed") < 500
     monkeypatch.setattr(module, "LARGE_BODY_BYTES", -1)
     monkeypatch.setattr(module, "PART_BYTES", 3)
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     assert [await outcome(body) for body in bodies] == expected
 
 
