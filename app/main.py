@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -62,6 +63,7 @@ TAGS = [
 
 WORKER_STOP_SECONDS = 3.0  # for a worker to return its job to the queue
 REQUEUE_SECONDS = 1.0  # for one that did not
+SWITCH_SECONDS = 0.0005
 
 ROUTERS = (
     list_router,  # first: no other route has as many requests
@@ -110,6 +112,9 @@ def create_app(
                     # over them would stop all requests for a quarter of a second.
                     gc.collect()
                     gc.freeze()
+                    # Beside a busy thread each turn of the loop waits this long for Python's lock,
+                    # and a list takes some twenty turns; Python's own interval is 5 ms.
+                    sys.setswitchinterval(SWITCH_SECONDS)
                 yield
                 readiness.draining = True
         finally:
