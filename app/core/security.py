@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -27,7 +28,7 @@ from app.core.errors import (
     Unavailable,
 )
 from app.core.logging import get_logger
-from app.core.middleware import header
+from app.core.middleware import RELEASE_KEY, header
 
 if TYPE_CHECKING:
     from app.core.settings import Settings
@@ -39,6 +40,8 @@ MAX_CALLERS = 10_000  # with a token bucket in memory
 MAX_WRONG_KEYS = 100
 """Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
 WRONG_KEYS_PER_SECOND = 1.0
+STRANGERS_PER_SECOND = 100.0
+STRANGERS_WAIT_SECONDS = 2.0
 _PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
@@ -203,6 +206,34 @@ class RateLimiter:
         return await self._local.take(caller, rate, burst)
 
 
+class Strangers:
+    """Answers whoever sends no valid key at most 100 times a second for each address.
+
+    More requests wait for their turn, so that asking for readiness without a pause takes the server
+    next to nothing. One that would wait for longer than 2 s is refused.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_turns: LRUCache[str, float] = LRUCache(MAX_CALLERS)
+
+    async def wait(self, address: str) -> None:
+        """Return when it is the request's turn.
+
+        Raises:
+            TooManyRequests: too many of this address are waiting.
+        """
+        now = self._clock()
+        # Up to a second's requests may come at once.
+        turn = max(self._last_turns.get(address, now), now) + 1.0 / STRANGERS_PER_SECOND
+        wait = turn - now - 1.0
+        if wait > STRANGERS_WAIT_SECONDS:
+            raise TooManyRequests("too many requests without a key came from this address")
+        self._last_turns[address] = turn
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+
 class RefusalLog:
     """Warns of refused requests: one line a minute for an address, and 60 for all."""
 
@@ -296,6 +327,7 @@ class Security:
         self._on_refused = on_refused
         self._wrong_keys = WrongKeys()
         self._refusals = RefusalLog()
+        self._strangers = Strangers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless it is refused."""
@@ -305,6 +337,7 @@ class Security:
         access: RouteAccess = scope[ACCESS_KEY]
         role = access.role
         if role is None:
+            await self._strangers.wait(_address(scope))
             await self.app(scope, receive, send)
             return
         try:
@@ -328,6 +361,10 @@ class Security:
             self._on_refused(error.code)
             if not isinstance(error, TooManyRequests):
                 await self._refusals.add(_address(scope), error.code)
+            if isinstance(error, Unauthorized):
+                if RELEASE_KEY in scope:
+                    scope[RELEASE_KEY]()  # those with a key need not wait for strangers
+                await self._strangers.wait(_address(scope))
             raise
         if not access.audited:
             await self.app(scope, receive, send)

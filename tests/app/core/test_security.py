@@ -11,7 +11,7 @@ import structlog
 from fastapi import FastAPI
 
 from app.core.access import Role
-from app.core.errors import SettingsError
+from app.core.errors import SettingsError, TooManyRequests
 from app.core.http_protocol import BoundedProtocol
 from app.core.redis import RedisClient
 from app.core.security import (
@@ -19,6 +19,7 @@ from app.core.security import (
     LocalTokenBuckets,
     RateLimiter,
     RefusalLog,
+    Strangers,
     TokenGrant,
     WrongKeys,
     ensure_bindable,
@@ -186,6 +187,54 @@ async def test_refused_keys_are_logged_by_address_and_seldom() -> None:
     assert await lines("a", "a") == [("a", "unauthorized")]
     clock.now += 61
     assert len(await lines(*map(str, range(100)))) == 60
+
+
+async def test_requests_without_a_key_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for readiness without a pause gets 100 answers a second."""
+    clock, waits = Clock(), []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    strangers = Strangers(clock)
+
+    async def answered(address: str) -> int:
+        for n in range(1_000):
+            try:
+                await strangers.wait(address)
+            except TooManyRequests:
+                return n
+        return 1_000
+
+    assert await answered("192.0.2.1") in (299, 300)  # those of a second at once, and 2 s later
+    assert waits[-199:] == pytest.approx([n / 100 for n in range(1, 200)], abs=0.011)
+    await strangers.wait("192.0.2.2")  # another address has turns of its own
+    assert await answered("192.0.2.1") in (0, 1)
+    clock.now += 0.5
+    assert await answered("192.0.2.1") in (49, 50, 51)
+    clock.now += 10
+    waits.clear()
+    await strangers.wait("192.0.2.1")
+    assert not waits
+
+
+@pytest.mark.parametrize("path", ["/health/ready", "/health/live", "/recommend/a", "/nothing"])
+async def test_public_and_refused_requests_wait_for_strangers_turns(
+    keyed: FastAPI, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those with a key do not, and those that wait hold no place among the lists in progress."""
+    waited = []
+
+    async def wait(strangers: Strangers, address: str) -> None:
+        waited.append(address)
+
+    monkeypatch.setattr(Strangers, "wait", wait)
+    async with client_of(keyed) as client:
+        await client.get(path)
+        assert len(waited) == 1
+        await client.get("/recommend/a", headers={"X-API-Key": KEY})
+        assert len(waited) == 1
 
 
 async def test_the_log_names_no_refused_key(keyed: FastAPI) -> None:
