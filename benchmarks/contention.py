@@ -46,6 +46,7 @@ NEIGHBOURS = 16  # connections of a neighbour, unless it says otherwise
 SOCKETS, PIPELINED = 70, 60  # a little more than NCR_MAX_CONCURRENCY
 ITEMS = 1_000
 EXCLUDED = 60
+USERS = 256  # of plain lists; few enough that those of a trial are all ranked once before
 BODY_BYTES = 8_000_000
 FOREVER = 1e6  # seconds: the parent process ends a neighbour
 
@@ -177,8 +178,9 @@ def neighbour(name: str, base: str, user: str) -> None:
 
 
 @contextmanager
-def beside(name: str, running: Server, user: str) -> Iterator[None]:
+def beside(name: str, running: Server, users: list[str]) -> Iterator[None]:
     """The neighbour is at work within the context."""
+    user = users[0]
     if name == ALONE:
         yield
         return
@@ -187,6 +189,7 @@ def beside(name: str, running: Server, user: str) -> Iterator[None]:
         trials = f"{running.url}/admin/trials"
         trial_id = httpx2.post(trials, json=body).raise_for_status().json()["trial_id"]
         wait_for_trial(running, user, trial_id)
+        asyncio.run(ask_once(running.url, users))  # candidates of the second version are kept
         yield
         httpx2.post(f"{trials}/{trial_id}/stop").raise_for_status()
         return
@@ -239,6 +242,13 @@ async def plain(
     return await closed_loop(base, requests, connections, seconds)
 
 
+async def ask_once(base: str, users: list[str]) -> None:
+    """One list of each user."""
+    async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
+        for user in users:
+            (await client.get(f"/recommend/{user}")).raise_for_status()
+
+
 def row_of(name: str, reports: list[Report], alone: list[Report]) -> list[Any]:
     """Medians over the rounds, and how many times those without a neighbour they are."""
     p50, p99 = (median(report.quantile(q) for report in reports) for q in (0.5, 0.99))
@@ -268,7 +278,7 @@ def upkeep(data_dir: Path, seconds: float = 20.0, rounds: int = 3) -> None:
             turns = [(group, name) for group in groups for name in (ALONE, *UPKEEP)]
             generator.shuffle(turns)
             for group, name in turns:
-                with beside(name, running, known[0]):
+                with beside(name, running, known):
                     report = asyncio.run(
                         plain(running.url, groups[group], seconds, UPKEEP_CONNECTIONS)
                     )
@@ -295,11 +305,11 @@ def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
     reports: dict[str, list[Report]] = {name: [] for name in (ALONE, *NEIGHBOUR, TRIAL)}
     turns, generator = list(reports), random.Random(0)
     with server(data_dir, list_cache_bytes=0) as running:
-        users = asyncio.run(users_with_lists(running.url))
+        users = asyncio.run(users_with_lists(running.url))[:USERS]
         for _ in range(rounds):
             generator.shuffle(turns)
             for name in turns:
-                with beside(name, running, users[0]):
+                with beside(name, running, users):
                     reports[name].append(asyncio.run(plain(running.url, users, seconds)))
     publish(
         "contention",
