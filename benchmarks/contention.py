@@ -288,7 +288,7 @@ def upkeep(data_dir: Path, seconds: float = 20.0, rounds: int = 3) -> None:
         for (group, name), its_reports in sorted(reports.items())
     ]
     publish(
-        "upkeep",
+        f"upkeep-{data_dir.name.lower()}",
         [
             "lists of", "beside", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio",
             "200s/s", "503s/s", "errors",
@@ -312,7 +312,7 @@ def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
                 with beside(name, running, users):
                     reports[name].append(asyncio.run(plain(running.url, users, seconds)))
     publish(
-        "contention",
+        f"contention-{data_dir.name.lower()}",
         ["beside", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio", "200s/s", "503s/s", "errors"],
         [row_of(name, its_reports, reports[ALONE]) for name, its_reports in reports.items()],
         data=data_dir.name,
