@@ -77,6 +77,21 @@ def paired_t_test(a: FloatArray, b: FloatArray) -> PairedTest:
     return PairedTest(t, student_t_p(t, n - 1), mean, n)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p of each of several tests, adjusted for their number (Holm 1979).
+
+    Where each adjusted p below a level counts as a difference, the probability of one or more that
+    are none is at most that level, whatever the tests have to do with each other. The i-th smallest
+    of m p is multiplied by m − i + 1; none becomes smaller than one before it, nor more than 1.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    factors = np.arange(len(p), 0, -1)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * p[order]))
+    return [float(x) for x in adjusted]
+
+
 def student_t_p(t: float, degrees: float) -> float:
     """P(|T| ≥ |t|) for Student's t with ``degrees`` of freedom.
 

@@ -53,6 +53,13 @@ class RunResult:
     """The result of a run, to be read by name."""
 
     payload: Payload
+    parts: tuple[RunResult, ...] = ()
+    """The results of the models that it starts from, as far as they are there."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return str(self.payload["cell"])
 
     @property
     def method(self) -> str:
@@ -87,8 +94,8 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training."""
-        return float(self.payload["seconds"]["train"])
+        """Seconds of training, those of the models that it starts from included."""
+        return float(self.payload["seconds"]["train"]) + sum(part.seconds for part in self.parts)
 
     def metric(self, kind: str, name: str) -> float | None:
         """``kind`` is sampled or full, ``name`` hr or ndcg; None where it was not measured."""
@@ -164,7 +171,8 @@ class ResultsStore:
                 f"{self.folder} holds results of different versions of {name} "
                 f"({first}, {fingerprint})"
             )
-        return RunResult(payload)
+        parts = [self.result(part) for part in run.parts or ()]
+        return RunResult(payload, tuple(part for part in parts if part is not None))
 
     def __iter__(self) -> Iterator[RunResult]:
         """All results, by name."""

@@ -14,6 +14,7 @@ from ncr_core.evaluation.metrics import hit_of_each, hit_ratio, ndcg, ndcg_of_ea
 from ncr_core.evaluation.significance import (
     Evaluation,
     bootstrap_interval,
+    holm,
     paired_t_test,
     sign_test_p,
     student_t_p,
@@ -41,6 +42,15 @@ KNOWN = [
     (37.5, 6039, 7.201861843943463e-277),
     (3.0, 1_000_000, 0.002699862541421797),
 ]
+
+
+def test_holm_by_hand() -> None:
+    """4 · .01; max(.04, 3 · .02); 2 · .04, and 1 · .05 would be below it."""
+    assert holm([0.04, 0.01, 0.05, 0.02]) == pytest.approx([0.08, 0.04, 0.08, 0.06])
+    assert holm([0.3, 0.6]) == pytest.approx([0.6, 0.6])
+    assert holm([0.7, 0.9]) == [1.0, 1.0]
+    assert holm([0.5]) == [0.5]
+    assert holm([]) == []
 
 
 @pytest.mark.parametrize("t, degrees, p", KNOWN)

@@ -352,6 +352,22 @@ def test_figures_are_those_of_the_results(results: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_seconds_are_those_of_the_whole_training(results: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    store = ResultsStore(copy)
+    for method, seconds in (("nbpr", 100.0), ("dncr", 20.0), ("neupr", 3.0)):
+        stored = deepcopy(store.read(f"cells/ml-1m/{method}-d8"))
+        assert stored is not None
+        stored["seconds"]["train"] = seconds
+        store.write(stored)
+    page = tmp_path / "page.md"
+    write_page(copy, page)
+    row = next(line for line in page.read_text().splitlines() if line.startswith("| NeuPR | 8 |"))
+    assert row.endswith("| 123 |")
+
+
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page(results: Path, tmp_path: Path) -> None:
     pages = [tmp_path / name / "results.md" for name in ("one", "two")]
     for page in pages:
