@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import publish, run_command
-from benchmarks.served import EASE_L2, LinearNextItem
+from benchmarks.served import EASE_L2
 from ncr_core.data import build_interactions
 from ncr_core.data.dataset import load_interactions
 from ncr_core.data.interactions import Interactions, TimeArray
@@ -31,7 +31,7 @@ from ncr_core.evaluation.metrics import hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks, Ranks, full_ranks
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import auto_recipes
-from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
+from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease, fit_linear_next_item
 from ncr_core.training import train_model
 from ncr_core.training.gaps import learn_gaps
 
@@ -112,7 +112,7 @@ def methods(split: Split, gaps: TimeArray) -> Iterator[tuple[str, Ranks]]:
     classes[split.test >= 0] = np.searchsorted(GAPS_SECONDS, gaps)
     yield "popularity", Popularity(train)
     yield "EASE", fit_ease(train, EASE_L2)
-    yield "linear next-item", LinearNextItem(train)
+    yield "linear next-item", fit_linear_next_item(train)
     for recipe in auto_recipes(train.n_users, train.n_items, train.nnz):
         if recipe.name in RECIPES:
             model = train_model(recipe.model, recipe.training, split).model

@@ -40,11 +40,9 @@ from ncr_core.reproduction.baselines.als import IALSConfig, fit_ials
 from ncr_core.reproduction.baselines.scoring import (
     FactorModel,
     Popularity,
-    ScoreModel,
-    Scores,
     fit_ease,
+    fit_linear_next_item,
 )
-from ncr_core.training.next_item import DECAY, LAGS, next_item_weights
 from tests.cluster.process import wait_until
 from tests.cluster.servers import NcrServer, NcrWorker
 
@@ -55,22 +53,6 @@ TRAINING_SECONDS = 3_600.0
 EASE_L2 = 500.0
 IALS_SHARE = 36.0  # α₀ beside the density
 MAX_MATRIX_ITEMS = 20_000  # of EASE and the linear next-item model, whose matrices are dense
-
-
-class LinearNextItem(ScoreModel):
-    """The closed-form next-item model, all of it."""
-
-    def __init__(self, train: Interactions) -> None:
-        self._train, self._weights = train, next_item_weights(train)
-
-    def scores(self, users: IntArray) -> Scores:
-        """(B,) users → (B, n_items)."""
-        rows = []
-        for user in users:
-            latest_first = self._train.items_of(user)[::-1][:LAGS]
-            decay = np.power(DECAY, np.arange(len(latest_first)), dtype=np.float32)
-            rows.append(decay @ self._weights[latest_first])
-        return np.stack(rows)
 
 
 def main(data: str, params: tuple[str, ...] = ("{}",)) -> None:
@@ -223,7 +205,7 @@ def baseline_rows(split: Split) -> Iterator[list[Any]]:
     methods: dict[str, Any] = {"popularity": lambda: Popularity(split.train), "iALS": ials}
     if split.train.n_items <= MAX_MATRIX_ITEMS:
         methods["EASE"] = lambda: fit_ease(split.train, EASE_L2)
-        methods["linear next-item"] = lambda: LinearNextItem(split.train)
+        methods["linear next-item"] = lambda: fit_linear_next_item(split.train)
     for name, fit in methods.items():
         started = time.perf_counter()
         model: Ranks = fit()

@@ -25,6 +25,10 @@ def _neumf(factors: int) -> Settings:
     return {"l2": 1.2e-2, "epochs": 8, "fine_tune_epochs": 2, "fine_tune_rate": 1e-3}
 
 
+def _untrained(method: str, factors: int, start: str) -> Settings:
+    return merge_sections(TUNED[method](factors), {"training": {"start": start, "epochs": 0}})
+
+
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -33,12 +37,18 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "EASE": lambda factors: {"l2": 1320.0},
     "EASE by recency": lambda factors: {"l2": 1320.0, "half_life": 5.0},
     "cornac BPR": lambda factors: {},
+    "PureSVD": lambda factors: {},
+    "Markov": lambda factors: {},
+    "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    # What ours start from, without training.
+    "spectral start": lambda factors: _untrained("NBPR", factors, "spectral"),
+    "ALS start": lambda factors: _untrained("NBPR from ALS", factors, "als"),
 }
 """The settings of every method at so many factors, on MovieLens 1M."""
 
 PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
-SIZELESS = ("ItemPop", "EASE", "EASE by recency")
+SIZELESS = ("ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item")
 LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
 """Factors in the comparison with strong baselines, where they are not 64."""
 
@@ -111,6 +121,7 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
         0,
         [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
     ),
+    "linear next-item": (0, [{"l2": l2} for l2 in (50.0, 100.0, 300.0, 500.0, 1000.0)]),
     "iALS": (
         192,
         [

@@ -22,7 +22,14 @@ from ncr_core.optional_imports import require
 from ncr_core.recipes import Recipe, from_sections
 from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
 from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
-from ncr_core.reproduction.baselines.scoring import Popularity, fit_cornac_bpr, fit_ease
+from ncr_core.reproduction.baselines.scoring import (
+    Markov,
+    Popularity,
+    fit_cornac_bpr,
+    fit_ease,
+    fit_linear_next_item,
+    fit_pure_svd,
+)
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
 from ncr_core.training.trainer import validation_candidates
@@ -95,6 +102,18 @@ def _fit_popularity(request: FitRequest) -> FittedMethod:
 
 def _fit_ease(request: FitRequest) -> FittedMethod:
     return _timed(request, lambda: fit_ease(request.split.train, **request.settings))
+
+
+def _fit_markov(request: FitRequest) -> FittedMethod:
+    return _timed(request, lambda: Markov(request.split.train))
+
+
+def _fit_linear_next_item(request: FitRequest) -> FittedMethod:
+    return _timed(request, lambda: fit_linear_next_item(request.split.train, **request.settings))
+
+
+def _fit_pure_svd(request: FitRequest) -> FittedMethod:
+    return _timed(request, lambda: fit_pure_svd(request.split.train, request.factors, request.seed))
 
 
 def _fit_cornac(request: FitRequest) -> FittedMethod:
@@ -176,6 +195,9 @@ FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "ItemPop": _fit_popularity,
     "EASE": _fit_ease,
     "EASE by recency": _fit_ease,
+    "Markov": _fit_markov,
+    "linear next-item": _fit_linear_next_item,
+    "PureSVD": _fit_pure_svd,
     "eALS": _fit_eals,
     "iALS": _fit_ials,
     "NeuMF": _fit_neumf,

@@ -90,9 +90,14 @@ class RunSpec:
 
 
 PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
-STRONG = ("cornac BPR", "iALS", "EASE", "EASE by recency")
+STRONG = (
+    "cornac BPR", "PureSVD", "iALS", "EASE", "EASE by recency", "Markov", "linear next-item"
+)  # fmt: skip
+STARTS = ("spectral start", "ALS start")
 BEYOND = ("NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history")
-ORDERED = ("EASE by recency", "NBPR history", "DNCR history", "NeuPR history")
+ORDERED = (
+    "EASE by recency", "Markov", "linear next-item", "NBPR history", "DNCR history", "NeuPR history"
+)  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
@@ -258,7 +263,9 @@ def best(selection: Selection) -> list[RunSpec]:
 
     On P1 each also refitted with the validation items; elsewhere the protocol has the refit alone.
     """
-    names = selection.names(("ItemPop", "eALS", "NeuMF", *STRONG, "NBPR", "NeuPR", *BEYOND))
+    names = selection.names(
+        ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "NeuPR", *BEYOND)
+    )
     if selection.data in WITHOUT_TIMES:
         names = [name for name in names if name not in ORDERED]
     runs = []

@@ -66,9 +66,13 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
     return history[:, :rank], ranked[:, :rank]
 
 
-def next_item_weights(train: Interactions) -> Matrix:
-    """W with β = 0, (n_items, n_items), from the row's item to the next: to compare with."""
-    following, solve, _ = _system(train.items, train.indptr, train.n_items, _ridge(train))
+def next_item_weights(train: Interactions, ridge: float | None = None) -> Matrix:
+    """W with β = 0, (n_items, n_items), from the row's item to the next: to compare with.
+
+    ``ridge`` is λ, by default what the size and the density of the data say.
+    """
+    chosen = _ridge(train) if ridge is None else ridge
+    following, solve, _ = _system(train.items, train.indptr, train.n_items, chosen)
     return solve(following.toarray(), CG_TOLERANCE)
 
 

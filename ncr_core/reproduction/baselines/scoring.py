@@ -1,4 +1,4 @@
-"""Baselines that rank by a score of each (user, item): popularity, EASE, and BPR by ``cornac``."""
+"""Baselines that rank by a score of each (user, item), most of them in closed form."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse.linalg import svds
 
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.optional_imports import require
+from ncr_core.training.next_item import DECAY, LAGS, next_item_weights
 
 Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
@@ -138,6 +141,76 @@ def fit_ease(train: Interactions, l2: float, half_life: float | None = None) -> 
     inverse /= -np.diag(inverse).copy()
     np.fill_diagonal(inverse, 0.0)
     return EASE(train, inverse.astype(np.float32), half_life)
+
+
+class LinearNextItem(ScoreModel):
+    """The linear next-item model, all of it: see `next_item_weights`.
+
+    ``weights`` is (n_items, n_items), from the row's item to the next.
+    """
+
+    def __init__(self, train: Interactions, weights: npt.NDArray[np.float32]) -> None:
+        self._train, self._weights = train, weights
+
+    def scores(self, users: IntArray) -> Scores:
+        """(B,) users → (B, n_items); all zero for a user without items."""
+        scores = np.empty((len(users), self._train.n_items), dtype=np.float32)
+        for row, user in enumerate(users):
+            latest_first = self._train.items_of(user)[::-1][:LAGS]
+            decay = np.power(DECAY, np.arange(len(latest_first)), dtype=np.float32)
+            scores[row] = decay @ self._weights[latest_first]
+        return scores
+
+
+def fit_linear_next_item(train: Interactions, l2: float | None = None) -> LinearNextItem:
+    """The model with λ = ``l2``, by default what the data say.
+
+    Raises ConfigError for an ``l2`` that is not above zero, and more than ``MAX_ITEMS`` items.
+    """
+    if l2 is not None and not l2 > 0:
+        raise ConfigError(f"l2 must be above 0, not {l2}")
+    if train.n_items > MAX_ITEMS:
+        raise ConfigError(f"the linear next-item model takes at most {MAX_ITEMS:,} items")
+    return LinearNextItem(train, next_item_weights(train, l2))
+
+
+class Markov(ScoreModel):
+    """Ranks items by how often they came right after the user's last one, then by popularity."""
+
+    def __init__(self, train: Interactions) -> None:
+        follows = np.ones(train.nnz, dtype=np.bool_)
+        starts = train.indptr[:-1]
+        follows[starts[starts < train.nnz]] = False
+        at = np.flatnonzero(follows)
+        shape = (train.n_items, train.n_items)
+        pairs = (train.items[at - 1], train.items[at])
+        self._train = train
+        self._followers = sparse.csr_matrix((np.ones(len(at)), pairs), shape=shape)
+        counts = train.item_counts().astype(np.float64)
+        self._popularity = counts / (counts.max(initial=0.0) + 1.0)  # below one occurrence
+
+    def scores(self, users: IntArray) -> Scores:
+        """(B,) users → (B, n_items)."""
+        scores = np.tile(self._popularity, (len(users), 1))
+        for row, user in enumerate(users):
+            items = self._train.items_of(user)
+            if len(items):
+                scores[row] += self._followers[[items[-1]]].toarray()[0]
+        return scores
+
+
+def fit_pure_svd(train: Interactions, factors: int, seed: int) -> FactorModel:
+    """PureSVD: the leading ``factors`` of the matrix of ones and zeros.
+
+    Cremonesi, Koren, Turrin, "Performance of Recommender Algorithms on Top-N Recommendation
+    Tasks", RecSys 2010: a user's scores are their row times V Vᵀ. ``seed`` is of the first vector.
+    """
+    ones = np.ones(train.nnz)
+    shape = (train.n_users, train.n_items)
+    matrix = sparse.csr_matrix((ones, train.items, train.indptr), shape=shape)
+    v0 = np.random.default_rng(seed).standard_normal(min(shape))
+    items = svds(matrix, min(factors, min(shape) - 1), v0=v0)[2].T
+    return FactorModel(np.asarray(matrix @ items), np.ascontiguousarray(items))
 
 
 def _co_occurrences(train: Interactions) -> npt.NDArray[np.float64]:
