@@ -62,7 +62,7 @@ def _complete_operation(
     method: str, operation: dict[str, Any], access: RouteAccess, keyed: bool
 ) -> None:
     responses: dict[str, Any] = operation.setdefault("responses", {})
-    added = [429, 503]
+    added = [503]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
         added.append(422)
@@ -73,7 +73,7 @@ def _complete_operation(
         if not keyed:
             # The empty alternative: a service without a key, which only this machine can reach.
             operation["security"].append({})
-        added += [401, 403, 422]
+        added += [401, 403, 422, 429]
         if method in _WITH_BODY:
             added += [413, 415]
     for status, response in problem_responses(*added).items():

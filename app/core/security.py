@@ -41,7 +41,7 @@ MAX_WRONG_KEYS = 100
 """Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
 WRONG_KEYS_PER_SECOND = 1.0
 STRANGERS_PER_SECOND = 100.0
-STRANGERS_WAIT_SECONDS = 2.0
+STRANGERS_WAIT_SECONDS = 0.5
 _PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
@@ -207,10 +207,11 @@ class RateLimiter:
 
 
 class Strangers:
-    """Answers whoever sends no valid key at most 100 times a second for each address.
+    """Slows down whoever sends no valid key: each address gets 100 answers a second at once.
 
-    More requests wait for their turn, so that asking for readiness without a pause takes the server
-    next to nothing. One that would wait for longer than 2 s is refused.
+    Further requests wait for their turn, at most half a second: behind a proxy all clients have its
+    address, and the probe of a load balancer may be among them. So nobody is refused, and asking
+    for readiness without a pause takes the server little.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -218,20 +219,13 @@ class Strangers:
         self._last_turns: LRUCache[str, float] = LRUCache(MAX_CALLERS)
 
     async def wait(self, address: str) -> None:
-        """Return when it is the request's turn.
-
-        Raises:
-            TooManyRequests: too many of this address are waiting.
-        """
+        """Return when it is the request's turn, or after ``STRANGERS_WAIT_SECONDS``."""
         now = self._clock()
         # Up to a second's requests may come at once.
         turn = max(self._last_turns.get(address, now), now) + 1.0 / STRANGERS_PER_SECOND
-        wait = turn - now - 1.0
-        if wait > STRANGERS_WAIT_SECONDS:
-            raise TooManyRequests("too many requests without a key came from this address")
-        self._last_turns[address] = turn
-        if wait > 0:
-            await asyncio.sleep(wait)
+        turn = self._last_turns[address] = min(turn, now + 1.0 + STRANGERS_WAIT_SECONDS)
+        if turn > now + 1.0:
+            await asyncio.sleep(turn - now - 1.0)
 
 
 class RefusalLog:
@@ -327,7 +321,7 @@ class Security:
         self._on_refused = on_refused
         self._wrong_keys = WrongKeys()
         self._refusals = RefusalLog()
-        self._strangers = Strangers()
+        self._public, self._strangers = Strangers(), Strangers()  # probes, and the others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless it is refused."""
@@ -337,7 +331,7 @@ class Security:
         access: RouteAccess = scope[ACCESS_KEY]
         role = access.role
         if role is None:
-            await self._strangers.wait(_address(scope))
+            await self._public.wait(_address(scope))
             await self.app(scope, receive, send)
             return
         try:

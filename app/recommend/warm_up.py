@@ -57,7 +57,7 @@ class WarmUp:
             async with asyncio.timeout(MAX_SECONDS):
                 await asyncio.gather(*tasks)
         except (TimeoutError, Unavailable):
-            pass  # that is all the time there is, or others need the inference thread
+            pass  # that is all the time there is, or others need the inference threads
         except Exception as error:  # no reason to go on with the model before
             log.warning("lists are not made ahead", error=str(error).partition("\n")[0])
         finally:

@@ -87,7 +87,7 @@ class RecommendFeature:
             self.models.current.items(catalogue)
 
     async def stop(self) -> None:
-        """Ends what runs in the background, and the inference thread."""
+        """Ends what runs in the background, and the inference threads."""
         if self.ab_tests is not None:
             await self.ab_tests.stop()
         await self.models.stop()

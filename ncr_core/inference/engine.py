@@ -148,7 +148,7 @@ class InferenceEngine:
         self._fitted_gaps = self.model.fitted_gaps
         self.latest_time = self.model.latest_time
         self._space: ItemSpace | None = None
-        self._lock = Lock()  # of what is made when it is first asked for
+        self._space_lock, self._cpu_lock = Lock(), Lock()  # what is made when it is asked for
 
     @property
     def n_items(self) -> int:
@@ -173,7 +173,7 @@ class InferenceEngine:
     @property
     def item_space(self) -> ItemSpace:
         """The similarity of items; made when it is first asked for."""
-        with self._lock:
+        with self._space_lock:
             if self._space is None:
                 self._space = ItemSpace(self.ranker.margins.double, self.n_items)
             return self._space
@@ -260,7 +260,7 @@ class InferenceEngine:
             first, second = requests[:half], requests[half:]
             return self._within_memory(run, first) + self._within_memory(run, second)
         self._on_fallback("cpu")
-        with self._lock:
+        with self._cpu_lock:
             if self._on_cpu is None:
                 self._on_cpu = InferenceEngine(
                     replace(self._checkpoint, model=_cpu_copy(self.model)),

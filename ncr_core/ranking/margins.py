@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,29 @@ TIE = 1e-12  # float64 margins smaller than this are ties,
 ROUNDING = 2e-15  # and those smaller than this times the size of what they are a sum of
 TIES = (TIE, ROUNDING)
 MAX_PAIRS = 2**17  # at once, which bounds their memory: some hundred bytes a pair at d = 8
+
+
+Value = TypeVar("Value")
+
+
+class lazy_property(Generic[Value]):  # noqa: N801 - used like a function
+    """A property that is computed once an object, when it is first asked for, and by no lock.
+
+    The lock of Python 3.11's `functools.cached_property` is one for all objects of a class: batches
+    in two threads would wait for each other.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Value:
+        """The value; later it is found in the object, before this is looked up."""
+        value = self._compute(instance)
+        vars(instance)[self._name] = value
+        return value
 
 
 class Margins:
@@ -75,11 +100,11 @@ class BoundMargins:
         self._margins = margins
         self.users = users
 
-    @cached_property
+    @lazy_property
     def _single(self) -> tuple[PairTables, Tensor, Tensor | None]:
         return self._cast(self._margins.single, torch.float32)
 
-    @cached_property
+    @lazy_property
     def _double(self) -> tuple[PairTables, Tensor, Tensor | None]:
         return self._cast(self._margins.double, torch.float64)
 
@@ -94,7 +119,7 @@ class BoundMargins:
         """(B, h) C_u in float64; None for an additive model."""
         return self._double[2]
 
-    @cached_property
+    @lazy_property
     def caution(self) -> Tensor:
         """(B,) how much more than usual float32 may err, of at least 1."""
         if self.projected is None:

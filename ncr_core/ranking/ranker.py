@@ -26,7 +26,7 @@ from ncr_core.ranking.backends.numba_ranker import (
 )
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.backends.triton_ranker import triton_ranker
-from ncr_core.ranking.margins import PAD, BoundMargins, Margins
+from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 
@@ -204,7 +204,7 @@ class BoundRanker:
         self._ranker = ranker
         self._users = ranker.margins.bind(_moved(users, ranker.device))
 
-    @cached_property
+    @lazy_property
     def _batch(self) -> RankerBatch:
         return self._ranker.backend.bind(self._users)
 
