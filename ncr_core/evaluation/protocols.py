@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from ncr_core.data.interactions import BoolArray, IntArray
 from ncr_core.data.splits import Split
+from ncr_core.errors import TrainingError
+from ncr_core.evaluation.metrics import FloatArray, held_out_ranks, hit_ratio, ndcg
 from ncr_core.evaluation.metrics import K as K
-from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.ranking.ranker import PAD, ExactRanker
 
@@ -29,6 +30,15 @@ class Ranks(Protocol):
 
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """(B,) users and (B, M) candidates, padded with −1 → (B, ≤ k) candidates, best first."""
+        ...
+
+
+@runtime_checkable
+class ScoredRanks(Ranks, Protocol):
+    """What ranks by a score of each user and item: the higher, the better."""
+
+    def scores(self, users: IntArray) -> FloatArray:
+        """(B,) users → (B, n_items) finite scores."""
         ...
 
 
@@ -286,12 +296,36 @@ def full_ranks(
             if on_users is not None:
                 on_users(len(users))
         return np.concatenate(ranks), items
+    if isinstance(model, ScoredRanks):
+        place = np.argsort(_catalogue_order(split, seed))
+        for users, allowed in _allowed_items(split, held_out):
+            ranks.append(_score_ranks(model.scores(users), allowed, held_out[users], place, k))
+            items = max(items, int(allowed.sum(axis=1).max()))
+            if on_users is not None:
+                on_users(len(users))
+        return np.concatenate(ranks), items
     for block in full_candidates(split, held_out, seed):
         ranks.append(ranks_of(model, block, k))
         items = max(items, block.candidates.shape[1])
         if on_users is not None:
             on_users(len(block.users))
     return np.concatenate(ranks), items
+
+
+def _score_ranks(
+    scores: FloatArray, allowed: BoolArray, held_out: IntArray, place: IntArray, k: int
+) -> IntArray:
+    """The ranks of (B,) held-out items: how many allowed items are before each.
+
+    To sort the (B, n_items) scores would take many times as long. Of equal ones the item that is
+    first by (n_items,) ``place`` comes first.
+    """
+    if not np.isfinite(scores[allowed]).all():
+        raise TrainingError("the scores of a model are not finite numbers")
+    own = scores[np.arange(len(scores)), held_out][:, None]
+    ahead = (scores > own) | ((scores == own) & (place < place[held_out][:, None]))
+    ranks = (ahead & allowed).sum(axis=1)
+    return np.where(ranks < k, ranks, PAD)
 
 
 def ranks_of(model: Ranks, candidates: CandidateSet, k: int, *, block: int = 1024) -> IntArray:

@@ -18,7 +18,9 @@ from ncr_core.data import (
     leave_latest_out,
     min_interactions,
 )
+from ncr_core.data.interactions import IntArray
 from ncr_core.data.readers import open_source
+from ncr_core.errors import TrainingError
 from ncr_core.evaluation import protocols
 from ncr_core.evaluation.metrics import (
     held_out_ranks,
@@ -34,13 +36,14 @@ from ncr_core.evaluation.protocols import (
     evaluate_full,
     evaluate_sampled,
     full_candidates,
+    full_ranks,
     of_random_users,
     ranks_of,
     sampled_candidates,
 )
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import PAD
-from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.reproduction.baselines.scoring import Popularity, ScoreModel
 from tests.ncr_core.conftest import wild_model
 
 
@@ -92,6 +95,29 @@ def test_full_candidates_are_every_unseen_item_in_one_order(
             assert len(own) == len(expected)
             total += 1
     assert total == len(split.test)
+
+
+@pytest.mark.parametrize("values", [3, 1000], ids=["many ties", "few ties"])
+def test_ranks_by_scores_are_those_of_sorted_candidates(split: Split, values: int) -> None:
+    generator = np.random.default_rng(values)
+    scores = generator.integers(values, size=(split.train.n_users, split.train.n_items)) / 7.0
+
+    class Fixed(ScoreModel):
+        def scores(self, users: IntArray) -> np.ndarray:
+            return scores[users]
+
+    class Sorted:
+        def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
+            return Fixed().rank(users, candidates, k)
+
+    for k in (1, 10, 10_000):
+        found = full_ranks(Fixed(), split, split.test, seed=3, k=k)
+        expected = full_ranks(Sorted(), split, split.test, seed=3, k=k)
+        assert found[0].tolist() == expected[0].tolist()
+        assert found[1] == expected[1]
+    scores[0] = np.nan
+    with pytest.raises(TrainingError, match="finite"):
+        full_ranks(Fixed(), split, split.test, seed=3)
 
 
 def test_popularity_by_hand() -> None:
