@@ -65,9 +65,9 @@ FIGURES_TITLE = {
 INTRO = """# Results
 
 Made by `ncr reproduce page` from the JSON Lines files of `benchmarks/results`, which `ncr
-reproduce` wrote; nothing on this page was typed in, the paper's own figures excepted. Each line
-holds a run's configuration, seed, data fingerprint, machine, versions, commit, seconds and every
-user's rank.
+reproduce` wrote; no figure in its tables was typed in, the paper's own excepted. Each line holds a
+run's configuration, seed, data fingerprint, machine, versions, commit, seconds and every user's
+rank.
 
 - **Sampled**: the held-out item among 100 items that were not interacted with, the mean over
   three seeds of negatives (on the published splits: their given negatives, three places of the

@@ -220,21 +220,26 @@ async def test_requests_without_a_key_wait_for_their_turn(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("path", ["/health/ready", "/health/live", "/recommend/a", "/nothing"])
-async def test_public_and_refused_requests_wait_for_strangers_turns(
-    keyed: FastAPI, path: str, monkeypatch: pytest.MonkeyPatch
+async def test_public_and_refused_requests_wait_and_hold_up_nobody_with_a_key(
+    data_dir: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those with a key do not, and those that wait hold no place among the lists in progress."""
-    waited = []
+    app = create_app(load_settings(data_dir=data_dir, admin_key=KEY, max_concurrency=1))
+    waiting, turn = asyncio.Event(), asyncio.Event()
 
     async def wait(strangers: Strangers, address: str) -> None:
-        waited.append(address)
+        waiting.set()
+        await turn.wait()
 
     monkeypatch.setattr(Strangers, "wait", wait)
-    async with client_of(keyed) as client:
-        await client.get(path)
-        assert len(waited) == 1
-        await client.get("/recommend/a", headers={"X-API-Key": KEY})
-        assert len(waited) == 1
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        asked = asyncio.create_task(client.get(path))
+        await asyncio.wait_for(waiting.wait(), 10)
+        # The stranger has no place among the lists in progress, of which there is one.
+        keyed = await client.get("/recommend/a", headers={"X-API-Key": KEY})
+        assert keyed.status_code == 200
+        assert not asked.done()
+        turn.set()
+        assert (await asked).status_code == (200 if path.startswith("/health") else 401)
 
 
 async def test_the_log_names_no_refused_key(keyed: FastAPI) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import numpy as np
@@ -17,6 +19,7 @@ from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
 from ncr_core.ranking.algorithm1 import mean_preference, top_positions, wins
 from ncr_core.ranking.backends.torch_ranker import resumable_scan, row_scan
+from ncr_core.ranking.margins import lazy_property
 from tests.ncr_core.conftest import wild_model
 
 
@@ -304,3 +307,22 @@ def test_the_ranker_by_wins_and_by_mean_probability(config: ModelConfig, compile
         assert ranked.equal(expected_items)
     with pytest.raises(ConfigError, match="unknown strategy"):
         ranker.rank(users, candidates, 9, "condorcet")  # type: ignore[arg-type]
+
+
+def test_what_a_batch_computes_once_waits_for_no_other_batch() -> None:
+    """Python 3.11's `functools.cached_property` has one lock for all objects of a class."""
+    both, computed = threading.Barrier(2, timeout=10), []
+
+    class Batch:
+        @lazy_property
+        def value(self) -> int:
+            both.wait()  # until the other one is computed, too
+            computed.append(self)
+            return id(self)
+
+    batches = [Batch(), Batch()]
+    with ThreadPoolExecutor(2) as threads:
+        values = list(threads.map(lambda batch: batch.value, batches))
+    assert values == [id(batch) for batch in batches]
+    assert [batch.value for batch in batches] == values
+    assert len(computed) == 2

@@ -176,9 +176,11 @@ def test_users_and_items_without_interactions_have_finite_scores(
 
 
 def test_it_beats_a_random_order(model: ScoreModel, split: Split) -> None:
+    if isinstance(model, Markov):
+        pytest.skip("the order of these data says nothing")
     found = evaluate_sampled(model, sampled_candidates(split, split.test, seed=0))
     by_chance = 10 / found.items
-    assert found.hr > 1.4 * by_chance  # Markov, where the order says nothing, is the lowest
+    assert found.hr > 2 * by_chance
 
 
 @pytest.mark.parametrize("rows", [1024, 7])
@@ -215,6 +217,14 @@ def test_markov_counts_what_came_right_after_the_last_item() -> None:
     for user, name in enumerate(train.user_ids):
         scores = model.scores(np.array([user]))[0]
         np.testing.assert_allclose(scores, popularity + followers[name])
+
+
+def test_markov_finds_what_always_comes_next() -> None:
+    cycle = [(f"u{user}", f"i{(user + n) % 50}", float(n)) for user in range(50) for n in range(20)]
+    train = build_interactions(cycle)
+    for user, last in enumerate(train.items_of(user)[-1] for user in range(train.n_users)):
+        best = train.item_ids[int(Markov(train).scores(np.array([user]))[0].argmax())]
+        assert int(best[1:]) == (int(train.item_ids[last][1:]) + 1) % 50
 
 
 def test_pure_svd_is_the_best_approximation_of_low_rank() -> None:
