@@ -264,8 +264,6 @@ _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
         "schedule": "constant",
         "shared_negatives": 2048,
-        # A gate and an offset by length fit the noise of so few interactions.
-        "by_length": False,
         "early_weight": 1.0,
     },
 }
