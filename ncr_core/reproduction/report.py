@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def write_page(results: Path, page: Path) -> None:
     sections = [
         INTRO,
         *_best(tables, comparisons),
+        _beyond_accuracy(tables),
+        _gaps(store.folder / "gaps.json"),
         _table1(store),
         _neumf(pairs, comparisons),
         _table2(store),
@@ -163,6 +166,63 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
         if texts:
             sections.append(f"## {_BEST_TITLES[data]}\n\n" + "\n".join(texts))
     return sections
+
+
+def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
+    """What the lists over all unseen items are like."""
+    lines = []
+    for data, of_data in tables.items():
+        for result in of_data[0] if of_data else ():
+            statistics = result.list_statistics
+            if statistics is not None:
+                figures = [statistics[name] for name in ("coverage", "gini", "novelty")]
+                figures.append(statistics["popularity_lift"])
+                lines.append([data, _label(result), *(f"{figure:.2f}" for figure in figures)])
+    note = (
+        "Of the lists of ten over all unseen items, one a test user: the share of the catalogue "
+        "that is in a list, the Gini coefficient of the numbers of lists that items are in (0: "
+        "equally many), the mean of log₂(users / users of the item) in bits, and how much more "
+        "popular lists are than the users' own items (0: equally). Definitions are in "
+        "`ncr_core/evaluation/beyond_accuracy.py`.\n"
+    )
+    head = ["", "", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
+    return _section("Beyond accuracy", head, lines, note)
+
+
+_GAPS_DATA = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M"}
+
+
+def _gaps(path: Path) -> str:
+    """What order means: figures by the time since a user's last interaction."""
+    results = json.loads(path.read_text()) if path.exists() else {}
+    sections = []
+    for data, name in _GAPS_DATA.items():
+        result = results.get(f"gaps-return-{data}")
+        if result is None:
+            continue
+        by_method: dict[str, list[str]] = {}
+        gaps: list[str] = []
+        for row in result["rows"]:
+            gap = f"{row['gap']}, {row['users']:,} users"
+            gaps += [gap] if gap not in gaps else []
+            figures = f"{row['hr@10']:.3f} ± {row['hr_error']:.3f} / {row['ndcg@10']:.3f}"
+            by_method.setdefault(row["method"], []).append(figures)
+        lines = [[method, *cells] for method, cells in by_method.items()]
+        sections.append(f"### {name}\n\n{_table(['', *gaps], lines)}")
+    if not sections:
+        return ""
+    note = (
+        "HR@10 ± a standard error / NDCG@10 over all items, by the time between the held-out item "
+        "and the one before it (`python -m benchmarks.gaps DATA`). Held out is the first item "
+        "after the user's latest break of more than an hour; of users without such a break, the "
+        "latest item. On MovieLens most items follow the one before within the hour: people rate "
+        "what they have seen in one sitting, page after page, and what comes next in a sitting is "
+        "not what they watch next. A method that knows the order wins there. For those who come "
+        "back it is near to popularity, and so is EASE. `by gap`: the model is told the time, as "
+        "the service is.\n\n"
+    )
+    title = "## What order means on MovieLens: by the time since the last interaction\n\n"
+    return title + note + "\n".join(sections)
 
 
 def _best_pairs(tables: Mapping[str, list[list[RunResult]]]) -> list[_Pair]:

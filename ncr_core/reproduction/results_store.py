@@ -102,6 +102,12 @@ class RunResult:
         metrics = self.payload.get("metrics", {}).get(kind)
         return None if metrics is None else float(metrics[name])
 
+    @property
+    def list_statistics(self) -> dict[str, float] | None:
+        """The fields of ``ListStatistics`` of the full lists; None where they were not measured."""
+        statistics = self.payload.get("metrics", {}).get("lists")
+        return None if statistics is None else dict(statistics)
+
     def interval(self, kind: str, name: str) -> tuple[float, float] | None:
         """The 95 % bootstrap interval over users of a metric."""
         metrics = self.payload.get("metrics", {}).get(kind)

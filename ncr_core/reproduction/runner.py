@@ -15,11 +15,13 @@ from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.errors import CheckpointError, DataError
-from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.beyond_accuracy import list_statistics
+from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
+from ncr_core.ranking.ranker import PAD
 from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
 from ncr_core.reproduction.methods import FitRequest, FittedMethod, fit_method, resolved_settings
 from ncr_core.reproduction.results_store import (
@@ -127,7 +129,7 @@ class Runner:
             return None  # other settings: the result is replaced
         if result.get("resolved") != _resolved(spec):
             return None  # the same settings, of a version with other defaults
-        if spec.test and ("full" if spec.full else "sampled") not in result.get("metrics", {}):
+        if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
             return None
         return result
 
@@ -175,20 +177,26 @@ class Runner:
         texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
         metrics = {"sampled": summary(sampled)}
         if spec.full:
-            full = self._full_ranks(fitted.ranks, data)
+            lists = self._full_lists(fitted.ranks, data)
+            users = np.flatnonzero(data.split.test >= 0)
+            full = held_out_ranks(lists, data.split.test[users])
             texts["full"] = ranks_as_text(full)
             metrics["full"] = summary([full])
+            statistics = list_statistics(users, lists, data.split.train).as_dict()
+            metrics["lists"] = {name: round(value, 5) for name, value in statistics.items()}
         return {"metrics": metrics, "ranks": texts}
 
-    def _full_ranks(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
+    def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
+        """(n, K) the first items of all unseen ones for each test user, −1 where there are none."""
         total = int((data.split.test >= 0).sum())
-        parts: list[IntArray] = []
+        lists = np.full((total, K), PAD, dtype=np.int64)
         done = 0
         for block in full_candidates(data.split, data.split.test, seed=0):
-            parts.append(ranks_of(ranks, block, K))
-            done += len(block.users)
+            ranked = ranks.rank(block.users, block.candidates, K)
+            lists[done : done + len(ranked), : ranked.shape[1]] = ranked
+            done += len(ranked)
             self._callbacks.ranked(done, total)
-        return np.concatenate(parts)
+        return lists
 
     def _parts(self, spec: RunSpec) -> Parts | None:
         if spec.parts is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +25,10 @@ from ncr_core.errors import TrainingError
 from ncr_core.evaluation import protocols
 from ncr_core.evaluation.metrics import (
     held_out_ranks,
+    hit_of_each,
     hit_ratio,
     ndcg,
+    ndcg_of_each,
     overlap,
     rank_biased_overlap,
 )
@@ -45,6 +48,26 @@ from ncr_core.models import ModelConfig
 from ncr_core.ranking import PAD
 from ncr_core.reproduction.baselines.scoring import Popularity, ScoreModel
 from tests.ncr_core.conftest import wild_model
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(1, 10))
+def test_metrics_agree_with_trec_eval(seed: int, items: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranked = np.array([rng.permutation(items) for _ in range(5)])
+    held_out = rng.integers(items, size=5)
+    relevant = {str(user): {str(item): 1} for user, item in enumerate(held_out.tolist())}
+    scores = {
+        str(user): {str(item): float(-place) for place, item in enumerate(items_of)}
+        for user, items_of in enumerate(ranked.tolist())
+    }
+    measures = {f"success_{k}", f"ndcg_cut_{k}"}
+    theirs = pytrec_eval.RelevanceEvaluator(relevant, {f"success.{k}", f"ndcg_cut.{k}"})
+    by_user = theirs.evaluate(scores)
+    assert all(set(figures) == measures for figures in by_user.values())
+    ranks = held_out_ranks(ranked, held_out)
+    for user in range(5):
+        assert hit_of_each(ranks, k)[user] == by_user[str(user)][f"success_{k}"]
+        assert ndcg_of_each(ranks, k)[user] == pytest.approx(by_user[str(user)][f"ndcg_cut_{k}"])
 
 
 def test_metrics_by_hand() -> None:

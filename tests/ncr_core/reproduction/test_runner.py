@@ -73,6 +73,7 @@ def test_a_result_holds_what_a_reader_needs_to_trust_it(
     assert low < sampled["hr"] < high
     full = ranks_from_text(stored["ranks"]["full"])
     assert stored["metrics"]["full"]["hr"] == pytest.approx(hit_ratio(full, 10), abs=1e-5)
+    assert 0 < stored["metrics"]["lists"]["coverage"] <= 1
 
 
 @pytest.mark.slow
@@ -387,6 +388,34 @@ def test_ours_are_tested_against_the_strongest_baseline(
     write_page(tmp_path / "results", page)
     row = next(x for x in page.read_text().splitlines() if x.startswith("| **NBPR, d = 64**"))
     assert " to EASE, p " in row
+
+
+@pytest.mark.slow
+def test_the_page_says_whose_items_lists_show(results: Path, tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    write_page(results, page)
+    stored = ResultsStore(results).read("cells/ml-1m/ease")
+    assert stored is not None
+    statistics = stored["metrics"]["lists"]
+    figures = [statistics[name] for name in ("coverage", "gini", "novelty", "popularity_lift")]
+    row = " | ".join(f"{figure:.2f}" for figure in figures)
+    assert f"| ml-1m | EASE | {row} |" in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_page_has_figures_by_gap_where_they_were_measured(
+    results: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    figures = {"hr@10": 0.25, "hr_error": 0.015, "ndcg@10": 0.125, "users": 1234}
+    rows = [{"method": "EASE", "gap": gap, **figures} for gap in ("<= 1 h", "> 1 h")]
+    (copy / "gaps.json").write_text(json.dumps({"gaps-return-ml-1m": {"rows": rows}}))
+    page = tmp_path / "results.md"
+    write_page(copy, page)
+    cell = "0.250 ± 0.015 / 0.125"
+    assert f"| EASE | {cell} | {cell} |" in page.read_text()
+    assert "| <= 1 h, 1,234 users |" in page.read_text()
 
 
 @pytest.mark.slow
