@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ncr_core.errors import ConfigError
-from ncr_core.recipes import TUNED, merge_sections
+from ncr_core.recipes import TUNED, Recipe, merge_sections, recipe
 
 Settings = dict[str, Any]
 """What a method is run with: of our models, the sections ``model`` and ``training``."""
@@ -29,6 +29,22 @@ def _untrained(method: str, factors: int, start: str) -> Settings:
     return merge_sections(TUNED[method](factors), {"training": {"start": start, "epochs": 0}})
 
 
+def _of_recipe(name: str) -> Callable[[int], Settings]:
+    """What a recipe of the choice `auto` changes in the defaults, at any size."""
+    chosen, default = recipe(name), Recipe("default")
+    pairs = {
+        "model": (chosen.model.as_dict(), default.model.as_dict()),
+        "training": (chosen.training.as_dict(), default.training.as_dict()),
+    }
+    settings = {
+        section: {key: value for key, value in values.items() if value != defaults[key]}
+        for section, (values, defaults) in pairs.items()
+    }
+    settings["model"] = {"kind": chosen.model.kind, **settings["model"]}
+    settings["model"].pop("factors", None)
+    return lambda factors: settings
+
+
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -41,15 +57,26 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    # The recipes that the service serves; their start is the linear next-item model.
+    "NBPR next-item": _of_recipe("next-item-nbpr"),
+    "NeuPR next-item": _of_recipe("next-item-neupr"),
     # What ours start from, without training.
     "spectral start": lambda factors: _untrained("NBPR", factors, "spectral"),
     "ALS start": lambda factors: _untrained("NBPR from ALS", factors, "als"),
+    "next-item start": _of_recipe("next-item"),
 }
 """The settings of every method at so many factors, on MovieLens 1M."""
 
 PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
 SIZELESS = ("ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item")
-LARGE = {"iALS": 192, "DNCR history": 16, "NeuPR history": 16}
+LARGE = {
+    "iALS": 192,
+    "DNCR history": 16,
+    "NeuPR history": 16,
+    "next-item start": 256,
+    "NBPR next-item": 128,
+    "NeuPR next-item": 16,
+}
 """Factors in the comparison with strong baselines, where they are not 64."""
 
 # P2 has the items that P1 leaves out, and grids of its own for the methods published for it.

@@ -11,6 +11,7 @@ from typing import Any
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import (
+    NEGATIVES,
     CandidateSet,
     Metrics,
     ModelRanks,
@@ -89,7 +90,7 @@ def _fit_ranker(request: FitRequest) -> FittedMethod:
     return FittedMethod(
         ModelRanks(trained.model),
         seconds,
-        _best_epoch_metrics(last, request.split),
+        _best_epoch_metrics(last, request.split, full=recipe.training.validation == "full"),
         last.best_epoch,
         trained.history,
         trained.model,
@@ -258,9 +259,9 @@ def _validation(request: FitRequest) -> CandidateSet | None:
     return validation_candidates(request.split, request.seed)
 
 
-def _best_epoch_metrics(history: History, split: Split) -> Metrics | None:
+def _best_epoch_metrics(history: History, split: Split, *, full: bool = False) -> Metrics | None:
     if history.best is None:
         return None
     best_ndcg, best_hr = history.best
     users = int((split.validation >= 0).sum())
-    return Metrics(best_hr, best_ndcg, users, 101)
+    return Metrics(best_hr, best_ndcg, users, split.train.n_items if full else NEGATIVES + 1)

@@ -93,10 +93,14 @@ PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
 STRONG = (
     "cornac BPR", "PureSVD", "iALS", "EASE", "EASE by recency", "Markov", "linear next-item"
 )  # fmt: skip
-STARTS = ("spectral start", "ALS start")
-BEYOND = ("NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history")
+STARTS = ("spectral start", "ALS start", "next-item start")
+BEYOND = (
+    "NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history",
+    "NBPR next-item", "NeuPR next-item"
+)  # fmt: skip
 ORDERED = (
-    "EASE by recency", "Markov", "linear next-item", "NBPR history", "DNCR history", "NeuPR history"
+    "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
+    "DNCR history", "NeuPR history", "NBPR next-item", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")

@@ -187,7 +187,9 @@ def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
 @pytest.mark.parametrize(
     "method",
     ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",
-     pytest.param("NeuPR history", marks=pytest.mark.slow), "NeuPR without pre-training",
+     "NBPR next-item", "next-item start", "spectral start", "ALS start", "PureSVD", "Markov",
+     "linear next-item", pytest.param("NeuPR history", marks=pytest.mark.slow),
+     pytest.param("NeuPR next-item", marks=pytest.mark.slow), "NeuPR without pre-training",
      "NeuPR shared embeddings", "two towers", "two towers shared"],
 )  # fmt: skip
 def test_every_method_runs(make_runner: MakeRunner, method: str) -> None:
