@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Protocol
 from urllib.parse import urlsplit
 
@@ -413,8 +414,27 @@ def _bearer_token(scope: Scope) -> bytes | None:
 
 
 def _address(scope: Scope) -> str:
-    """The sender's address; that of the proxy where there is one."""
-    return str((scope.get("client") or ("",))[0])
+    """The sender, as requests are counted by; the proxy where there is one."""
+    return sender(str((scope.get("client") or ("",))[0]))
+
+
+@lru_cache(MAX_CALLERS)
+def sender(address: str) -> str:
+    """Return an IPv4 address as it is, and of an IPv6 address the network of 64 bits.
+
+    Whoever has such a network can send each request from another of its addresses.
+    """
+    if ":" not in address:
+        return address
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    if parsed.is_loopback:
+        return address
+    return str(ipaddress.IPv6Network((parsed, 64), strict=False))
 
 
 def _digest(key: bytes) -> bytes:

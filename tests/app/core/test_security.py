@@ -24,6 +24,7 @@ from app.core.security import (
     WrongKeys,
     ensure_bindable,
     is_loopback,
+    sender,
 )
 from app.core.settings import Settings, load_settings
 from app.main import create_app
@@ -187,6 +188,23 @@ async def test_refused_keys_are_logged_by_address_and_seldom() -> None:
     assert await lines("a", "a") == [("a", "unauthorized")]
     clock.now += 61
     assert len(await lines(*map(str, range(100)))) == 60
+
+
+@pytest.mark.parametrize(
+    ("address", "counted_as"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::1", "::1"),
+        ("", ""),
+        ("a:socket", "a:socket"),
+    ],
+)
+def test_senders_are_counted_by_what_they_cannot_change(address: str, counted_as: str) -> None:
+    assert sender(address) == counted_as
 
 
 async def test_requests_without_a_key_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
