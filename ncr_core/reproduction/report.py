@@ -79,8 +79,11 @@ rank.
   training: every row is one training with one seed.
 - Settings were chosen on validation items, by sampled NDCG@10, from the grids below. No grid is
   stored of cornac's BPR, which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR
-  history, NeuPR history and the forms of eq. 7–9 and 24. P2 has the settings of P1 but for iALS
-  and NeuMF.
+  history, NeuPR history and the forms of eq. 7–9 and 24. NBPR and NeuPR next-item are recipes that
+  the service serves; docs/experiments.md says how they were chosen. P2 has the settings of P1 but
+  for iALS and NeuMF.
+- `spectral start`, `ALS start` and `next-item start` are what our models begin from, untrained, and
+  count as baselines.
 - Test items are used for no choice. While the methods were developed, 23 of the 146 results that
   the repository has held were measured on them with other settings before.
 - Seconds are those of the whole training, with the models that a NeuPR starts from.
@@ -162,10 +165,34 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
         for rows in of_data:
             refit = rows[0].refit and data == "ml-1m"
             note = "Refit with the validation items:\n\n" if refit else ""
-            texts.append(note + _compared(rows, comparisons))
+            texts.append(note + _compared(rows, comparisons) + _below_start(rows))
         if texts:
             sections.append(f"## {_BEST_TITLES[data]}\n\n" + "\n".join(texts))
     return sections
+
+
+_STARTED_FROM = {
+    "spectral start": ("NBPR", "NeuPR", "NBPR pooled"),
+    "ALS start": ("NBPR from ALS",),
+    "next-item start": ("NBPR next-item", "NeuPR next-item"),
+}
+
+
+def _below_start(rows: Sequence[RunResult]) -> str:
+    """Which models training did not make better than the untrained start, at their sizes here."""
+    by_method = {row.method: row for row in rows}
+    below = []
+    for start, methods in _STARTED_FROM.items():
+        for kind in _KINDS:
+            of_start = by_method[start].metric(kind, "ndcg") if start in by_method else None
+            for method in methods:
+                trained = by_method[method].metric(kind, "ndcg") if method in by_method else None
+                if of_start is not None and trained is not None and trained < of_start:
+                    below.append(
+                        f"{method} below `{start}` ({kind} NDCG@10 {figure_text(trained)} beside "
+                        f"{figure_text(of_start)})"
+                    )
+    return f"Training made these no better: {'; '.join(below)}.\n\n" if below else ""
 
 
 def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:

@@ -83,8 +83,9 @@ class RunResult:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the method is a model of this library, not a baseline."""
-        return "model" in self.settings
+        """Whether the method is a trained model of this library; its start alone is a baseline."""
+        training = self.settings.get("training", {})
+        return "model" in self.settings and training.get("epochs") != 0
 
     @property
     def validation(self) -> float | None:

@@ -65,6 +65,8 @@ def quick() -> Iterator[None]:
         settings = real(method, factors, data)
         if "model" in settings:
             few = {"epochs": 2, "fine_tune_epochs": 1, "negatives": 2, "batch_size": 512}
+            if settings["training"].get("epochs") == 0:  # a start alone
+                few["epochs"] = 0
             return merge_sections(settings, {"training": few})
         if method == "NeuMF":
             return {**settings, "epochs": 1, "fine_tune_epochs": 1}

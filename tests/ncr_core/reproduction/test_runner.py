@@ -393,6 +393,29 @@ def test_ours_are_tested_against_the_strongest_baseline(
 
 
 @pytest.mark.slow
+def test_an_untrained_start_is_a_rival_and_named_where_training_is_below_it(
+    results: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    store = ResultsStore(copy)
+    ease = store.read("cells/ml-1m/ease")
+    assert ease is not None
+    for method, factors, ndcg_full in (("spectral start", 64, 0.5), ("NBPR", 64, 0.25)):
+        run = make_run(method, Selection(), factors)
+        stored = deepcopy(ease) | {"cell": run.name, "configuration": run.configuration()}
+        stored["metrics"]["sampled"]["ndcg"] = stored["metrics"]["full"]["ndcg"] = ndcg_full
+        store.write(stored)
+    page = tmp_path / "page.md"
+    write_page(copy, page)
+    text = page.read_text()
+    assert "| spectral start, d = 64 |" in text
+    assert "| **NBPR, d = 64** |" in text
+    assert "NBPR below `spectral start` (full NDCG@10 0.2500 beside 0.5000)" in text
+    assert " to spectral start, p " in text
+
+
+@pytest.mark.slow
 def test_the_page_says_whose_items_lists_show(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     write_page(results, page)
