@@ -77,7 +77,8 @@ rank.
 - Intervals are 95 % bootstrap intervals over users. Each p is of a paired t-test over users, and
   adjusted by Holm's method for all comparisons of this page. Neither says anything of another
   training: every row is one training with one seed.
-- Settings were chosen on validation items, by sampled NDCG@10, from the grids below. No grid is
+- Settings were chosen on validation items, by sampled NDCG@10, from the grids below; of the linear
+  next-item model by full NDCG@10, as docs/experiments.md says. No grid is
   stored of cornac's BPR, which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR
   history, NeuPR history and the forms of eq. 7–9 and 24. NBPR and NeuPR next-item are recipes that
   the service serves; docs/experiments.md says how they were chosen. P2 has the settings of P1 but
