@@ -67,7 +67,8 @@ def at(settings: Settings, machine: str, objects: ObjectStore) -> Settings:
         update={
             "data_dir": settings.data_dir / machine,
             "checkpoint_store": objects.url,
-            "job_lease_seconds": 2.0,
+            # A machine that stands still for 1.6 s would lose a lease of 2 s, and the test its job.
+            "job_lease_seconds": 5.0,
             "precompute_users": 40,
         }
     )
