@@ -414,13 +414,13 @@ def _bearer_token(scope: Scope) -> bytes | None:
 
 
 def _address(scope: Scope) -> str:
-    """The sender, as requests are counted by; the proxy where there is one."""
+    """The address that requests are counted by; that of the proxy where there is one."""
     return sender(str((scope.get("client") or ("",))[0]))
 
 
 @lru_cache(MAX_CALLERS)
 def sender(address: str) -> str:
-    """Return an IPv4 address as it is, and of an IPv6 address the network of 64 bits.
+    """Return the network of 64 bits of an IPv6 address; another address as it is.
 
     Whoever has such a network can send each request from another of its addresses.
     """

@@ -57,7 +57,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
-    # The recipes that the service serves; their start is the linear next-item model.
+    # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     # What ours start from, without training.
@@ -148,7 +148,10 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
         0,
         [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
     ),
-    "linear next-item": (0, [{"l2": l2} for l2 in (50.0, 100.0, 300.0, 500.0, 1000.0)]),
+    "linear next-item": (
+        0,
+        [{"l2": l2} for l2 in (50.0, 100.0, 300.0, 500.0, 1000.0, 2000.0, 4000.0)],
+    ),
     "iALS": (
         192,
         [

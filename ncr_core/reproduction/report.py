@@ -66,9 +66,9 @@ FIGURES_TITLE = {
 INTRO = """# Results
 
 Made by `ncr reproduce page` from the JSON Lines files of `benchmarks/results`, which `ncr
-reproduce` wrote; no figure in its tables was typed in, the paper's own excepted. Each line holds a
-run's configuration, seed, data fingerprint, machine, versions, commit, seconds and every user's
-rank.
+reproduce` wrote, and for one section from `gaps.json` there. No figure in its tables was typed in,
+the paper's own excepted. Each line holds a run's configuration, seed, data fingerprint, machine,
+versions, commit, seconds and every user's rank.
 
 - **Sampled**: the held-out item among 100 items that were not interacted with, the mean over
   three seeds of negatives (on the published splits: their given negatives, three places of the
@@ -78,11 +78,11 @@ rank.
   adjusted by Holm's method for all comparisons of this page. Neither says anything of another
   training: every row is one training with one seed.
 - Settings were chosen on validation items, by sampled NDCG@10, from the grids below; of the linear
-  next-item model by full NDCG@10, as docs/experiments.md says. No grid is
-  stored of cornac's BPR, which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR
-  history, NeuPR history and the forms of eq. 7–9 and 24. NBPR and NeuPR next-item are recipes that
-  the service serves; docs/experiments.md says how they were chosen. P2 has the settings of P1 but
-  for iALS and NeuMF.
+  next-item model by full NDCG@10, as docs/experiments.md says. No grid is stored of cornac's BPR,
+  which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR history, NeuPR history, the
+  forms of eq. 7–9 and 24, NBPR next-item and NeuPR next-item. The last two have the settings of
+  the recipes `next-item-nbpr` and `next-item-neupr`, which the service tries by default. P2 has
+  the settings of P1 but for iALS and NeuMF.
 - `spectral start`, `ALS start` and `next-item start` are what our models begin from, untrained, and
   count as baselines.
 - Test items are used for no choice. While the methods were developed, 23 of the 146 results that
@@ -175,25 +175,28 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
 _STARTED_FROM = {
     "spectral start": ("NBPR", "NeuPR", "NBPR pooled"),
     "ALS start": ("NBPR from ALS",),
-    "next-item start": ("NBPR next-item", "NeuPR next-item"),
 }
 
 
 def _below_start(rows: Sequence[RunResult]) -> str:
-    """Which models training did not make better than the untrained start, at their sizes here."""
+    """Which models training made worse than the untrained start with as many factors."""
     by_method = {row.method: row for row in rows}
     below = []
     for start, methods in _STARTED_FROM.items():
-        for kind in _KINDS:
-            of_start = by_method[start].metric(kind, "ndcg") if start in by_method else None
-            for method in methods:
-                trained = by_method[method].metric(kind, "ndcg") if method in by_method else None
-                if of_start is not None and trained is not None and trained < of_start:
-                    below.append(
-                        f"{method} below `{start}` ({kind} NDCG@10 {figure_text(trained)} beside "
-                        f"{figure_text(of_start)})"
+        for trained in (by_method[method] for method in methods if method in by_method):
+            untrained = by_method.get(start)
+            if untrained is None or untrained.factors != trained.factors:
+                continue
+            figures = []
+            for kind in _KINDS:
+                ours, begun = trained.metric(kind, "ndcg"), untrained.metric(kind, "ndcg")
+                if ours is not None and begun is not None and ours < begun:
+                    figures.append(
+                        f"{kind} NDCG@10 {figure_text(ours)} beside {figure_text(begun)}"
                     )
-    return f"Training made these no better: {'; '.join(below)}.\n\n" if below else ""
+            if figures:
+                below.append(f"{trained.method} is below `{start}` ({', '.join(figures)})")
+    return f"Training made these worse: {'; '.join(below)}.\n\n" if below else ""
 
 
 def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
@@ -213,7 +216,7 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
         "popular lists are than the users' own items (0: equally). Definitions are in "
         "`ncr_core/evaluation/beyond_accuracy.py`.\n"
     )
-    head = ["", "", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
+    head = ["data set", "method", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
     return _section("Beyond accuracy", head, lines, note)
 
 
@@ -241,13 +244,12 @@ def _gaps(path: Path) -> str:
         return ""
     note = (
         "HR@10 ± a standard error / NDCG@10 over all items, by the time between the held-out item "
-        "and the one before it (`python -m benchmarks.gaps DATA`). Held out is the first item "
-        "after the user's latest break of more than an hour; of users without such a break, the "
-        "latest item. On MovieLens most items follow the one before within the hour: people rate "
-        "what they have seen in one sitting, page after page, and what comes next in a sitting is "
-        "not what they watch next. A method that knows the order wins there. For those who come "
-        "back it is near to popularity, and so is EASE. `by gap`: the model is told the time, as "
-        "the service is.\n\n"
+        "and the one before it. Held out is the first item after the user's latest break of more "
+        "than an hour; of users without such a break, the latest item. MovieLens users rate many "
+        "films in a sitting, so that a next item is mostly one of the same sitting. In a sitting "
+        "the methods that know the order are ahead; after a break they are near to popularity. "
+        "`by gap`: the model is told the time since the last interaction, as the service is. "
+        "`python -m benchmarks.gaps DATA` measured these figures, by one training each.\n\n"
     )
     title = "## What order means on MovieLens: by the time since the last interaction\n\n"
     return title + note + "\n".join(sections)

@@ -207,6 +207,19 @@ def test_senders_are_counted_by_what_they_cannot_change(address: str, counted_as
     assert sender(address) == counted_as
 
 
+async def test_another_address_of_the_same_network_does_not_get_more_guesses(
+    keyed: FastAPI,
+) -> None:
+    async def status(address: str, key: str) -> int:
+        transport = httpx2.ASGITransport(keyed, client=(address, 1))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.get("/items", headers={"X-API-Key": key})).status_code
+
+    guessed = [await status(f"2001:db8::{n:x}", f"guess {n}") for n in range(MAX_WRONG_KEYS + 5)]
+    assert guessed[-1] == 429
+    assert await status("2001:db8:0:1::1", KEY) == 200
+
+
 async def test_requests_without_a_key_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for readiness without a pause gets 100 answers a second."""
     clock, waits = Clock(), []

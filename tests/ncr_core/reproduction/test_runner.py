@@ -99,6 +99,27 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert log.ran == ["dncr-d4"]
 
 
+def test_a_result_of_before_lists_were_described_is_measured_again(
+    make_runner: MakeRunner, tmp_path: Path
+) -> None:
+    run = make_run("EASE", Selection(), 0)
+    (first,) = make_runner()[0].run([run])
+    before = deepcopy(first)
+    del before["metrics"]["lists"]
+    ResultsStore(tmp_path / "results").write(before)
+    runner, log = make_runner()
+    (again,) = runner.run([run])
+    assert log.ran == ["ease"]
+    assert again["metrics"] == first["metrics"]
+
+
+def test_a_validation_says_among_how_many_items(make_runner: MakeRunner) -> None:
+    runs = [make_run(name, Selection(), 4) for name in ("NBPR", "NBPR next-item")]
+    sampled, full = make_runner()[0].run(runs)
+    assert sampled["validation"]["items"] == 101
+    assert full["validation"]["items"] == full["data"]["items"]
+
+
 def test_other_settings_replace_a_result(make_runner: MakeRunner) -> None:
     make_runner()[0].run([make_run("EASE", Selection(), 0)])
     runner, log = make_runner()
@@ -336,6 +357,12 @@ def results(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
+@pytest.fixture
+def own_results(results: Path, tmp_path: Path) -> Path:
+    """A copy of the results, to be changed."""
+    return Path(shutil.copytree(results, tmp_path / "results"))
+
+
 @pytest.mark.slow
 def test_figures_are_those_of_the_results(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "docs" / "results.md"
@@ -355,17 +382,15 @@ def test_figures_are_those_of_the_results(results: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_seconds_are_those_of_the_whole_training(results: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
-    store = ResultsStore(copy)
+def test_seconds_are_those_of_the_whole_training(own_results: Path, tmp_path: Path) -> None:
+    store = ResultsStore(own_results)
     for method, seconds in (("nbpr", 100.0), ("dncr", 20.0), ("neupr", 3.0)):
         stored = deepcopy(store.read(f"cells/ml-1m/{method}-d8"))
         assert stored is not None
         stored["seconds"]["train"] = seconds
         store.write(stored)
     page = tmp_path / "page.md"
-    write_page(copy, page)
+    write_page(own_results, page)
     row = next(line for line in page.read_text().splitlines() if line.startswith("| NeuPR | 8 |"))
     assert row.endswith("| 123 |")
 
@@ -394,25 +419,24 @@ def test_ours_are_tested_against_the_strongest_baseline(
 
 @pytest.mark.slow
 def test_an_untrained_start_is_a_rival_and_named_where_training_is_below_it(
-    results: Path, tmp_path: Path
+    own_results: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
-    store = ResultsStore(copy)
+    store = ResultsStore(own_results)
     ease = store.read("cells/ml-1m/ease")
     assert ease is not None
-    for method, factors, ndcg_full in (("spectral start", 64, 0.5), ("NBPR", 64, 0.25)):
-        run = make_run(method, Selection(), factors)
+    for method, figure in (("spectral start", 0.5), ("NBPR", 0.25)):
+        run = make_run(method, Selection(), 64)
         stored = deepcopy(ease) | {"cell": run.name, "configuration": run.configuration()}
-        stored["metrics"]["sampled"]["ndcg"] = stored["metrics"]["full"]["ndcg"] = ndcg_full
+        stored["metrics"]["sampled"]["ndcg"] = stored["metrics"]["full"]["ndcg"] = figure
         store.write(stored)
     page = tmp_path / "page.md"
-    write_page(copy, page)
+    write_page(own_results, page)
     text = page.read_text()
-    assert "| spectral start, d = 64 |" in text
-    assert "| **NBPR, d = 64** |" in text
-    assert "NBPR below `spectral start` (full NDCG@10 0.2500 beside 0.5000)" in text
-    assert " to spectral start, p " in text
+    assert "\n| spectral start, d = 64 |" in text
+    figures = [f"{kind} NDCG@10 0.2500 beside 0.5000" for kind in ("sampled", "full")]
+    assert f"NBPR is below `spectral start` ({', '.join(figures)})." in text
+    row = next(line for line in text.splitlines() if line.startswith("| **NBPR, d = 64** |"))
+    assert row.count(" to spectral start, p ") == 2
 
 
 @pytest.mark.slow
@@ -429,15 +453,13 @@ def test_the_page_says_whose_items_lists_show(results: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_page_has_figures_by_gap_where_they_were_measured(
-    results: Path, tmp_path: Path
+    own_results: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
     figures = {"hr@10": 0.25, "hr_error": 0.015, "ndcg@10": 0.125, "users": 1234}
     rows = [{"method": "EASE", "gap": gap, **figures} for gap in ("<= 1 h", "> 1 h")]
-    (copy / "gaps.json").write_text(json.dumps({"gaps-return-ml-1m": {"rows": rows}}))
+    (own_results / "gaps.json").write_text(json.dumps({"gaps-return-ml-1m": {"rows": rows}}))
     page = tmp_path / "results.md"
-    write_page(copy, page)
+    write_page(own_results, page)
     cell = "0.250 ± 0.015 / 0.125"
     assert f"| EASE | {cell} | {cell} |" in page.read_text()
     assert "| <= 1 h, 1,234 users |" in page.read_text()
@@ -461,14 +483,12 @@ def test_a_folder_without_results(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_of_other_settings_is_left_out(results: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
-    store = ResultsStore(copy)
+def test_a_result_of_other_settings_is_left_out(own_results: Path, tmp_path: Path) -> None:
+    store = ResultsStore(own_results)
     stored = deepcopy(store.read("cells/ml-1m/dncr-d8"))
     assert stored is not None
     stored["configuration"]["settings"]["training"]["epochs"] = 77
     store.write(stored)
-    write_page(copy, tmp_path / "page.md")
+    write_page(own_results, tmp_path / "page.md")
     assert "| DNCR | 8 |" not in (tmp_path / "page.md").read_text()
     assert "| NBPR | 8 |" in (tmp_path / "page.md").read_text()
