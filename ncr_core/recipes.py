@@ -242,6 +242,12 @@ def _from_next_item(kind: str, **training: Any) -> Sections:
     return merge_sections(_history(kind, training), {"model": model})
 
 
+def _als_nbpr() -> Sections:
+    """More negatives at a lower rate than `_from_als`, whose passes make this start worse."""
+    few = {"start": "als", "epochs": 3, "learning_rate": 4e-4, "dropout": 0.1}
+    return _sections("nbpr", {**_shared(16), "shared_negatives": 2048, **few})
+
+
 def _validated_in_full(sections: Sections) -> Sections:
     return merge_sections(sections, {"training": {"validation": "full"}})
 
@@ -255,6 +261,7 @@ MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty,
 MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
 MAX_DENSE_ITEMS = 8_000  # of the closed form's dense systems: three matrices of 256 MB each
 MAX_SPARSE_CELLS, MIN_SPARSE_FACTORS = 8e7, 32  # interactions times factors of sparse systems
+MAX_ALS_CELLS = 2e11  # users and items times the cube of the factors: what their systems cost
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
     "next-item": {"factors": MANY_FACTORS},
@@ -278,7 +285,7 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     Few interactions leave time for many factors of the closed form, and for more passes. Of many
     users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
     numbers while that leaves ``MIN_FACTORS``, and the closed form of many items and interactions is
-    to take about a minute.
+    to take about a minute, as is ALS of many users and items.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
@@ -287,8 +294,13 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     if items > MAX_DENSE_ITEMS and not few:
         solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
         recipes = [recipes[0], recipes[2], recipes[1], *recipes[3:]]
-    most = min(most, solved)
-    return tuple(each.with_(factors=min(each.model.factors, most)) for each in recipes)
+    by_als = max(MIN_FACTORS, int((MAX_ALS_CELLS / max(users + items, 1)) ** (1 / 3)))
+
+    def factors(each: Recipe) -> int:
+        affordable = by_als if each.training.start == "als" else solved
+        return min(each.model.factors, most, affordable)
+
+    return tuple(each.with_(factors=factors(each)) for each in recipes)
 
 
 _AUTO = (
@@ -298,7 +310,7 @@ _AUTO = (
         CLOSED_FORM_FACTORS,
     ),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
-    from_sections("als-nbpr", _validated_in_full(_from_als(64)), 64),
+    from_sections("als-nbpr", _validated_in_full(_als_nbpr()), 128),
     from_sections("spectral-neupr", _neupr(8), 8),
     from_sections(
         "next-item-neupr",

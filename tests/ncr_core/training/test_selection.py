@@ -288,23 +288,24 @@ def test_the_budget_grows_with_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "items", "interactions", "closed_form", "trained"),
+    ("users", "items", "interactions", "closed_form", "trained", "als"),
     [
-        (1_000, 1_000, 300_000, 1_024, 256),
-        (1_000, 1_000, 300_001, 256, 128),
-        (1_000, 8_000, 10**6, 256, 128),
-        (30_000, 40_000, 800_000, 100, 100),
-        (1_000, 500_000, 10**6, 67, 67),
-        (1_000, 500_000, 10**7, 32, 32),
-        (10**8, 1_000, 10**9, 8, 8),
+        (1_000, 1_000, 300_000, 1_024, 256, 128),
+        (1_000, 1_000, 300_001, 256, 128, 128),
+        (1_000, 8_000, 10**6, 256, 128, 128),
+        (30_000, 40_000, 800_000, 100, 100, 128),
+        (1_000, 500_000, 10**6, 67, 67, 67),
+        (1_000, 500_000, 10**7, 32, 32, 67),
+        (250_000, 250_000, 10**7, 32, 32, 73),
+        (10**8, 1_000, 10**9, 8, 8, 8),
     ],
 )
 def test_the_factors_go_by_the_size_of_the_data(
-    users: int, items: int, interactions: int, closed_form: int, trained: int
+    users: int, items: int, interactions: int, closed_form: int, trained: int, als: int
 ) -> None:
     recipes = {each.name: each for each in auto_recipes(users, items, interactions)}
-    factors = [recipes[name].model.factors for name in ("next-item", "next-item-nbpr")]
-    assert factors == [closed_form, trained]
+    names = ("next-item", "next-item-nbpr", "als-nbpr")
+    assert [recipes[name].model.factors for name in names] == [closed_form, trained, als]
 
 
 @pytest.mark.parametrize(
