@@ -15,6 +15,8 @@ Activation = Literal["tanh", "relu"]
 Init = Literal["xavier", "paper"]
 Users = Literal["free", "history"]
 
+HEADS = 2
+"""Of each layer of self-attention."""
 MAX_FACTORS = 1024
 MAX_REQUEST_FACTORS = 512  # more are for models in closed form
 MAX_EMBEDDING = 4096
@@ -83,6 +85,12 @@ class ModelConfig:
     by_gap: bool = parameter(False, option=False)
     """Whether a vector depends on the time since the last interaction; see ``PooledUsers``."""
 
+    attention_layers: int = parameter(
+        0, "Layers of causal self-attention over the latest items (`history` with windows).",
+        ge=0, le=4,
+    )  # fmt: skip
+    """Above 0 they are added to what the windows pool; see ``CausalEncoder``."""
+
     item_bias: bool = parameter(False, "With item biases.")
     """Adds b_i − b_j to the element-wise part."""
 
@@ -120,6 +128,13 @@ class ModelConfig:
             raise ConfigError("by_length is for windows of so many items")
         if self.by_gap and not (self.kind == "nbpr" and self.ordered):
             raise ConfigError("by_gap is for nbpr with windows of so many items")
+
+        if self.attention_layers:
+            if not self.ordered:
+                raise ConfigError("attention_layers are for windows of so many items")
+            sizes = {self.factors} if self.kind == "nbpr" else {self.factors, self.tower_embedding}
+            if any(size % HEADS for size in sizes):
+                raise ConfigError(f"attention_layers need a number of factors divisible by {HEADS}")
 
     @property
     def tower_embedding(self) -> int:

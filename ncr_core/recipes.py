@@ -89,6 +89,7 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "windows": lambda v: v["users"] == "history",
     "window_matrices": lambda v: v["users"] == "history",
     "by_length": lambda v: v["users"] == "history" and tuple(v["windows"]) != (0,),
+    "attention_layers": lambda v: v["users"] == "history" and tuple(v["windows"]) != (0,),
     "by_gap": lambda v: (
         v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
     ),
@@ -242,6 +243,13 @@ def _from_next_item(kind: str, **training: Any) -> Sections:
     return merge_sections(_history(kind, training), {"model": model})
 
 
+def _with_attention() -> Sections:
+    """The whole catalogue, where it is not large, tells more than a sample a batch."""
+    many = {"shared_negatives": 4096, "epochs": 4}
+    sections = _from_next_item("nbpr", **many)
+    return merge_sections(sections, {"model": {"attention_layers": 1}})
+
+
 def _als_nbpr() -> Sections:
     """More negatives at a lower rate than `_from_als`, whose passes make this start worse."""
     few = {"start": "als", "epochs": 3, "learning_rate": 4e-4, "dropout": 0.1}
@@ -348,9 +356,16 @@ _NAMED = (
     ),
     *(tuned(method) for method in TUNED),
     *_AUTO,
+    from_sections("next-item-attention", _with_attention(), 128),
 )
 
-SERVICE_RECIPES = (AUTO_RECIPE, "default", "history", *(each.name for each in _AUTO))
+SERVICE_RECIPES = (
+    AUTO_RECIPE,
+    "default",
+    "history",
+    *(each.name for each in _AUTO),
+    "next-item-attention",
+)
 """The recipes that a request for training may name."""
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}

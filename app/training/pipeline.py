@@ -282,7 +282,9 @@ def warm_start(
 def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
     """How a model goes on that a choice among recipes once began; ``overrides`` are of training."""
     config = base.model.config
-    name = "next-item-nbpr" if config.by_length and config.kind == "nbpr" else config.users
+    name: str = config.users
+    if config.by_length and config.kind == "nbpr":
+        name = "next-item-attention" if config.attention_layers else "next-item-nbpr"
     named = recipe("default" if name == "free" else name)
     return Recipe("warm", config, replace(named.training, **overrides))
 

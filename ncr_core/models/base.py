@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,20 @@ from ncr_core.errors import ConfigError
 from ncr_core.model_config import ModelConfig
 from ncr_core.models.scoring_tables import PairTables
 from ncr_core.models.user_embeddings import EMBEDDING_STD, FreeUsers, PooledUsers, UserHistories
+
+
+@dataclass(frozen=True)
+class FactoredScores:
+    """Scores (Q, S) of S items for Q users: users (Q, d) · items (S, d) + bias (S,)."""
+
+    users: Tensor
+    items: Tensor
+    bias: Tensor | None = None
+
+    def matrix(self) -> Tensor:
+        """All of them, (Q, S)."""
+        products = self.users @ self.items.T
+        return products if self.bias is None else products + self.bias
 
 
 class PairwiseRanker(nn.Module, ABC):
@@ -63,12 +78,11 @@ class PairwiseRanker(nn.Module, ABC):
 
     def shared_scores(
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, FactoredScores]:
         """s_ui (R,) and s_uj (Q, S) with (z_uij − z_uji)/2 = s_ui − s_uj, as products of matrices.
 
         The order rests on this half margin (§4.4). users are (Q, E) vectors, row (R,) tells whose
-        each positive i (R,) is, and j (S,) are items; where S is n_items, all items in their order.
-        Only for models with ``shares_negatives``.
+        each positive i (R,) is, and j (S,) are items. Only for models with ``shares_negatives``.
         """
         raise ConfigError(f"shared negatives are not for {self.config.kind}")
 
@@ -167,6 +181,7 @@ class PairwiseRanker(nn.Module, ABC):
             by_length=config.by_length,
             matrices=config.window_matrices,
             by_gap=config.by_gap,
+            attention_layers=config.attention_layers,
         )
 
     def _pooled(self) -> list[PooledUsers]:

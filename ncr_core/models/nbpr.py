@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ncr_core.model_config import ModelConfig
-from ncr_core.models.base import PairwiseRanker, edge_weight
+from ncr_core.models.base import FactoredScores, PairwiseRanker, edge_weight
 from ncr_core.models.scoring_tables import LinearTable, PairTables
 from ncr_core.models.user_embeddings import embedding
 
@@ -48,16 +48,15 @@ class NBPR(PairwiseRanker):
 
     def shared_scores(
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, FactoredScores]:
         """s_ui (R,) and s_uj (Q, S); see ``PairwiseRanker.shared_scores``."""
         d = self.config.factors
         own = users * ((self.weight[:d] + self.weight[d:]) / 2)
-        of_j = self.item_vectors(j)
-        s_j = own @ of_j.T if self.bias is None else torch.addmm(self.bias[j], own, of_j.T)
-        if len(j) == self.n_items:  # the whole catalogue, in its order: the positives are there
-            return s_j.flatten().index_select(0, row * self.n_items + i), s_j
         s_i = (own[row] * self.item_vectors(i)).sum(1)
-        return (s_i if self.bias is None else s_i + self.bias[i]), s_j
+        of_j = self.item_vectors(j)
+        if self.bias is None:
+            return s_i, FactoredScores(own, of_j)
+        return s_i + self.bias[i], FactoredScores(own, of_j, self.bias[j])
 
     def tables(self) -> PairTables:
         """Tables for ranking in float64, without gradients."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ncr_core.models.self_attention import CausalEncoder
+
 EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
 LENGTHS = (0, 1, 2, 3, 5, 8, 12, 20, 40)
@@ -55,6 +57,9 @@ class PooledUsers(nn.Module):
     of items by ``LENGTHS``: of few items the vector is short, and near to what newcomers like. The
     sum of window 0 is divided by n^½ still.
 
+    With ``attention_layers`` the output of a `CausalEncoder` for the latest item, over the vectors
+    P_k, is added to the sum of the windows.
+
     With ``by_gap`` the vector of a user whose last interaction lies in the gap class g is
     s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always. ``latest_time``
     is the time, in seconds since 1970, before which nearly all lie that they were fitted to.
@@ -80,6 +85,7 @@ class PooledUsers(nn.Module):
         by_length: bool = False,
         matrices: bool = True,
         by_gap: bool = False,
+        attention_layers: int = 0,
     ) -> None:
         super().__init__()
         self.windows = windows
@@ -95,6 +101,7 @@ class PooledUsers(nn.Module):
             self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
             self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
             self.register_buffer("latest_time", torch.zeros(1, dtype=torch.float64))
+        self.encoder = CausalEncoder(size, attention_layers) if attention_layers else None
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
@@ -105,12 +112,26 @@ class PooledUsers(nn.Module):
             pooled = sums[rows.end] - sums[rows.start] - embedded[rows.position]
             return _product(pooled / others.sqrt().unsqueeze(1), self.mix[0])
         vectors = torch.zeros((), device=sums.device)
+        # As a look-up of embeddings: its gradient takes a fraction of that of an index.
+        until = nn.functional.embedding(rows.position, sums)
         for window, matrix in zip(self.windows, self.mix, strict=True):
             first = self._first(window, rows.start, rows.position)
             divisor = self._divisor(window, rows.position - first)
-            pooled = (sums[rows.position] - sums[first]) / divisor.sqrt().unsqueeze(1)
+            since = nn.functional.embedding(first, sums)
+            pooled = (until - since) / divisor.sqrt().unsqueeze(1)
             vectors = vectors + _product(pooled, matrix)
+        if self.encoder is not None:
+            encoded = self.encoder(embedded, self._owners(rows))
+            before = encoded[(rows.position - 1).clamp(min=0)]
+            vectors = vectors + before * (rows.position > rows.start).unsqueeze(1)
         return self._of_length(vectors, rows.position - rows.start)
+
+    @staticmethod
+    def _owners(rows: UserHistories) -> Tensor:
+        """(T,) a number for each item, the same for those of one history."""
+        is_first = torch.zeros_like(rows.items)
+        is_first[rows.start] = 1
+        return is_first.cumsum(0)
 
     def pool(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
         """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size).
@@ -137,7 +158,28 @@ class PooledUsers(nn.Module):
             )
             divisor = self._divisor(window, count)
             vectors = vectors + _product(pooled / divisor.sqrt().unsqueeze(1), matrix)
+        if self.encoder is not None:
+            vectors = vectors + self._encoded(self.encoder, items, lengths, weights)
         return self._of_length(vectors, lengths)
+
+    def _encoded(
+        self, encoder: CausalEncoder, items: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """The encoder's part of `pool`; of a user without items zeros."""
+        end = lengths.cumsum(0)
+        first = self._first(encoder.reach, end - lengths, end)
+        count = end - first
+        last = count.cumsum(0)
+        users = torch.arange(len(count), device=items.device).repeat_interleave(count)
+        position = torch.arange(len(users), device=items.device)
+        rows = position + (end - last).repeat_interleave(count)
+        latest_weights = None if weights is None else weights[rows]
+        embedded = nn.functional.embedding(items[rows], self.items.weight)
+        encoded = encoder(embedded, users, latest_weights)
+        vectors = embedded.new_zeros(len(count), embedded.shape[1])
+        has_items = count > 0
+        vectors[has_items] = encoded[last[has_items] - 1]
+        return vectors
 
     def pool_one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """``pool`` for one user with (k,) items → (size,), the same bits whatever the batch."""
@@ -155,6 +197,9 @@ class PooledUsers(nn.Module):
             scale = scale * sizes / latest_weights.cumsum(0)[pooled_counts - 1]
         pooled = embedded.cumsum(0)[pooled_counts - 1] * scale.unsqueeze(1)
         vector = _product(pooled.unsqueeze(1), self.mix).sum(0)
+        if self.encoder is not None:
+            length = torch.tensor([k], device=items.device)
+            vector = vector + self._encoded(self.encoder, items, length, weights)
         return self._of_length(vector, torch.tensor([k], device=items.device)).squeeze(0)
 
     @torch.no_grad()

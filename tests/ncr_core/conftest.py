@@ -32,6 +32,7 @@ CONFIGS = [
     ModelConfig(kind="twotower", factors=2, layers=1),
     ModelConfig(kind="nbpr", factors=4, item_bias=True),
     ModelConfig(kind="nbpr", factors=4, users="history", windows=(1, 3, 0), item_bias=True),
+    ModelConfig(kind="nbpr", factors=4, users="history", windows=(2, 0), attention_layers=2),
     ModelConfig(kind="dncr", factors=2, layers=3, users="history"),
     ModelConfig(kind="neupr", factors=3, layers=3, users="history", windows=(2, 0), item_bias=True),
     ModelConfig(kind="neupr", factors=2, layers=3, users="history", shared_embeddings=True),

@@ -311,6 +311,7 @@ class AsyncClient:
             "als-nbpr",
             "spectral-neupr",
             "next-item-neupr",
+            "next-item-attention",
         ]
         | None = None,
         model: Literal["nbpr", "dncr", "neupr"] | None = None,

@@ -195,6 +195,7 @@ RECIPES = [
     "als-nbpr",
     "spectral-neupr",
     "next-item-neupr",
+    "next-item-attention",
 ]
 
 # What clients rely on. A new hyper-parameter adds a line; none of these may change.

@@ -19,6 +19,7 @@ from ncr_core.data import (
 )
 from ncr_core.data.interactions import UserFeedback
 from ncr_core.errors import ConfigError, DataError
+from ncr_core.models.base import FactoredScores
 from ncr_core.training import TrainConfig
 from ncr_core.training.batches import Batches, PreferenceRows, Rows, SharedRows
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES, bce_loss, bpr_loss, listwise_loss
@@ -358,7 +359,8 @@ def test_a_weight_is_as_many_copies(name: str) -> None:
     scaled = LOSSES[name](z_uij, z_uji, 50, counts.float() * 1e-6)
     torch.testing.assert_close(scaled, weighted)
 
-    s_i, s_j, row = torch.randn(5), torch.randn(3, 6), torch.tensor([0, 0, 1, 2, 2])
+    s_i, row = torch.randn(5), torch.tensor([0, 0, 1, 2, 2])
+    s_j = FactoredScores(torch.randn(3, 4), torch.randn(6, 4))
     valid = torch.rand(3, 6) < 0.7
     shared = SHARED_LOSSES[name]
     weighted = shared(s_i, s_j, valid, row, 50, counts.float())

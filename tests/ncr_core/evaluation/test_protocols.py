@@ -172,7 +172,7 @@ def test_places_are_the_ranks_of_an_additive_model(config: ModelConfig) -> None:
             if name.startswith(("items", "bias")):
                 table[6:12] = table[0].clone()
                 table[12:15] = table[1].clone()
-    chosen = candidates_of(9, 24, [24, 20, 1, 7, 24, 13] * 30)
+    chosen = candidates_of(9, 24, [24, 20, 1, 7, 24, 13] * 60)
     ranks = ModelRanks(model)
     places = ranks.places(chosen.users, chosen.held_out, chosen.candidates)
     for k in (1, 10, 24):

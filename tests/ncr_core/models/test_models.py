@@ -157,7 +157,7 @@ class TestContract:
         z_uij, z_uji = model.pair_logits(users, i, shared.expand(5, -1))
         row = torch.tensor([0, 1, 2, 3, 4])
         s_i, s_j = model.shared_scores(users, row, i, shared)
-        half = s_i.unsqueeze(1) - s_j
+        half = s_i.unsqueeze(1) - s_j.matrix()
         torch.testing.assert_close(half, (z_uij - z_uji) / 2, atol=1e-5, rtol=1e-4)
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ncr_core.data import Split
 from ncr_core.models import ModelConfig, build_model
-from ncr_core.training import TrainConfig
+from ncr_core.models.base import FactoredScores
+from ncr_core.training import TrainConfig, losses
 from ncr_core.training.losses import (
     LOSSES,
     SHARED_LOSSES,
@@ -106,8 +107,15 @@ VALID = [[True, False, True, True, False], [False, True, True, False, False]]
 ROW = [0, 1, 1]
 
 
-def shared_example(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.tensor(S_I, dtype=dtype), torch.tensor(S_J, dtype=dtype), *masks()
+def shared_example(
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, FactoredScores, Tensor, Tensor]:
+    return torch.tensor(S_I, dtype=dtype), scores_of(torch.tensor(S_J, dtype=dtype)), *masks()
+
+
+def scores_of(s_j: Tensor) -> FactoredScores:
+    """These scores (Q, S), with a vector (0, …, 1, …, 0) for each user."""
+    return FactoredScores(torch.eye(len(s_j), dtype=s_j.dtype), s_j.T)
 
 
 def masks() -> tuple[Tensor, Tensor]:
@@ -143,17 +151,40 @@ def test_shared_negatives_give_the_listwise_loss_of_the_pairs_that_count(
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_shared_losses_are_the_pair_losses_where_every_pair_counts(name: str) -> None:
     s_i, s_j, valid, row = shared_example()
-    z = s_i.unsqueeze(1) - s_j[row]
+    z = s_i.unsqueeze(1) - s_j.matrix()[row]
     shared = SHARED_LOSSES[name](s_i, s_j, torch.ones_like(valid), row, 40)
     torch.testing.assert_close(shared, LOSSES[name](z, -z, 40))
 
 
 def test_the_gradient_of_the_shared_listwise_loss_is_its_numerical_one() -> None:
-    s_i, s_j, valid, row = shared_example()
+    torch.manual_seed(0)
+    s_i, _, valid, row = shared_example()
+    factors = [torch.randn(shape, dtype=torch.float64) for shape in ((2, 3), (5, 3), (5,))]
     torch.autograd.gradcheck(
-        lambda a, b: shared_listwise_loss(a, b, valid, row, 40),
-        (s_i.requires_grad_(True), s_j.requires_grad_(True)),
+        lambda a, *b: shared_listwise_loss(a, FactoredScores(*b), valid, row, 40),
+        [each.requires_grad_(True) for each in (s_i, *factors)],
     )
+
+
+@pytest.mark.parametrize("cells", [1, 7, 2**19])
+def test_scores_are_summed_in_blocks_of_any_size(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses, "BLOCK_CELLS", cells)
+    torch.manual_seed(0)
+    users, items = (torch.randn(n, 4, requires_grad=True) for n in (9, 6))
+    bias = torch.randn(6, requires_grad=True)
+    s_i, valid, row = torch.randn(12), torch.rand(9, 6) > 0.3, torch.randint(9, (12,))
+    leaves = (users, items, bias)
+    scores = (users @ items.T + bias).masked_fill(~valid, -1e9)
+    expected = 2 * torch.nn.functional.softplus(scores.logsumexp(1)[row] - s_i).mean()
+    loss = shared_listwise_loss(s_i, FactoredScores(*leaves), valid, row)
+    # Where the processor has bfloat16, products have three digits.
+    torch.testing.assert_close(loss, expected, atol=0.02, rtol=0)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("name", list(SHARED_LOSSES))
@@ -164,16 +195,17 @@ def test_a_user_without_a_negative_that_counts_gives_no_gradient(name: str, nobo
     if nobody:
         valid[0] = False
     s_i.requires_grad_(True)
-    s_j.requires_grad_(True)
+    s_j.items.requires_grad_(True)
     loss = SHARED_LOSSES[name](s_i, s_j, valid, row, 40)
     loss.backward()  # type: ignore[no-untyped-call]
     assert s_i.grad is not None
-    assert s_j.grad is not None
-    assert all(x.isfinite().all() for x in (loss, s_i.grad, s_j.grad))
+    assert s_j.items.grad is not None
+    of_j = s_j.items.grad.T
+    assert all(x.isfinite().all() for x in (loss, s_i.grad, of_j))
     assert s_i.grad[1:].eq(0).all()
-    assert s_j.grad[1].eq(0).all()
+    assert of_j[1].eq(0).all()
     assert bool(s_i.grad[0] == 0) == nobody
-    assert s_j.grad[~valid].eq(0).all()
+    assert of_j[~valid].eq(0).all()
 
 
 def bpr_mf_step(
