@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ncr_core.errors import ConfigError
-from ncr_core.model_config import ModelConfig
+from ncr_core.model_config import HEADS, ModelConfig
 from ncr_core.parameters import parameters_of
 from ncr_core.train_config import TrainConfig
 
@@ -290,23 +290,29 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     Of many interactions with many items ALS is tried before the closed form is trained on: such
     data are often no sequences, and the time may not do for both.
 
-    Few interactions leave time for many factors of the closed form, and for more passes. Of many
+    Few interactions leave time for many factors of the closed form, and for more passes. They teach
+    self-attention nothing. Of many
     users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
     numbers while that leaves ``MIN_FACTORS``, and the closed form of many items and interactions is
     to take about a minute, as is ALS of many users and items.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
-    recipes = [each.with_(**_ON_SMALL_DATA.get(each.name, {})) if few else each for each in _AUTO]
+    recipes = list(_AUTO)
+    if few:
+        plain = [each for each in _AUTO if not each.model.attention_layers]
+        recipes = [each.with_(**_ON_SMALL_DATA.get(each.name, {})) for each in plain]
     solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
     if items > MAX_DENSE_ITEMS and not few:
         solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
-        recipes = [recipes[0], recipes[2], recipes[1], *recipes[3:]]
+        als = next(each for each in recipes if each.training.start == "als")
+        recipes = [recipes[0], als, *(each for each in recipes[1:] if each is not als)]
     by_als = max(MIN_FACTORS, int((MAX_ALS_CELLS / max(users + items, 1)) ** (1 / 3)))
 
     def factors(each: Recipe) -> int:
         affordable = by_als if each.training.start == "als" else solved
-        return min(each.model.factors, most, affordable)
+        most_of_each = min(each.model.factors, most, affordable)
+        return most_of_each - most_of_each % HEADS
 
     return tuple(each.with_(factors=factors(each)) for each in recipes)
 
@@ -317,6 +323,7 @@ _AUTO = (
         merge_sections(_from_next_item("nbpr", epochs=0), {"model": {"window_matrices": False}}),
         CLOSED_FORM_FACTORS,
     ),
+    from_sections("next-item-attention", _with_attention(), 128),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
     from_sections("als-nbpr", _validated_in_full(_als_nbpr()), 128),
     from_sections("spectral-neupr", _neupr(8), 8),
@@ -356,16 +363,9 @@ _NAMED = (
     ),
     *(tuned(method) for method in TUNED),
     *_AUTO,
-    from_sections("next-item-attention", _with_attention(), 128),
 )
 
-SERVICE_RECIPES = (
-    AUTO_RECIPE,
-    "default",
-    "history",
-    *(each.name for each in _AUTO),
-    "next-item-attention",
-)
+SERVICE_RECIPES = (AUTO_RECIPE, "default", "history", *(each.name for each in _AUTO))
 """The recipes that a request for training may name."""
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}

@@ -123,10 +123,12 @@ class Evidence:
     def of_first(self, n_items: int) -> Evidence:
         """The evidence without the liked items beyond the first ``n_items`` rows."""
         is_first = self.items < n_items
-        if is_first.all():
-            return self
-        weights = None if self.weights is None else self.weights[is_first]
-        return replace(self, items=self.items[is_first], weights=weights)
+        return self if is_first.all() else self.of(is_first)
+
+    def of(self, mask: npt.NDArray[np.bool_]) -> Evidence:
+        """The evidence with those of the liked items alone that a mask (k,) keeps."""
+        weights = None if self.weights is None else self.weights[mask]
+        return replace(self, items=self.items[mask], weights=weights)
 
 
 def user_evidence(

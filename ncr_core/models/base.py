@@ -101,11 +101,17 @@ class PairwiseRanker(nn.Module, ABC):
         parts = [part.without_positives(histories) for part in self._pooled()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
-    def pooled_vectors(self, items: Sequence[Tensor]) -> Tensor:
-        """User vectors of any items, each user's from old to new, for users="history" → (B, E)."""
+    def pooled_vectors(
+        self, items: Sequence[Tensor], weights: Sequence[Tensor] | None = None
+    ) -> Tensor:
+        """User vectors of any items, each user's from old to new, for users="history" → (B, E).
+
+        ``weights`` are what each item counts, see ``PooledUsers.pool``.
+        """
         lengths = torch.tensor([len(history) for history in items], device=self.device)
         every = torch.cat(list(items)).to(self.device)
-        return torch.cat([part.pool(every, lengths) for part in self._pooled()], dim=-1)
+        counts = None if weights is None else torch.cat(list(weights)).float().to(self.device)
+        return torch.cat([part.pool(every, lengths, counts) for part in self._pooled()], dim=-1)
 
     def pooled_vector(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
         """(E,) the vector of one user, as ``pooled_vectors``; see ``PooledUsers.pool_one``."""

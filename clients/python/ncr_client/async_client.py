@@ -307,11 +307,11 @@ class AsyncClient:
             "default",
             "history",
             "next-item",
+            "next-item-attention",
             "next-item-nbpr",
             "als-nbpr",
             "spectral-neupr",
             "next-item-neupr",
-            "next-item-attention",
         ]
         | None = None,
         model: Literal["nbpr", "dncr", "neupr"] | None = None,

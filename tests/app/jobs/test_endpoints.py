@@ -191,11 +191,11 @@ RECIPES = [
     "default",
     "history",
     "next-item",
+    "next-item-attention",
     "next-item-nbpr",
     "als-nbpr",
     "spectral-neupr",
     "next-item-neupr",
-    "next-item-attention",
 ]
 
 # What clients rely on. A new hyper-parameter adds a line; none of these may change.
