@@ -50,7 +50,7 @@ HISTORY = (
 )
 """The service's usual size with the service's settings, and with users made of their items."""
 KINDS = {"free": FREE, "history": HISTORY}
-_CHOSEN = recipe("next-item-attention").with_(device="cpu")
+_CHOSEN = recipe("next-item-nbpr").with_(device="cpu")
 """What the recipe `auto` chooses on MovieLens 1M."""
 ITEM_KINDS = {**KINDS, _CHOSEN.name: (_CHOSEN.model, _CHOSEN.training)}
 

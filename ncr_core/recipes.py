@@ -323,8 +323,8 @@ _AUTO = (
         merge_sections(_from_next_item("nbpr", epochs=0), {"model": {"window_matrices": False}}),
         CLOSED_FORM_FACTORS,
     ),
-    from_sections("next-item-attention", _with_attention(), 128),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
+    from_sections("next-item-attention", _with_attention(), 128),
     from_sections("als-nbpr", _validated_in_full(_als_nbpr()), 128),
     from_sections("spectral-neupr", _neupr(8), 8),
     from_sections(

@@ -130,7 +130,8 @@ def select_recipe(
     The figures are over the whole catalogue. A recipe is not trained where its start has less than
     half of the best NDCG@10 so far, or where the time that is left is too short for one epoch. Of
     recipes within one standard error of the best, measured over the same users, the first of the
-    paper's models is kept: NeuPR before NBPR, and a trained model before a start alone.
+    paper's models is kept: NeuPR before NBPR, without self-attention before with it, and a trained
+    model before a start alone.
 
     Args:
         split: what to train on; its validation items decide.
@@ -218,7 +219,8 @@ def _within(
 ) -> tuple[Recipe, str | None, PairwiseRanker | None]:
     """The recipe with as many epochs as there is time for, and why it is not worth training.
 
-    The reason is None for one that is. A recipe of several phases is not shortened. The model is
+    The reason is None for one that is. A recipe of several phases is not shortened, nor is one with
+    self-attention: its first epochs are behind those of the model without. The model is
     that of a recipe of one phase at its start, which is made once: the time for it is spent.
     """
     if recipe.training.epochs == 0:
@@ -244,7 +246,8 @@ def _within(
     if needed <= left:
         return recipe, None, model
     epochs = int(recipe.training.epochs * left / needed)
-    if one_phase and (epochs or recipe.training.start == "als"):
+    may_be_short = one_phase and not recipe.model.attention_layers
+    if may_be_short and (epochs or recipe.training.start == "als"):
         return recipe.with_(epochs=epochs), None, model
     return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
 
@@ -295,5 +298,7 @@ def _preference(trained: _Trained) -> int:
     recipe, last = trained.recipe, trained.result.history[-1]
     # A training whose every epoch made the start worse has left the start alone, too.
     if last.best_epoch == 0 and not pretrains(recipe.model, recipe.training):
-        return 2
-    return 0 if recipe.model.kind == "neupr" else 1
+        return 3
+    if recipe.model.kind == "neupr":
+        return 0
+    return 2 if recipe.model.attention_layers else 1  # new users' vectors take longer with it

@@ -158,6 +158,34 @@ def test_where_time_is_short_there_are_fewer_epochs(monkeypatch: pytest.MonkeyPa
     assert selected.tried[1].ndcg is not None
 
 
+def test_self_attention_is_not_trained_for_a_part_of_its_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "estimated_seconds", lambda *_, **__: 90.0)
+    attention = NBPR.with_(epochs=12, attention_layers=1)
+    selected = select_recipe(
+        chain(), recipes=[NEXT_ITEM, attention], budget_seconds=60.0, device="cpu", clock=Clock(5.0)
+    )
+    assert selected.tried[1].reason == "it takes about 90 s, and 35 s are left"
+    selected = select_recipe(
+        chain(), recipes=[NEXT_ITEM, attention], budget_seconds=600.0, device="cpu"
+    )
+    assert selected.tried[1].ndcg is not None
+
+
+def test_among_equals_the_model_without_self_attention_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "_is_close", lambda best, other: True)
+    monkeypatch.setattr(selection, "MIN_START_SHARE", 0.0)
+    with_attention = NBPR.with_(attention_layers=1)
+    chosen = [
+        select_recipe(chain(), recipes=recipes, device="cpu", budget_seconds=600.0)
+        for recipes in ([NBPR, with_attention], [with_attention, NBPR])
+    ]
+    assert [each.recipe.model.attention_layers for each in chosen] == [0, 0]
+
+
 ALS = Recipe(
     "als",
     ModelConfig(kind="nbpr", factors=20),
@@ -315,8 +343,8 @@ TOWERS = ["spectral-neupr", "next-item-neupr"]
 @pytest.mark.parametrize(
     ("items", "interactions", "order"),
     [
-        (40_000, 300_001, [CLOSED, "als-nbpr", ATTENTION, TRAINED, *TOWERS]),
-        (8_000, 300_001, [CLOSED, ATTENTION, TRAINED, "als-nbpr", *TOWERS]),
+        (40_000, 300_001, [CLOSED, "als-nbpr", TRAINED, ATTENTION, *TOWERS]),
+        (8_000, 300_001, [CLOSED, TRAINED, ATTENTION, "als-nbpr", *TOWERS]),
         (40_000, 300_000, [CLOSED, TRAINED, "als-nbpr", *TOWERS]),
     ],
     ids=["many items", "few items", "few interactions"],
