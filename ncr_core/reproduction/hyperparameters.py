@@ -59,6 +59,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     **TUNED,
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
+    "NBPR attention": _of_recipe("next-item-attention"),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     # What ours start from, without training.
     "spectral start": lambda factors: _untrained("NBPR", factors, "spectral"),
@@ -75,6 +76,7 @@ LARGE = {
     "NeuPR history": 16,
     "next-item start": 256,
     "NBPR next-item": 128,
+    "NBPR attention": 128,
     "NeuPR next-item": 16,
 }
 """Factors in the comparison with strong baselines, where they are not 64."""

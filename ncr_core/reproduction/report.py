@@ -80,9 +80,9 @@ versions, commit, seconds and every user's rank.
 - Settings were chosen on validation items, by sampled NDCG@10, from the grids below; of the linear
   next-item model by full NDCG@10, as docs/experiments.md says. No grid is stored of cornac's BPR,
   which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR history, NeuPR history, the
-  forms of eq. 7–9 and 24, NBPR next-item and NeuPR next-item. The last two have the settings of
-  the recipes `next-item-nbpr` and `next-item-neupr`, which the service tries by default. P2 has
-  the settings of P1 but for iALS and NeuMF.
+  forms of eq. 7–9 and 24, NBPR next-item, NBPR attention and NeuPR next-item. The last three have
+  the settings of the recipes `next-item-nbpr`, `next-item-attention` and `next-item-neupr`, which
+  the service tries by default. P2 has the settings of P1 but for iALS and NeuMF.
 - `spectral start`, `ALS start` and `next-item start` are what our models begin from, untrained, and
   count as baselines.
 - Test items are used for no choice. While the methods were developed, 23 of the 146 results that

@@ -96,11 +96,11 @@ STRONG = (
 STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
     "NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history",
-    "NBPR next-item", "NeuPR next-item"
+    "NBPR next-item", "NBPR attention", "NeuPR next-item"
 )  # fmt: skip
 ORDERED = (
     "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
-    "DNCR history", "NeuPR history", "NBPR next-item", "NeuPR next-item"
+    "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")

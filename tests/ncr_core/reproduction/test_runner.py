@@ -208,7 +208,8 @@ def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
 @pytest.mark.parametrize(
     "method",
     ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",
-     "NBPR next-item", "next-item start", "spectral start", "ALS start", "PureSVD", "Markov",
+     "NBPR next-item", "NBPR attention", "next-item start", "spectral start", "ALS start",
+     "PureSVD", "Markov",
      "linear next-item", pytest.param("NeuPR history", marks=pytest.mark.slow),
      pytest.param("NeuPR next-item", marks=pytest.mark.slow), "NeuPR without pre-training",
      "NeuPR shared embeddings", "two towers", "two towers shared"],
