@@ -290,11 +290,13 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     Of many interactions with many items ALS is tried before the closed form is trained on: such
     data are often no sequences, and the time may not do for both.
 
-    Few interactions leave time for many factors of the closed form, and for more passes. They teach
-    self-attention nothing. Of many
-    users or items each has fewer factors: no table of embeddings has more than ``MAX_TABLE_CELLS``
-    numbers while that leaves ``MIN_FACTORS``, and the closed form of many items and interactions is
-    to take about a minute, as is ALS of many users and items.
+    Few interactions leave time for many factors of the closed form, and for more passes; there
+    self-attention is no better than the model without it, and left out.
+
+    Of many users or items each has fewer factors: no table of embeddings has more than
+    ``MAX_TABLE_CELLS`` numbers while that leaves ``MIN_FACTORS``, and the closed form of many items
+    and interactions is to take about a minute, as is ALS of many users and items. They are a
+    multiple of ``HEADS``, which share them out.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA

@@ -45,7 +45,7 @@ MAX_SHOWN_RIVALS = 50  # shown items that each is compared with, at most, at equ
 MAX_CATALOGUE = 4096  # items that stand for all of them, at most
 MAX_PAIRS, MAX_RIVALS = 4096, 32  # of a user, of an own item
 MAX_CURVATURE_PAIRS = 1024
-POOLS_AT_ONCE = 32
+POOLS_AT_ONCE = 32  # each is a copy of the user's history
 PAIRS_AT_ONCE = 4096
 MIN_CURVATURE = 0.5  # of L in any direction; the prior's alone is 1
 
@@ -95,21 +95,22 @@ class InfluenceExplainer:
         items = np.unique(evidence.items[-MAX_ITEMS:])
         if not len(items):
             return items, np.zeros((0, len(self._fold_in.prior.mean)))
-        left = [evidence.items != item for item in items]
-        some = np.array([mask.any() for mask in left])
-        pools = self._pools([evidence, *(evidence.of(mask) for mask in left if mask.any())])
-        without = np.tile(self._fold_in.prior.mean, (len(items), 1))
-        without[some] = pools[1:]
-        return items, without - pools[0]
+        if (evidence.items == items[0]).all():
+            return items, self._fold_in.prior.mean - self._pools([evidence])
+        changes = []
+        for first in range(0, len(items), POOLS_AT_ONCE):
+            left_out = items[first : first + POOLS_AT_ONCE]
+            others = [evidence.of(evidence.items != item) for item in left_out]
+            pools = self._pools([evidence, *others])
+            changes.append(pools[1:] - pools[0])
+        return items, np.concatenate(changes)
 
     @torch.no_grad()
     def _pools(self, users: list[Evidence]) -> Floats:
         """(n, E) the pools of some users, who have items, and all have weights or none."""
         items = [torch.from_numpy(each.items) for each in users]
         weights = [torch.from_numpy(each.weights) for each in users if each.weights is not None]
-        parts = [slice(n, n + POOLS_AT_ONCE) for n in range(0, len(items), POOLS_AT_ONCE)]
-        pools = [self._model.pooled_vectors(items[part], weights[part] or None) for part in parts]
-        vectors: Floats = torch.cat(pools).cpu().double().numpy()
+        vectors: Floats = self._model.pooled_vectors(items, weights or None).cpu().double().numpy()
         return vectors
 
     def _free(

@@ -122,13 +122,17 @@ class PooledUsers(nn.Module):
             vectors = vectors + _product(pooled, matrix)
         if self.encoder is not None:
             encoded = self.encoder(embedded, self._owners(rows))
-            before = encoded[(rows.position - 1).clamp(min=0)]
+            before = nn.functional.embedding((rows.position - 1).clamp(min=0), encoded)
             vectors = vectors + before * (rows.position > rows.start).unsqueeze(1)
         return self._of_length(vectors, rows.position - rows.start)
 
     @staticmethod
     def _owners(rows: UserHistories) -> Tensor:
-        """(T,) a number for each item, the same for those of one history."""
+        """(T,) a number for each item, the same for those of one history.
+
+        A history of which there is no row has the number of the one before: no row sees it, as it
+        comes later.
+        """
         is_first = torch.zeros_like(rows.items)
         is_first[rows.start] = 1
         return is_first.cumsum(0)

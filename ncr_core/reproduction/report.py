@@ -82,7 +82,7 @@ versions, commit, seconds and every user's rank.
   which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR history, NeuPR history, the
   forms of eq. 7–9 and 24, NBPR next-item, NBPR attention and NeuPR next-item. The last three have
   the settings of the recipes `next-item-nbpr`, `next-item-attention` and `next-item-neupr`, which
-  the service tries by default. P2 has the settings of P1 but for iALS and NeuMF.
+  the recipe `auto` tries. P2 has the settings of P1 but for iALS and NeuMF.
 - `spectral start`, `ALS start` and `next-item start` are what our models begin from, untrained, and
   count as baselines.
 - Test items are used for no choice. While the methods were developed, 23 of the 146 results that

@@ -132,8 +132,8 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, users: Tensor, items: Tensor, bias: Tensor, valid: Tensor) -> Tensor:
         sums = users.new_empty(len(users))
         for rows, scores in _blocks(users, items, bias):
+            # Of nothing to compare with the sum is far below any score, and has no gradient.
             sums[rows] = scores.masked_fill_(~valid[rows], NEVER).logsumexp(1)
-        # Nothing to compare with: far below any score, and without a gradient.
         ctx.save_for_backward(users, items, bias, valid, sums)
         return sums
 

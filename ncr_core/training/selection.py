@@ -220,8 +220,8 @@ def _within(
     """The recipe with as many epochs as there is time for, and why it is not worth training.
 
     The reason is None for one that is. A recipe of several phases is not shortened, nor is one with
-    self-attention: its first epochs are behind those of the model without. The model is
-    that of a recipe of one phase at its start, which is made once: the time for it is spent.
+    self-attention: its first epochs are behind those of the model without. The model is that of a
+    recipe of one phase at its start, which is made once: the time for it is spent.
     """
     if recipe.training.epochs == 0:
         return recipe, None, None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
 
 from ncr_core.checkpoint import Checkpoint
+from ncr_core.explain import influence
 from ncr_core.explain.influence import Floats, InfluenceExplainer, IntArray
 from ncr_core.fold_in import Evidence, FoldIn, FoldInConfig
 from ncr_core.fold_in.evidence import PairSampler, WeightedPairs
@@ -178,6 +180,30 @@ def test_a_pooled_vector_changes_as_its_pool_does(config: ModelConfig) -> None:
         if config.kind == "nbpr":
             assert effects[:, at] == pytest.approx(exact.numpy(), abs=1e-4)
         assert effects[:, at] == pytest.approx((slopes @ (vector - rest)).numpy(), abs=1e-4)
+
+
+@pytest.mark.parametrize("config", POOLED, ids=config_name)
+@pytest.mark.parametrize("at_once", [1, 3, 32])
+def test_pools_are_weighted_and_of_any_number_at_once(
+    config: ModelConfig, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(influence, "POOLS_AT_ONCE", at_once)
+    model = wild_model(config, USERS, ITEMS)
+    own = np.append(OWN, OWN[0])  # the first once more
+    weights = np.linspace(0.5, 2.0, len(own)).astype(np.float32)
+
+    def pool(mask: npt.NDArray[np.bool_]) -> Tensor:
+        return model.pooled_vector(torch.from_numpy(own[mask]), torch.from_numpy(weights[mask]))
+
+    vector = pool(own >= 0)
+    items, effects = attribution_of(FoldIn(model)).effects(
+        vector, Evidence(own, weights), SHOWN, trained=True
+    )
+    assert items.tolist() == sorted(OWN.tolist())
+    slopes = torch.autograd.functional.jacobian(lambda u: mean_margins(model, u, SHOWN), vector)
+    for at, item in enumerate(items):
+        expected = slopes @ (vector - pool(own != item))
+        assert effects[:, at] == pytest.approx(expected.numpy(), abs=1e-4)
 
 
 def test_the_pool_of_nothing_is_a_newcomer() -> None:
