@@ -239,14 +239,18 @@ def _within(
         reason = f"its start has NDCG@10 {start:.4f}, less than half of the best, {best:.4f}"
         return recipe, reason, None
     one_phase = not pretrains(recipe.model, recipe.training)
-    if one_phase and model is None:
+    may_be_short = one_phase and not recipe.model.attention_layers
+    # The start takes seconds: it is not made for a training whose epochs alone take too long.
+    needed = estimated_seconds(recipe.model, recipe.training, split, started=True)
+    if not may_be_short and needed > (left := timer.seconds_left()):
+        return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
+    if not one_phase:
+        needed = estimated_seconds(recipe.model, recipe.training, split, started=False)
+    elif model is None:
         model = start_model(recipe.model, recipe.training, split)
-    needed = estimated_seconds(recipe.model, recipe.training, split, started=one_phase)
-    left = timer.seconds_left()
-    if needed <= left:
+    if needed <= (left := timer.seconds_left()):
         return recipe, None, model
     epochs = int(recipe.training.epochs * left / needed)
-    may_be_short = one_phase and not recipe.model.attention_layers
     if may_be_short and (epochs or recipe.training.start == "als"):
         return recipe.with_(epochs=epochs), None, model
     return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None

@@ -173,6 +173,21 @@ def test_self_attention_is_not_trained_for_a_part_of_its_epochs(
     assert selected.tried[1].ndcg is not None
 
 
+def test_no_start_is_made_for_a_training_whose_epochs_take_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selection, "estimated_seconds", lambda *_, started: 90.0 if started else 0)
+    monkeypatch.setattr(selection, "start_model", None)  # is not called
+    monkeypatch.setattr(selection, "MIN_START_SHARE", 0.0)
+    for recipe in (NBPR.with_(epochs=12, attention_layers=1), NEUPR):
+        selected = select_recipe(
+            chain(), recipes=[NEXT_ITEM, recipe], budget_seconds=60.0, device="cpu"
+        )
+        reason = selected.tried[1].reason
+        assert reason is not None
+        assert reason.startswith("it takes about 90 s")
+
+
 def test_among_equals_the_model_without_self_attention_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
