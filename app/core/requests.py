@@ -199,27 +199,19 @@ class KnownQueries(StrictQuery):
     parsed query. The next request with the same query string goes straight there, past FastAPI.
     """
 
-    known: LRUCache[bytes, Callable[[Request, str], Awaitable[Response]]]
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of a query string that is not known: it keeps what answers it."""
-        handler = super().get_route_handler()
-        known = self.known = LRUCache(MAX_KNOWN_QUERIES)
-
-        async def handle(request: Request) -> Response:
-            response = await handler(request)
-            query_string: bytes = request.scope["query_string"]
-            if len(query_string) <= MAX_QUERY_BYTES:
-                known[query_string] = request.state.answer
-            return response
-
-        return handle
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.known: LRUCache[bytes, Callable[[Request, str], Awaitable[Response]]]
+        self.known = LRUCache(MAX_KNOWN_QUERIES)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, past FastAPI where its query string is known."""
         answer = self.known.get(scope["query_string"])
         if answer is None or scope["method"] != "GET":
             await super().handle(scope, receive, send)
+            answer = scope.get("state", {}).get("answer")
+            if answer is not None and len(scope["query_string"]) <= MAX_QUERY_BYTES:
+                self.known[scope["query_string"]] = answer
             return
         (raw_id,) = scope["path_params"].values()
         response = await answer(Request(scope, receive), decode_id(raw_id))

@@ -91,8 +91,9 @@ async def recommend(
         diversity=diversity,
         explain=explain,
     )
+    response = await answer(request, user, query)
     request.state.answer = partial(answer, query=query)
-    return await answer(request, user, query)
+    return response
 
 
 async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
