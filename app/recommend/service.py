@@ -125,37 +125,24 @@ class RecommendService:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         started = time.perf_counter()
-        model = self._models.current
-        if model is not None and user in model.listed:
-            body = await self._precomputed(user, query, model, started)
-            if body is not None:
-                return body
-        context = await self._contexts.load(user, query, is_gone, on_slow)
-        model = self._models.current
-        if query.model is not None:
-            model = await self._models.get(query.model)
-        version = None if model is None else model.version
-        if self._ab_tests is not None and model is not None:
-            ranked, recommendation_id = await self._ab_tests.build(context, model)
+        model, tests, ahead = self._models.current, self._ab_tests, None
+        if model is not None and user in model.listed and (tests is None or tests.is_idle):
+            ahead = await self._contexts.precomputed_list(user, query, model)
+        if ahead is not None and model is not None:
+            ranked, as_of_seq = ahead
+            if tests is not None:
+                tests.record(model.version)
+            recommendation_id = new_recommendation_id(model.version)
         else:
-            ranked = await self._lists.build(context, model)
-            recommendation_id = new_recommendation_id(version or "none")
+            context = await self._contexts.load(user, query, is_gone, on_slow)
+            model, as_of_seq = self._models.current, context.profile.event_seq
+            if query.model is not None:
+                model = await self._models.get(query.model)
+            if tests is not None and model is not None:
+                ranked, recommendation_id = await tests.build(context, model)
+            else:
+                ranked = await self._lists.build(context, model)
+                recommendation_id = new_recommendation_id(model.version if model else "none")
         self._on_list(user, query)
-        as_of_seq = context.profile.event_seq
+        version = None if model is None else model.version
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)
-
-    async def _precomputed(
-        self, user: str, query: RecommendationQuery, model: LoadedModel, started: float
-    ) -> bytes | None:
-        """The body with the list that a worker ranked; None where it has to be built."""
-        if self._ab_tests is not None and not self._ab_tests.is_idle:
-            return None
-        found = await self._contexts.precomputed_list(user, query, model)
-        if found is None:
-            return None
-        ranked, as_of_seq = found
-        recommendation_id = new_recommendation_id(model.version)
-        if self._ab_tests is not None:
-            self._ab_tests.record(model.version)
-        self._on_list(user, query)
-        return response_body(user, model.version, as_of_seq, ranked, started, recommendation_id)
