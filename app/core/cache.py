@@ -1,11 +1,10 @@
-"""In-process caches: an LRU bounded in bytes, single-flight computations, and shared reads."""
+"""In-process caches: an LRU bounded in bytes, and single-flight computations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -92,9 +91,13 @@ class SingleFlight(Generic[K, V]):
     """Shares one computation of a key among all concurrent callers.
 
     A computation that no caller waits for any more is cancelled.
+
+    Args:
+        keep: called with the key and each result, unless the key was forgotten meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[K, V], None] = lambda key, value: None) -> None:
+        self._keep = keep
         self._flights: dict[K, _Flight[V]] = {}
 
     async def run(
@@ -157,58 +160,5 @@ class SingleFlight(Generic[K, V]):
         flight = self._flights.get(key)
         if flight is not None and flight.task is task:
             del self._flights[key]
-
-
-class BatchLoader(Generic[K, V]):
-    """Loads what concurrent callers ask for together.
-
-    Keys that are asked for while ``max_running`` loads run wait for the next one. A load begins
-    after all of its callers have asked.
-
-    Args:
-        load: the value of each of these keys.
-        max_keys: the number of keys in one load, at most.
-        max_running: the number of loads at a time.
-    """
-
-    def __init__(
-        self,
-        load: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]],
-        max_keys: int,
-        max_running: int,
-    ) -> None:
-        self._load = load
-        self._max_keys = max_keys
-        self._max_running = max_running
-        self._waiting: dict[K, asyncio.Future[V]] = {}
-        self._running: set[asyncio.Task[None]] = set()
-
-    async def get(self, key: K) -> V:
-        """The value of a key. Raises what its load raises."""
-        future = self._waiting.get(key)
-        if future is None:
-            future = self._waiting[key] = asyncio.get_running_loop().create_future()
-            if len(self._running) < self._max_running:
-                task = asyncio.create_task(self._run())
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-        return await asyncio.shield(future)
-
-    async def _run(self) -> None:
-        while self._waiting:
-            keys = list(islice(self._waiting, self._max_keys))
-            futures = {key: self._waiting.pop(key) for key in keys}
-            try:
-                values = await self._load(keys)
-                for key, future in futures.items():
-                    future.set_result(values[key])
-            except asyncio.CancelledError:
-                for future in [*futures.values(), *self._waiting.values()]:
-                    future.cancel()
-                self._waiting.clear()
-                raise
-            except Exception as error:
-                for future in futures.values():
-                    if not future.done():
-                        future.set_exception(error)
-                        future.exception()  # its caller may have gone: nothing is to be logged
+            if task.done() and not task.cancelled() and task.exception() is None:
+                self._keep(key, task.result())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic
 
 import numpy as np
 import orjson
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.bulk import each_of
-from app.core.cache import BatchLoader, ByteCache, SingleFlight
+from app.core.cache import ByteCache, K, SingleFlight, V
 from app.core.database import Database
 from app.core.logging import get_logger
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
@@ -68,6 +70,61 @@ _ROWS_SINCE = sa.select(
 )
 
 
+class BatchLoader(Generic[K, V]):
+    """Loads what concurrent callers ask for together.
+
+    Keys that are asked for while ``max_running`` loads run wait for the next one. A load begins
+    after all of its callers have asked.
+
+    Args:
+        load: the value of each of these keys.
+        max_keys: the number of keys in one load, at most.
+        max_running: the number of loads at a time.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]],
+        max_keys: int,
+        max_running: int,
+    ) -> None:
+        self._load = load
+        self._max_keys = max_keys
+        self._max_running = max_running
+        self._waiting: dict[K, asyncio.Future[V]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def get(self, key: K) -> V:
+        """The value of a key. Raises what its load raises."""
+        future = self._waiting.get(key)
+        if future is None:
+            future = self._waiting[key] = asyncio.get_running_loop().create_future()
+            if len(self._running) < self._max_running:
+                task = asyncio.create_task(self._run())
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+        return await asyncio.shield(future)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            keys = list(islice(self._waiting, self._max_keys))
+            futures = {key: self._waiting.pop(key) for key in keys}
+            try:
+                values = await self._load(keys)
+                for key, future in futures.items():
+                    future.set_result(values[key])
+            except asyncio.CancelledError:
+                for future in [*futures.values(), *self._waiting.values()]:
+                    future.cancel()
+                self._waiting.clear()
+                raise
+            except Exception as error:
+                for future in futures.values():
+                    if not future.done():
+                        future.set_exception(error)
+                        future.exception()  # its caller may have gone: nothing is to be logged
+
+
 class ProfileCache:
     """Answers with what was committed before the request.
 
@@ -83,7 +140,8 @@ class ProfileCache:
         self._statement = profile_statement(database.dialect, event_weights)
         self._older = older_events_statement(database.dialect, event_weights)
         self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
-        self._reads: SingleFlight[str, Profile] = SingleFlight()
+        # What a user has changed since its read began may be missing: it is not kept.
+        self._reads: SingleFlight[str, Profile] = SingleFlight(self._put)
         self._rows: BatchLoader[str, _Row] = BatchLoader(
             self._read_rows, MAX_USERS_READ, MAX_QUERIES
         )
@@ -118,7 +176,7 @@ class ProfileCache:
         if profile is None:
             # Another request may have started this read before those counters were read. If the
             # user had changed in between, the read would have been dropped.
-            profile = await self._reads.run(user, lambda: self._read_and_cache(user))
+            profile = await self._reads.run(user, lambda: self.read(user))
             if profile.event_seq < event_seq or profile.catalog_seq < catalog_seq:
                 return profile.at(event_seq, catalog_seq)
             return profile
@@ -218,13 +276,6 @@ class ProfileCache:
         parameters = {"users": orjson.dumps(users).decode(), "limit": MAX_RECENT_EVENTS}
         rows = await self._database.fetch(self._statement, parameters)
         return {user: tuple(row) for user, *row in rows}
-
-    async def _read_and_cache(self, user: str) -> Profile:
-        profile = await self.read(user)
-        # Not current: the user has changed since the read began, and it may have missed the change.
-        if self._reads.is_current(user):
-            self._put(user, profile)
-        return profile
 
     def _put(self, user: str, profile: Profile) -> None:
         self._cache.put(user, profile, PROFILE_BYTES + profile.nbytes)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from app.core.cache import ENTRY_BYTES, BatchLoader, ByteCache, SingleFlight
+from app.core.cache import ENTRY_BYTES, ByteCache, SingleFlight
 from tests.app.conftest import until
 
 pytestmark = pytest.mark.anyio
@@ -123,7 +122,8 @@ async def test_single_flight_cancels_a_computation_without_callers() -> None:
 
 
 async def test_single_flight_computes_forgotten_keys_again() -> None:
-    flights: SingleFlight[str, int] = SingleFlight()
+    kept: list[tuple[str, int]] = []
+    flights: SingleFlight[str, int] = SingleFlight(lambda key, value: kept.append((key, value)))
     current: list[bool] = []
     go = asyncio.Event()
 
@@ -140,6 +140,7 @@ async def test_single_flight_computes_forgotten_keys_again() -> None:
     go.set()
     assert sorted(await asyncio.gather(first, second)) == [1, 2]
     assert sorted(current) == [False, True]
+    assert kept == [("a", 1 + current.index(True))]  # the result of the forgotten one is dropped
 
 
 async def test_single_flight_does_not_join_a_finished_computation() -> None:
@@ -166,29 +167,3 @@ async def test_single_flight_does_not_join_a_finished_computation() -> None:
     assert await flights.run("a", make) == 1
     await probed.wait()
     assert stale == []
-
-
-async def test_a_batch_loader_loads_what_is_asked_for_meanwhile_at_once() -> None:
-    loads: list[list[str]] = []
-    go_on = asyncio.Event()
-
-    async def load(keys: Sequence[str]) -> dict[str, str]:
-        loads.append(list(keys))
-        await go_on.wait()
-        if "bad" in keys:
-            raise ValueError("a load failed")
-        return {key: key.upper() for key in keys}
-
-    loader: BatchLoader[str, str] = BatchLoader(load, 3, 1)
-    first = asyncio.create_task(loader.get("a"))
-    await until(lambda: len(loads) == 1)
-    names = ["b", "c", "a", "c", "d"]  # one is asked for again: its load began too early for that
-    others = [asyncio.create_task(loader.get(name)) for name in names]
-    await asyncio.sleep(0)
-    others[0].cancel()
-    go_on.set()
-    assert await asyncio.gather(first, *others[1:]) == ["A", "C", "A", "C", "D"]
-    assert loads == [["a"], ["b", "c", "a"], ["d"]]
-    failed = await asyncio.gather(loader.get("bad"), loader.get("e"), return_exceptions=True)
-    assert [str(error) for error in failed] == ["a load failed"] * 2
-    assert await loader.get("e") == "E"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from app.events import profile_cache, repository
 from app.events.profile import Profile, latest_preferences, resolve_feedback
-from app.events.profile_cache import ProfileCache
+from app.events.profile_cache import BatchLoader, ProfileCache
 from app.events.tables import retractions
 from app.wiring import Services
+from tests.app.conftest import until
 from tests.app.events.conftest import DAY, add, event, item_names, prefer
 
 pytestmark = pytest.mark.anyio
@@ -420,3 +422,29 @@ async def test_an_error_of_the_database_is_none_of_who_follows(
     assert (profiles.last_seq("u"), profiles.last_seq("v")) == (1, None)
     await profiles.follow(followed)
     assert profiles.last_seq("v") == 2
+
+
+async def test_a_batch_loader_loads_what_is_asked_for_meanwhile_at_once() -> None:
+    loads: list[list[str]] = []
+    go_on = asyncio.Event()
+
+    async def load(keys: Sequence[str]) -> dict[str, str]:
+        loads.append(list(keys))
+        await go_on.wait()
+        if "bad" in keys:
+            raise ValueError("a load failed")
+        return {key: key.upper() for key in keys}
+
+    loader: BatchLoader[str, str] = BatchLoader(load, 3, 1)
+    first = asyncio.create_task(loader.get("a"))
+    await until(lambda: len(loads) == 1)
+    names = ["b", "c", "a", "c", "d"]  # one is asked for again: its load began too early for that
+    others = [asyncio.create_task(loader.get(name)) for name in names]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    go_on.set()
+    assert await asyncio.gather(first, *others[1:]) == ["A", "C", "A", "C", "D"]
+    assert loads == [["a"], ["b", "c", "a"], ["d"]]
+    failed = await asyncio.gather(loader.get("bad"), loader.get("e"), return_exceptions=True)
+    assert [str(error) for error in failed] == ["a load failed"] * 2
+    assert await loader.get("e") == "E"
