@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
@@ -79,6 +80,32 @@ class RerankRequest:
     user: UserState
     rows: IntArray
     """(M,) item rows, each once, in the order that decides ties."""
+
+
+def _within_memory(
+    run: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
+) -> Callable[[InferenceEngine, Sequence[Request]], list[Result]]:
+    """A pass that goes on in halves, and then on the CPU, where a device lacks memory for it."""
+
+    @wraps(run)
+    def within_memory(engine: InferenceEngine, requests: Sequence[Request]) -> list[Result]:
+        try:
+            with torch.inference_mode():
+                return run(engine, requests)
+        except torch.OutOfMemoryError:
+            pass  # what the pass held is let go of when this block ends
+        torch.cuda.empty_cache()
+        if len(requests) > 1:
+            engine._on_fallback("half")
+            half = len(requests) // 2
+            first, second = requests[:half], requests[half:]
+            return within_memory(engine, first) + within_memory(engine, second)
+        engine._on_fallback("cpu")
+        on_cpu = engine._cpu_engine()  # made like the first, outside of inference mode
+        with torch.inference_mode():
+            return run(on_cpu, requests)
+
+    return within_memory
 
 
 class InferenceEngine:
@@ -194,21 +221,64 @@ class InferenceEngine:
         """The (E,) vector of each user."""
         return list(self.retriever.vectors(users).cpu().numpy())
 
+    @_within_memory
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
         """The best n items of each request, all in one pass of the ranker."""
-        return self._within_memory(InferenceEngine._rank, requests)
+        vectors = self.retriever.vectors([request.user for request in requests])
+        candidates = self.retriever.candidates(requests, vectors)
+        depth = max(request.depth for request in requests)
+        # As many candidates for everyone, whatever n: a list must not depend on its company. What
+        # is asked for beyond them follows in the order of the cheap score.
+        bound = self.ranker.bind(vectors)
+        ranked = bound.rank(candidates, depth)
+        missing = depth - ranked.shape[1]
+        if missing > 0:
+            rest = [
+                self.retriever.rest(request, vector, items[items != PAD], missing)
+                for request, vector, items in zip(requests, vectors, candidates, strict=True)
+            ]
+            more = pad_sequence(rest, batch_first=True, padding_value=PAD)
+            ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
+        if any(request.diversity for request in requests):
+            ranked = self._diversified(requests, ranked)
+        margins = bound.margins.list_margins(ranked, self.references)
+        lists = self._described(ranked, margins, [request.n for request in requests])
+        return [
+            items if request.explain_by is None else self._explained(request, vector, items)
+            for request, vector, items in zip(requests, vectors, lists, strict=True)
+        ]
 
+    @_within_memory
     def rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
         """All items of each request, by Algorithm 1 over them in the order given.
 
         Of more than ``MAX_EXACT_ITEMS`` the best by the mean margin over the anchors are ranked so.
         The others follow in the order of that margin, as those beyond the candidates do in a list.
         """
-        return self._within_memory(InferenceEngine._rerank, requests)
+        bound, items = self._bound(requests)
+        width = items.shape[1]
+        if width <= MAX_EXACT_ITEMS or self.ranker.margins.additive:
+            ranked = bound.rank(items, width)
+        else:
+            best, rest = self._split(requests)
+            ranked = _left_filled(torch.cat([bound.rank(best, width), rest], dim=1))
+        margins = bound.margins.list_margins(ranked, self.references)
+        return self._described(ranked, margins, [width] * len(requests))
 
+    @_within_memory
     def compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
         """The items of each request, each with each."""
-        return self._within_memory(InferenceEngine._compare, requests)
+        bound, items = self._bound(requests)
+        margins = bound.margins.all_margins(items).cpu()
+        ranked = bound.rank(items, items.shape[1]).cpu()
+        comparisons = []
+        for request, of_request, rows in zip(requests, margins, ranked, strict=True):
+            m = len(request.rows)
+            position = {int(row): i for i, row in enumerate(request.rows)}
+            order = [position[row] for row in rows[:m].tolist()]
+            probability = preference_probability(of_request[:m, :m], self.temperature)
+            comparisons.append(PairwiseComparison(probability, order))
+        return comparisons
 
     def pairs_to_rank(self, request: RankRequest) -> int:
         """How many pairs ``rank`` compares for a request, at most, where the network is transitive.
@@ -244,22 +314,8 @@ class InferenceEngine:
             vectors = self.model.user_vectors(users[:SAMPLED_USERS])
         return QuestionPool(self.ranker, vectors, rows, self.temperature)
 
-    def _within_memory(
-        self,
-        run: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
-        requests: Sequence[Request],
-    ) -> list[Result]:
-        try:
-            return run(self, requests)
-        except torch.OutOfMemoryError:
-            pass  # what the pass held is let go of when this block ends
-        torch.cuda.empty_cache()
-        if len(requests) > 1:
-            self._on_fallback("half")
-            half = len(requests) // 2
-            first, second = requests[:half], requests[half:]
-            return self._within_memory(run, first) + self._within_memory(run, second)
-        self._on_fallback("cpu")
+    def _cpu_engine(self) -> InferenceEngine:
+        """The same engine on the CPU, made when a device first has too little memory."""
         with self._cpu_lock:
             if self._on_cpu is None:
                 self._on_cpu = InferenceEngine(
@@ -272,45 +328,7 @@ class InferenceEngine:
                     on_pairs=self._on_pairs,
                 )
                 self._on_cpu._space = self._space
-        return run(self._on_cpu, requests)
-
-    @torch.inference_mode()
-    def _rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        vectors = self.retriever.vectors([request.user for request in requests])
-        candidates = self.retriever.candidates(requests, vectors)
-        depth = max(request.depth for request in requests)
-        # As many candidates for everyone, whatever n: a list must not depend on its company. What
-        # is asked for beyond them follows in the order of the cheap score.
-        bound = self.ranker.bind(vectors)
-        ranked = bound.rank(candidates, depth)
-        missing = depth - ranked.shape[1]
-        if missing > 0:
-            rest = [
-                self.retriever.rest(request, vector, items[items != PAD], missing)
-                for request, vector, items in zip(requests, vectors, candidates, strict=True)
-            ]
-            more = pad_sequence(rest, batch_first=True, padding_value=PAD)
-            ranked = _left_filled(torch.cat([ranked, more.to(ranked.device)], dim=1))
-        if any(request.diversity for request in requests):
-            ranked = self._diversified(requests, ranked)
-        margins = bound.margins.list_margins(ranked, self.references)
-        lists = self._described(ranked, margins, [request.n for request in requests])
-        return [
-            items if request.explain_by is None else self._explained(request, vector, items)
-            for request, vector, items in zip(requests, vectors, lists, strict=True)
-        ]
-
-    @torch.inference_mode()
-    def _rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
-        bound, items = self._bound(requests)
-        width = items.shape[1]
-        if width <= MAX_EXACT_ITEMS or self.ranker.margins.additive:
-            ranked = bound.rank(items, width)
-        else:
-            best, rest = self._split(requests)
-            ranked = _left_filled(torch.cat([bound.rank(best, width), rest], dim=1))
-        margins = bound.margins.list_margins(ranked, self.references)
-        return self._described(ranked, margins, [width] * len(requests))
+            return self._on_cpu
 
     def _split(self, requests: Sequence[RerankRequest]) -> tuple[Tensor, Tensor]:
         """The items of each request that are ranked exactly, in the order given, and the others.
@@ -327,20 +345,6 @@ class InferenceEngine:
             best.append(rows[order[:MAX_EXACT_ITEMS].sort().values])
             rest.append(rows[order[MAX_EXACT_ITEMS:]])
         return pad_sequence(best, True, PAD), pad_sequence(rest, True, PAD)
-
-    @torch.inference_mode()
-    def _compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
-        bound, items = self._bound(requests)
-        margins = bound.margins.all_margins(items).cpu()
-        ranked = bound.rank(items, items.shape[1]).cpu()
-        comparisons = []
-        for request, of_request, rows in zip(requests, margins, ranked, strict=True):
-            m = len(request.rows)
-            position = {int(row): i for i, row in enumerate(request.rows)}
-            order = [position[row] for row in rows[:m].tolist()]
-            probability = preference_probability(of_request[:m, :m], self.temperature)
-            comparisons.append(PairwiseComparison(probability, order))
-        return comparisons
 
     def _bound(self, requests: Sequence[RerankRequest]) -> tuple[BoundRanker, Tensor]:
         """The ranker for the users of the requests, and their items, (B, M) padded."""

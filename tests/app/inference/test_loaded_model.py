@@ -18,9 +18,9 @@ from app.inference.loaded_model import MAX_HIDDEN, LoadedModel
 from app.registry.schemas import ModelRow
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.fold_in import Evidence
-from ncr_core.inference.engine import InferenceEngine, RankedItem
 from ncr_core.inference.retrieval import SPARE_CANDIDATES, ItemFilter, RankRequest, UserState
 from ncr_core.models import ModelConfig
+from ncr_core.ranking import BoundRanker, ExactRanker
 from tests.ncr_core.conftest import wild_model
 
 USERS, ITEMS, CANDIDATES = 40, 300, 50
@@ -217,14 +217,14 @@ def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
     fallbacks: list[str] = []
     room = 3
     model = LoadedModel(ROW, model.trained.checkpoint, CANDIDATES, on_fallback=fallbacks.append)
-    pass_of_device = InferenceEngine._rank
+    bind = ExactRanker.bind
 
-    def rank(engine: InferenceEngine, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        if engine is model.engine and len(requests) > room:
+    def bound(ranker: ExactRanker, users: torch.Tensor) -> BoundRanker:
+        if ranker is model.engine.ranker and len(users) > room:
             raise torch.OutOfMemoryError
-        return pass_of_device(engine, requests)
+        return bind(ranker, users)
 
-    monkeypatch.setattr(InferenceEngine, "_rank", rank)
+    monkeypatch.setattr(ExactRanker, "bind", bound)
     assert rows(model, *(ask(user) for user in range(8))) == expected
     assert fallbacks == ["half"] * 3  # 8, 4 and 4
     room = 0
