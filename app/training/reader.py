@@ -24,10 +24,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.settings import Settings
+from app.events import training_snapshot
 from app.events.service import EventService
+from app.events.training_snapshot import EventSnapshot
 from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
+from ncr_core.data import Interactions
 from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.models import build_model
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
@@ -112,6 +115,22 @@ class TrainingReader:
                 await database.close()
 
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
+
+    def read_events(self, params: TrainParams) -> tuple[Interactions, EventSnapshot]:
+        """What a training learns from, and the events that it is made of.
+
+        Raises:
+            TrainingError: The training does not fit in memory.
+        """
+        limit = self.settings.train_memory_bytes
+
+        def read() -> tuple[Interactions, EventSnapshot]:
+            events = training_snapshot.read_snapshot(
+                self.settings, lambda *sizes: check_memory(params, sizes, limit)
+            )
+            return events.interactions(), events
+
+        return self.retry(read, *database_errors())
 
     def check_store(self, version: str) -> None:
         """Checks that the files of a version may be written: before an hour of training is spent.

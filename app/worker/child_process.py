@@ -29,10 +29,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import app
 
 if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
-    from app.events.training_snapshot import EventSnapshot
     from app.jobs.schemas import PrecomputeTask, TrainingTask
     from app.training.reader import Retry
-    from ncr_core.data import Interactions
 
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
@@ -261,13 +259,12 @@ def run_task(
     told to stop, kills the child in the middle of an upload.
     """
     from app.core.settings import load_settings
-    from app.events.training_snapshot import read_snapshot
     from app.jobs.schemas import PrecomputeTask
     from app.registry.service import open_checkpoint_store
     from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
-    from app.training.reader import Retry, TrainingReader, check_memory, database_errors
+    from app.training.reader import Retry, TrainingReader
     from app.worker.precompute import precompute
     from ncr_core.errors import CheckpointError
 
@@ -286,13 +283,7 @@ def run_task(
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
-
-    def read_data() -> tuple[Interactions, EventSnapshot]:
-        limit = settings.train_memory_bytes
-        events = read_snapshot(settings, lambda *sizes: check_memory(task.params, sizes, limit))
-        return events.interactions(), events
-
-    interactions, events = retry(read_data, *database_errors())
+    interactions, events = reader.read_events(task.params)
     summary = train_and_evaluate(
         interactions,
         task.params,
