@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 import orjson
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.core.bulk import each_of
-from app.core.cache import ByteCache, K, SingleFlight, V
+from app.core.cache import ByteCache, SingleFlight
 from app.core.database import Database
 from app.core.logging import get_logger
 from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
@@ -70,36 +70,29 @@ _ROWS_SINCE = sa.select(
 )
 
 
-class BatchLoader(Generic[K, V]):
-    """Loads what concurrent callers ask for together.
+class RowReader:
+    """Reads the rows of users who are asked for at the same time with one query.
 
-    Keys that are asked for while ``max_running`` loads run wait for the next one. A load begins
-    after all of its callers have asked.
+    Users who are asked for while ``MAX_QUERIES`` run wait for the next one. A query begins after
+    all who wait for it have asked.
 
     Args:
-        load: the value of each of these keys.
-        max_keys: the number of keys in one load, at most.
-        max_running: the number of loads at a time.
+        database: where the rows are.
+        statement: see `profile_statement`.
     """
 
-    def __init__(
-        self,
-        load: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]],
-        max_keys: int,
-        max_running: int,
-    ) -> None:
-        self._load = load
-        self._max_keys = max_keys
-        self._max_running = max_running
-        self._waiting: dict[K, asyncio.Future[V]] = {}
+    def __init__(self, database: Database, statement: sa.Select[Any]) -> None:
+        self._database = database
+        self._statement = statement
+        self._waiting: dict[str, asyncio.Future[_Row]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    async def get(self, key: K) -> V:
-        """The value of a key. Raises what its load raises."""
-        future = self._waiting.get(key)
+    async def get(self, user: str) -> _Row:
+        """The row of a user, without the name. Raises what its query raises."""
+        future = self._waiting.get(user)
         if future is None:
-            future = self._waiting[key] = asyncio.get_running_loop().create_future()
-            if len(self._running) < self._max_running:
+            future = self._waiting[user] = asyncio.get_running_loop().create_future()
+            if len(self._running) < MAX_QUERIES:
                 task = asyncio.create_task(self._run())
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
@@ -107,12 +100,14 @@ class BatchLoader(Generic[K, V]):
 
     async def _run(self) -> None:
         while self._waiting:
-            keys = list(islice(self._waiting, self._max_keys))
-            futures = {key: self._waiting.pop(key) for key in keys}
+            asked = list(islice(self._waiting, MAX_USERS_READ))
+            futures = {user: self._waiting.pop(user) for user in asked}
+            parameters = {"users": orjson.dumps(asked).decode(), "limit": MAX_RECENT_EVENTS}
             try:
-                values = await self._load(keys)
-                for key, future in futures.items():
-                    future.set_result(values[key])
+                rows = await self._database.fetch(self._statement, parameters)
+                of_user = {user: tuple(row) for user, *row in rows}
+                for user, future in futures.items():
+                    future.set_result(of_user[user])
             except asyncio.CancelledError:
                 for future in [*futures.values(), *self._waiting.values()]:
                     future.cancel()
@@ -137,14 +132,11 @@ class ProfileCache:
     def __init__(self, database: Database, event_weights: EventWeights, max_bytes: int) -> None:
         self._database = database
         self._event_weights = event_weights
-        self._statement = profile_statement(database.dialect, event_weights)
         self._older = older_events_statement(database.dialect, event_weights)
         self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
         # What a user has changed since its read began may be missing: it is not kept.
         self._reads: SingleFlight[str, Profile] = SingleFlight(self._put)
-        self._rows: BatchLoader[str, _Row] = BatchLoader(
-            self._read_rows, MAX_USERS_READ, MAX_QUERIES
-        )
+        self._rows = RowReader(database, profile_statement(database.dialect, event_weights))
         self._looks: SingleFlight[None, None] = SingleFlight()
         self._seqs = last_seqs_statement(database.dialect)
         self._followed: Mapping[str, int] | None = None
@@ -271,11 +263,6 @@ class ProfileCache:
             np.array(pairs, dtype=np.int64).T if pairs[0] else _NO_PAIRS,
             *now,
         )
-
-    async def _read_rows(self, users: Sequence[str]) -> dict[str, _Row]:
-        parameters = {"users": orjson.dumps(users).decode(), "limit": MAX_RECENT_EVENTS}
-        rows = await self._database.fetch(self._statement, parameters)
-        return {user: tuple(row) for user, *row in rows}
 
     def _put(self, user: str, profile: Profile) -> None:
         self._cache.put(user, profile, PROFILE_BYTES + profile.nbytes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.database import Database
 from app.events import profile_cache, repository
+from app.events.event_weights import EventWeights
 from app.events.profile import Profile, latest_preferences, resolve_feedback
-from app.events.profile_cache import BatchLoader, ProfileCache
+from app.events.profile_cache import ProfileCache, RowReader, profile_statement
 from app.events.tables import retractions
 from app.wiring import Services
 from tests.app.conftest import until
@@ -424,27 +426,35 @@ async def test_an_error_of_the_database_is_none_of_who_follows(
     assert profiles.last_seq("v") == 2
 
 
-async def test_a_batch_loader_loads_what_is_asked_for_meanwhile_at_once() -> None:
-    loads: list[list[str]] = []
+async def test_users_asked_for_during_a_query_wait_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(profile_cache, "MAX_USERS_READ", 3)
+    monkeypatch.setattr(profile_cache, "MAX_QUERIES", 1)
+    queries: list[list[str]] = []
     go_on = asyncio.Event()
 
-    async def load(keys: Sequence[str]) -> dict[str, str]:
-        loads.append(list(keys))
-        await go_on.wait()
-        if "bad" in keys:
-            raise ValueError("a load failed")
-        return {key: key.upper() for key in keys}
+    class SlowDatabase:
+        async def fetch(self, _: object, parameters: dict[str, Any]) -> list[tuple[str, str]]:
+            users = json.loads(parameters["users"])
+            queries.append(users)
+            await go_on.wait()
+            if "bad" in users:
+                raise ValueError("a query failed")
+            return [(user, user.upper()) for user in users]
 
-    loader: BatchLoader[str, str] = BatchLoader(load, 3, 1)
-    first = asyncio.create_task(loader.get("a"))
-    await until(lambda: len(loads) == 1)
-    names = ["b", "c", "a", "c", "d"]  # one is asked for again: its load began too early for that
-    others = [asyncio.create_task(loader.get(name)) for name in names]
+    statement = profile_statement("sqlite", EventWeights.parse(None))
+    reader = RowReader(cast(Database, SlowDatabase()), statement)
+    first = asyncio.create_task(reader.get("a"))
+    await until(lambda: len(queries) == 1)
+    names = ["b", "c", "a", "c", "d"]  # one is asked for again: its query began too early for that
+    others = [asyncio.create_task(reader.get(name)) for name in names]
     await asyncio.sleep(0)
     others[0].cancel()
     go_on.set()
-    assert await asyncio.gather(first, *others[1:]) == ["A", "C", "A", "C", "D"]
-    assert loads == [["a"], ["b", "c", "a"], ["d"]]
-    failed = await asyncio.gather(loader.get("bad"), loader.get("e"), return_exceptions=True)
-    assert [str(error) for error in failed] == ["a load failed"] * 2
-    assert await loader.get("e") == "E"
+    found = await asyncio.gather(first, *others[1:])
+    assert found == [("A",), ("C",), ("A",), ("C",), ("D",)]
+    assert queries == [["a"], ["b", "c", "a"], ["d"]]
+    failed = await asyncio.gather(reader.get("bad"), reader.get("e"), return_exceptions=True)
+    assert [str(error) for error in failed] == ["a query failed"] * 2
+    assert await reader.get("e") == ("E",)
