@@ -91,7 +91,7 @@ class ItemIndex:
             try:
                 await self.mend()
             except AWAY as error:
-                reason = str(error.orig if hasattr(error, "orig") else error).partition("\n")[0]
+                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
                 log.warning("events have no index by item, trying again", reason=reason)
             await asyncio.sleep(CHECK_SECONDS)
 
@@ -153,6 +153,8 @@ def _locked(folder: int) -> bool:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:  # a network's file system without locks, on which SQLite has no place either
+        return True
     return True
 
 
