@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
@@ -106,6 +107,7 @@ def create_app(
             async with (
                 _run_recommendations(app, services, readiness),
                 _run_worker(services, with_worker),
+                _running(services.events.item_index.keep()),
             ):
                 if own_process:
                     # Libraries and the model are millions of objects: each garbage collection
@@ -226,6 +228,16 @@ async def _run_recommendations(
         yield
     finally:
         await feature.stop()
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 @asynccontextmanager

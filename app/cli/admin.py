@@ -36,9 +36,15 @@ Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number 
 @db.command()
 def upgrade() -> None:
     """Migrate the database's schema to this version. Servers may go on."""
-    from app.core.migrations import upgrade as migrate
+    import asyncio
 
-    console.print(f"the schema is at {migrate(quiet_settings().effective_database_url)}")
+    from app.core.migrations import upgrade as migrate
+    from app.events.item_index import mend_at
+
+    url = quiet_settings().effective_database_url
+    console.print(f"the schema is at {migrate(url)}")
+    if asyncio.run(mend_at(url)):
+        console.print("the index of events by item was missing and is built")
 
 
 @db.command()

@@ -88,6 +88,7 @@ async def run_import(
             on_bad=bad_rows,
             on_bytes=lambda n: progress.advance(task, n),
             on_stored=lambda n: progress.advance(storing, n),
+            on_index=lambda: progress.add_task("index by item", total=None),
         )
         progress.update(storing, completed=report.good, total=report.good)
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)

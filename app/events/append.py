@@ -5,7 +5,7 @@ They find what is new, what is a duplicate and what is in conflict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import IntegrityError
@@ -53,20 +53,26 @@ class EventAppender:
         self._announce()
         return results
 
-    async def append_likely_new(self, batch: pa.RecordBatch) -> AppendResult:
+    async def append_likely_new(
+        self, batch: pa.RecordBatch, item_ids: MutableMapping[str, int]
+    ) -> AppendResult:
         """As `append_many`: faster where no event is stored yet, slower where one is.
 
         Args:
             batch: columns with the fields of `NewEvent`.
+            item_ids: of items of batches before; those of this one are added. An item's id stays.
         """
+        items = batch["item"].unique().to_pylist()
+        unknown = [item for item in items if item not in item_ids]
         try:
             async with self._database.bulk_write() as conn:
                 first_seq = await next_values(conn, EVENT_SEQ, batch.num_rows)
-                items = batch["item"].unique().to_pylist()
-                item_ids = await self._catalog.ensure_items(conn, items)
-                await self._repository.add_event_columns(conn, first_seq, batch, item_ids)
+                found = await self._catalog.ensure_items(conn, unknown) if unknown else {}
+                ids = {item: found.get(item) or item_ids[item] for item in items}
+                await self._repository.add_event_columns(conn, first_seq, batch, ids)
         except IntegrityError:  # a row is stored already, or comes twice
             return await self.append_many(events_of(batch))
+        item_ids.update(found)  # only now: an item whose creation was rolled back has no id
         self._announce()
         return AppendResult(batch.num_rows, last_seq=first_seq + batch.num_rows - 1)
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +26,7 @@ from app.events.adopters import AdopterRepository
 from app.events.append import EventAppender, append_preferences
 from app.events.event_weights import EventWeights
 from app.events.group_commit import MAX_ROWS, CommitObserver, GroupCommit, ignore_commit
+from app.events.item_index import ItemIndex
 from app.events.profile_cache import ProfileCache
 from app.events.repository import EventRepository
 from app.events.schemas import (
@@ -75,6 +83,7 @@ class EventService:
         self._on_erase = tuple(on_erase)
         self.event_weights = EventWeights.from_settings(settings)
         self._repository = EventRepository(database, self.event_weights)
+        self.item_index = ItemIndex(database)
         self._adopters = AdopterRepository(database, self.event_weights)
         self._preference_writes = ConcurrencyLimiter(
             MAX_PREFERENCE_WRITES,
@@ -149,9 +158,16 @@ class EventService:
         """Store a chunk of a data set (some 50,000 rows) in a transaction of its own."""
         return _import_result(await self._appender.append_many(rows))
 
-    async def import_new(self, batch: pa.RecordBatch) -> ImportResult:
-        """As `import_rows` for columns; first tries to store them without looking for each."""
-        return _import_result(await self._appender.append_likely_new(batch))
+    async def import_new(
+        self, batch: pa.RecordBatch, item_ids: MutableMapping[str, int]
+    ) -> ImportResult:
+        """As `import_rows` for columns; first tries to store them without looking for each.
+
+        Args:
+            batch: columns with the fields of `NewEvent`.
+            item_ids: kept from one batch to the next, so that each item is looked for once.
+        """
+        return _import_result(await self._appender.append_likely_new(batch, item_ids))
 
     async def delete_event(self, event_id: str) -> None:
         """Delete an event. Its user gets a new last seq, so caches of the user become stale.

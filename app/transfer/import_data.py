@@ -6,7 +6,7 @@ import asyncio
 import csv
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 EVENTS_A_COMMIT = 50_000
 ITEMS_A_COMMIT = 5_000
+MAX_ITEM_IDS = 1_000_000
+MIN_ROWS_WITHOUT_INDEX = 1_000_000
+"""The index by item of fewer events stays in memory: to put it off would gain nothing."""
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
 
@@ -58,10 +61,12 @@ async def import_source(
     on_bad: Callable[[BadRow], None],
     on_bytes: Callable[[int], None],
     on_stored: Callable[[int], None] = lambda n: None,
+    on_index: Callable[[], None] = lambda: None,
 ) -> ImportReport:
     """Adds all rows of a data set; a second import adds nothing.
 
-    The events are stored user by user, each user's in the order of the data set.
+    The events are stored user by user, each user's in the order of the data set. When they are the
+    larger part of all events, the index of events by item is built once, at the end.
 
     Args:
         services: the service to import into.
@@ -69,6 +74,7 @@ async def import_source(
         on_bad: called for each row that cannot be read or stored, in the thread that reads.
         on_bytes: called with the number of bytes read, in the thread that reads.
         on_stored: called with the number of rows of each commit.
+        on_index: called before an index is built, if one is.
     """
     report = ImportReport()
 
@@ -82,20 +88,30 @@ async def import_source(
     batches = source.batches(on_bad=bad, on_bytes=on_bytes)
     known = False  # where the chunk before was stored already, this one is likely to be too
     stop = threading.Event()
+    item_ids: dict[str, int] = {}
+    n_rows: list[int] = []  # of all chunks, once they are sorted
+    n_events = await services.events.last_seq()
+    is_first = True
     # Two of the three indexes of the events begin with the user. In this order a commit changes a
     # few of their pages; in that of a log it would change one a row, ever more as they grow.
-    ordered = map(_events, by_user(batches, EVENTS_A_COMMIT, stop))
-    async with aclosing(_read_ahead(ordered, stop)) as ahead:
+    ordered = map(_events, by_user(batches, EVENTS_A_COMMIT, stop, n_rows.append))
+    async with AsyncExitStack() as index, aclosing(_read_ahead(ordered, stop)) as ahead:
         async for events in ahead:
             if known:
                 result = await services.events.import_rows(events_of(events))
             else:
-                result = await services.events.import_new(events)
+                if len(item_ids) > MAX_ITEM_IDS:
+                    item_ids.clear()
+                result = await services.events.import_new(events, item_ids)
             known = result.duplicates > events.num_rows // 2
             report.accepted += result.accepted
             report.duplicates += result.duplicates
             report.bad += result.conflicts
             on_stored(events.num_rows)
+            if is_first and not known and n_rows[0] >= max(MIN_ROWS_WITHOUT_INDEX, n_events):
+                await index.enter_async_context(services.events.item_index.put_off(on_index))
+            is_first = False
+    await services.events.item_index.mend()  # that an import which was killed has left behind
     return report
 
 

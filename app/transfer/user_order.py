@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +23,10 @@ NUMBER = "number"
 
 
 def by_user(
-    batches: Iterable[pa.RecordBatch], chunk_rows: int, stop: threading.Event
+    batches: Iterable[pa.RecordBatch],
+    chunk_rows: int,
+    stop: threading.Event,
+    on_sorted: Callable[[int], None] = lambda n: None,
 ) -> Iterator[pa.Table]:
     """Yield all rows ordered by user, with the place of each in the data set as a further column.
 
@@ -35,6 +38,7 @@ def by_user(
         batches: the rows, which have a column ``user``.
         chunk_rows: the rows of each table but the last.
         stop: once it is set, nothing more is read or yielded.
+        on_sorted: called with the number of all rows before the first are yielded.
 
     Raises:
         DataError: the file cannot be written.
@@ -46,7 +50,10 @@ def by_user(
                 file.flush()
                 # It closes with the last table that refers to it.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                yield from _chunks(_merged(mapped, starts, chunk_rows), chunk_rows, stop)
+                data = pa.py_buffer(mapped)
+                runs = [pa.ipc.open_stream(data.slice(start)).read_all() for start in starts]
+                on_sorted(sum(run.num_rows for run in runs))
+                yield from _chunks(_merged(runs, chunk_rows), chunk_rows, stop)
     except OSError as error:  # a full disk, above all
         raise DataError(f"the rows cannot be sorted on disk: {error}") from None
 
@@ -91,14 +98,12 @@ def _write(file: IO[bytes], run: pa.Table) -> int:
     return start
 
 
-def _merged(mapped: mmap.mmap, starts: list[int], chunk_rows: int) -> Iterator[pa.Table]:
+def _merged(runs: list[pa.Table], chunk_rows: int) -> Iterator[pa.Table]:
     """Yield the rows of all runs in order, in tables of any size up to ``chunk_rows``.
 
     Each turn takes the users up to a bound, of which no run has more than its share of a chunk
     below it. A user who has more rows needs no sorting: they are taken run by run.
     """
-    data = pa.py_buffer(mapped)
-    runs = [pa.ipc.open_stream(data.slice(start)).read_all() for start in starts]
     users = [run["user"].chunk(0) for run in runs]  # of the file's memory; a run is one batch
     places = [0] * len(runs)
     share = max(chunk_rows // len(runs), 1)

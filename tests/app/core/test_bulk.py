@@ -92,7 +92,7 @@ def test_imported_rows_are_stored_unchanged(
 
     async def round_trip(rows: list[NewEvent]) -> list[NewEvent]:
         if way == "columns":
-            result = await service.import_new(columns_of(rows))
+            result = await service.import_new(columns_of(rows), {})
         else:
             result = await service.import_rows(rows)
         assert (result.accepted, result.duplicates, result.conflicts) == (len(rows), 0, 0)
@@ -165,7 +165,7 @@ async def test_copy_and_insert_give_the_same_results(
     assert (profile.last_seq, profile.seqs.tolist()) == (n, [n])
     for again_all in (
         await services.events.import_rows(rows),
-        await services.events.import_new(columns_of(rows)),
+        await services.events.import_new(columns_of(rows), {}),
     ):
         assert (again_all.accepted, again_all.duplicates) == (0, n)
     if services.database.dialect == "postgresql":

@@ -1,0 +1,167 @@
+"""The index of events by item: put off during a large import, and made good after a killed one.
+
+Rows are stored user by user, so that the items of a commit lie all over this index: of the indexes
+of the events it alone costs more with every row. It only makes queries faster; none needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from app.core.database import AWAY, BULK_CHECKPOINT_PAGES, Database
+from app.core.logging import get_logger
+from app.core.settings import normalise_database_url
+from app.events.tables import events
+
+log = get_logger(__name__)
+
+CHECK_SECONDS = 60.0
+# Any number will do that no other advisory lock of the service has.
+_ADVISORY_LOCK = 7_236_002
+_BUILD_MEMORY = "256MB"
+
+_INDEX = next(index for index in events.indexes if index.name == "ix_events_item_id_user_id")
+NAME = str(_INDEX.name)
+_ON = f"{NAME} ON {events.name} ({', '.join(column.name for column in _INDEX.columns)})"
+_EXISTS = {
+    "sqlite": "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = :name)",
+    # An interrupted build leaves one that is not valid.
+    "postgresql": "SELECT EXISTS "
+    "(SELECT FROM pg_index WHERE indexrelid = to_regclass(:name) AND indisvalid)",
+}
+
+
+class ItemIndex:
+    """Drops and builds the index. One process at a time does, and its death frees the others."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def exists(self) -> bool:
+        """Return whether the index is there and whole."""
+        query = sa.text(_EXISTS[self._database.dialect])
+        return bool((await self._database.fetch(query, {"name": NAME}))[0][0])
+
+    @asynccontextmanager
+    async def put_off(self, on_build: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Work without the index while this lasts; it is built at the end, after ``on_build``.
+
+        After an error it stays missing until `mend`. While another process has put it off already,
+        this does nothing.
+        """
+        async with self._alone() as conn:
+            if conn is None:
+                yield
+                return
+            await self._drop(conn)
+            try:
+                yield
+            except BaseException:
+                log.warning("events have no index by item until `ncr db upgrade` or `ncr import`")
+                raise
+            on_build()
+            await self._build(conn)
+
+    async def mend(self) -> bool:
+        """Build the index if it is missing, unless another process has put it off.
+
+        Returns:
+            Whether it was built.
+        """
+        if await self.exists():
+            return False
+        async with self._alone() as conn:
+            if conn is None or await self.exists():
+                return False
+            log.warning("events have no index by item: it is built now")
+            await self._build(conn)
+            log.info("events have their index by item again")
+            return True
+
+    async def keep(self) -> None:
+        """Mend the index whenever it is missing, as after an import that was killed."""
+        while True:
+            try:
+                await self.mend()
+            except AWAY as error:
+                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+                log.warning("events have no index by item, trying again", reason=reason)
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def _drop(self, conn: AsyncConnection | _Nobody) -> None:
+        if isinstance(conn, AsyncConnection):
+            await conn.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {NAME}")
+            return
+        async with self._database.write(BULK_CHECKPOINT_PAGES) as writer:
+            await writer.exec_driver_sql(f"DROP INDEX IF EXISTS {NAME}")
+
+    async def _build(self, conn: AsyncConnection | _Nobody) -> None:
+        if isinstance(conn, AsyncConnection):
+            await self._drop(conn)  # what an interrupted build has left
+            await conn.exec_driver_sql(f"SET maintenance_work_mem = '{_BUILD_MEMORY}'")
+            await conn.exec_driver_sql(f"CREATE INDEX CONCURRENTLY {_ON}")
+            return
+        async with self._database.write() as writer:
+            await writer.exec_driver_sql(f"CREATE INDEX IF NOT EXISTS {_ON}")
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[AsyncConnection | _Nobody | None]:
+        """Hold the lock, on PostgreSQL by the given connection; None: another process has it.
+
+        It goes with the process, and on PostgreSQL with what the process has asked for last.
+        """
+        if self._database.dialect == "sqlite":
+            # Not of the database's file: to close that would drop the locks that SQLite has on it.
+            folder = os.open(Path(str(self._database.url.database)).parent, os.O_RDONLY)
+            try:
+                yield _NOBODY if _locked(folder) else None
+            finally:
+                os.close(folder)
+            return
+        async with self._database.read() as conn:
+            # Outside a transaction: an index build waits for the transactions of others.
+            await conn.execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                lock = sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
+                yield conn if await conn.scalar(lock) else None
+            finally:
+                with suppress(*AWAY):
+                    await conn.invalidate()  # frees the lock; nobody gets it with its settings
+
+
+class _Nobody:
+    """In place of a connection: on SQLite a folder is locked."""
+
+
+_NOBODY = _Nobody()
+
+
+def _locked(folder: int) -> bool:
+    """Lock a folder, where the system has such locks, and return whether that succeeded."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network's file system without locks, on which SQLite has no place either
+        return True
+    return True
+
+
+async def mend_at(url: str) -> bool:
+    """`ItemIndex.mend` the database at ``url``."""
+    database = Database(normalise_database_url(url))
+    try:
+        return await ItemIndex(database).mend()
+    finally:
+        await database.close()
