@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -82,13 +83,14 @@ async def run_import(
     with bar() as progress:
         task = progress.add_task(f"read {source.name}", total=source.total_bytes or None)
         storing = progress.add_task("store, by user", total=None)
+        indexing = progress.add_task("index by item", total=None, visible=False)
         report = await import_source(
             services,
             source,
             on_bad=bad_rows,
             on_bytes=lambda n: progress.advance(task, n),
             on_stored=lambda n: progress.advance(storing, n),
-            on_index=lambda: progress.add_task("index by item", total=None),
+            on_index=partial(progress.update, indexing, visible=True),
         )
         progress.update(storing, completed=report.good, total=report.good)
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
