@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.tables import RowId, metadata
+from app.core.tables import Json, RowId, metadata, prefix_index
 
 users = sa.Table(
     "users",
@@ -14,6 +14,8 @@ users = sa.Table(
     # The seq of the user's last change, which is in every cache key about the user.
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("attributes", Json, nullable=False, server_default="{}"),
+    prefix_index("users"),
     # An id is never reused: a cache that still holds it must not show another user.
     sqlite_autoincrement=True,
 )

@@ -340,6 +340,14 @@ class RejectedRow(TypedDict):
     detail: str
 
 
+class RejectedUser(TypedDict):
+    """A rejected user, by its index in the list."""
+
+    index: int
+    code: str
+    detail: str
+
+
 class SimilarItem(TypedDict):
     """An item that is like another."""
 
@@ -361,3 +369,25 @@ class TokenOut(TypedDict):
 
     token: str
     expires_at: str
+
+
+class UserOut(TypedDict):
+    """A user."""
+
+    id: str
+    attributes: dict[str, Any]
+    created_at: str
+
+
+class UserPage(TypedDict):
+    """A page of users."""
+
+    items: list[UserOut]
+    next_cursor: str | None
+
+
+class UsersAnswer(TypedDict):
+    """The outcome of the rows of `POST /users`."""
+
+    accepted: int
+    rejected: list[RejectedUser]

@@ -239,6 +239,37 @@ class AsyncClient:
         async for row in self._pages(path("/users/{}/events", user), {"n": n}):
             yield cast(answers.EventOut, row)
 
+    # Who they are
+
+    async def post_users(self, users: Sequence[Mapping[str, Any]]) -> answers.UsersAnswer:
+        """Describes users: ``id``, ``attributes``."""
+        return cast(answers.UsersAnswer, await self._send("POST", "/users", body=list(users)))
+
+    async def put_user(
+        self, user: str, *, attributes: dict[str, Any] | None = None
+    ) -> answers.UserOut:
+        """Describes a user; without attributes there are none afterwards."""
+        body = without_none({"attributes": attributes})
+        return cast(answers.UserOut, await self._send("PUT", path("/users/{}", user), body=body))
+
+    async def patch_user(
+        self, user: str, *, attributes: dict[str, Any] | EllipsisType | None = ...
+    ) -> answers.UserOut:
+        """Adds to the user's attributes; one that is None is removed, and None removes all."""
+        body = without_unset({"attributes": attributes})
+        return cast(answers.UserOut, await self._send("PATCH", path("/users/{}", user), body=body))
+
+    async def get_user(self, user: str) -> answers.UserOut:
+        """A user's attributes."""
+        return cast(answers.UserOut, await self._send("GET", path("/users/{}", user)))
+
+    async def users(
+        self, n: int = 100, prefix: str | None = None
+    ) -> AsyncIterator[answers.UserOut]:
+        """All users, or those whose id begins with ``prefix``, newest first, ``n`` a request."""
+        async for row in self._pages("/users", without_none({"n": n, "prefix": prefix})):
+            yield cast(answers.UserOut, row)
+
     async def delete_user(self, user: str) -> None:
         """Erases a user and all that they did."""
         await self._send("DELETE", path("/users/{}", user))
@@ -287,10 +318,11 @@ class AsyncClient:
         return cast(answers.ItemOut, await self._send("GET", path("/items/{}", item)))
 
     async def items(
-        self, n: int = 100, category: str | None = None
+        self, n: int = 100, category: str | None = None, prefix: str | None = None
     ) -> AsyncIterator[answers.ItemOut]:
-        """All items, ``n`` a request."""
-        async for row in self._pages("/items", without_none({"n": n, "category": category})):
+        """All items, or those of a category or whose id begins with ``prefix``, ``n`` a request."""
+        query = without_none({"n": n, "category": category, "prefix": prefix})
+        async for row in self._pages("/items", query):
             yield cast(answers.ItemOut, row)
 
     async def delete_item(self, item: str) -> None:

@@ -87,12 +87,14 @@ def test_every_route_but_those_for_probes_knows_its_query_parameters(application
                 ),
                 *("GET /items", "GET /items/{item}", "GET /items/{item}/similar", "GET /metrics"),
                 *("GET /users/{user}/events", "GET /users/{user}/questions"),
+                *("GET /users", "GET /users/{user}"),
             },
         ),
         (
             Role.INGEST,
             {
                 *("POST /events", "DELETE /events/{event_id}", "POST /preferences", "POST /items"),
+                *("POST /users", "PUT /users/{user}", "PATCH /users/{user}"),
                 *("PUT /items/{item}", "PATCH /items/{item}", "DELETE /items/{item}"),
             },
         ),
@@ -132,9 +134,12 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
                 "GET /items/a%2Fb/similar",
             ],
         ),
-        (Role.HISTORY, ["GET /users/u/events"]),
+        (Role.HISTORY, ["GET /users/u/events", "GET /users", "GET /users/u"]),
         (Role.METRICS, ["GET /metrics"]),
-        (Role.EVENTS, ["POST /events", "POST /preferences"]),
+        (
+            Role.EVENTS,
+            ["POST /events", "POST /preferences", "POST /users", "PUT /users/u", "PATCH /users/u"],
+        ),
         (Role.DELETE, ["DELETE /events/e"]),
         (Role.CATALOG, ["POST /items", "PUT /items/i", "PATCH /items/i", "DELETE /items/i"]),
         (Role.ERASE, ["DELETE /users/u"]),
@@ -142,7 +147,7 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
         # Requests that no route takes need a role, too.
         (
             Role.RECOMMEND,
-            ["GET /docs", "GET /no/such/route", "OPTIONS /events", "HEAD /items", "GET /users/u"],
+            ["GET /docs", "GET /no/such/route", "OPTIONS /events", "HEAD /items", "GET /users/u/x"],
         ),
         (Role.CATALOG, ["BREW /items", "POST /items/i/similar"]),
         (Role.EVENTS, ["PUT /events/e"]),
@@ -154,7 +159,7 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
                 "POST /compare/x",
                 "POST /recommend/x",
                 "POST /recommend/batch/x",
-                "PATCH /users/u",
+                "PATCH /users/u/x",
                 "DELETE /metrics",
                 "OPTIONS /admin/jobs",
                 "GET /admin/nothing",
