@@ -122,7 +122,9 @@ async def build_services(
         redis.start()
     jobs = JobService(database, settings, models.serving)
     keys = KeyService(database)
-    users = UserService(database)
+    users = UserService(
+        database, announce=lambda: announce("events"), on_merge=[trials.merge_users]
+    )
     return Services(settings, database, catalog, events, users, models, jobs, keys, trials, redis)
 
 

@@ -1,10 +1,11 @@
-"""HTTP routes of users: who they are. No token opens them: attributes are not the browser's."""
+"""HTTP routes of users. No token opens them: what is noted about a user is not the page's."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, status
+from pydantic import ValidationError
 from starlette.responses import Response
 
 from app.core.access import Role, access
@@ -17,10 +18,22 @@ from app.core.requests import (
     StrictQuery,
     datetime_of,
     decode_cursor,
+    invalid_body,
     next_cursor,
     read_json,
+    text_problem,
 )
-from app.events.user_schemas import RejectedUser, User, UserIn, UserOut, UserPage, UsersAnswer
+from app.core.security import caller_of, role_missing
+from app.events.user_schemas import (
+    MergeIn,
+    MergeOut,
+    RejectedUser,
+    User,
+    UserIn,
+    UserOut,
+    UserPage,
+    UsersAnswer,
+)
 from app.events.user_service import UserService
 
 router = APIRouter(tags=["users"], route_class=StrictQuery)
@@ -114,3 +127,34 @@ async def put_user(user: PathId, request: Request, response: Response, service: 
 async def patch_user(user: PathId, request: Request, service: Service) -> UserOut:
     """Missing attributes keep their values. An attribute set to null is removed."""
     return _user_out(await service.patch(user, await read_json(request)))
+
+
+@router.post(
+    "/users/{user}/merge",
+    summary="Merge a user into another",
+    responses=problem_responses(400, 404, 409, 413, 415, 422),
+    openapi_extra=_body(MergeIn.model_json_schema()),
+)
+@access(Role.DELETE)
+async def merge_user(user: PathId, request: Request, service: Service) -> MergeOut:
+    """For a visitor who logs in. Events and preferences move, and the user is gone.
+
+    Needs the role `events` too. Sent again, it changes nothing and has the same answer. Events and
+    preferences that are posted for the merged user later are those of `into`.
+    """
+    if Role.EVENTS not in caller_of(request).roles:
+        raise role_missing(Role.EVENTS)
+    try:
+        into = MergeIn.model_validate(await read_json(request), strict=True).into
+    except ValidationError as error:
+        raise invalid_body(error) from None
+    if (problem := text_problem(into)) is not None:
+        raise Unprocessable(f"into {problem}", code="invalid_id")
+    merged = await service.merge(user, into)
+    return MergeOut(
+        id=user,
+        into=merged.into,
+        events=merged.events,
+        preferences=merged.preferences,
+        last_seq=merged.last_seq,
+    )

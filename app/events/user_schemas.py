@@ -71,11 +71,41 @@ class RejectedUser(BaseModel):
     detail: str
 
 
+class MergeIn(BaseModel):
+    """Whom a user is to be merged into."""
+
+    model_config = {"extra": "forbid"}
+
+    into: Id = Field(description="The user who has the events and preferences afterwards.")
+
+
+class MergeOut(BaseModel):
+    """What a merge has moved."""
+
+    id: str
+    into: str
+    events: int
+    preferences: int
+    last_seq: int = Field(description="For `min_seq`: a list of `into` that takes in what moved.")
+
+
 class UsersAnswer(BaseModel):
     """The outcome of the rows of `POST /users`."""
 
     accepted: int
     rejected: list[RejectedUser]
+
+
+class Merged(NamedTuple):
+    """A user who was merged into another, and what was moved."""
+
+    into_id: int
+    """The internal id."""
+    into: str
+    """The client's id."""
+    events: int
+    preferences: int
+    last_seq: int
 
 
 def parse_user(

@@ -1,4 +1,4 @@
-"""Attributes of users, and indexes for ids that begin with a prefix."""
+"""Attributes of users, merged users, and indexes for ids that begin with a prefix."""
 
 from __future__ import annotations
 
@@ -30,10 +30,28 @@ def upgrade() -> None:
                 postgresql_ops={"external_id": "text_pattern_ops"},
             )
     op.add_column("users", sa.Column("attributes", JSON, nullable=False, server_default="{}"))
+    op.create_table(
+        "user_aliases",
+        sa.Column("external_id", sa.Text, nullable=False),
+        sa.Column("user_id", sa.BigInteger, nullable=False),
+        sa.Column("first_seq", sa.BigInteger, nullable=False),
+        sa.Column("seq", sa.BigInteger, nullable=False),
+        sa.Column("events", sa.BigInteger, nullable=False),
+        sa.Column("preferences", sa.BigInteger, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("external_id", name="pk_user_aliases"),
+        # The version before erases users without a thought of these rows.
+        sa.ForeignKeyConstraint(
+            ["user_id"], ["users.id"], name="fk_user_aliases_user_id", ondelete="CASCADE"
+        ),
+    )
+    op.create_index("ix_user_aliases_user_id_seq", "user_aliases", ["user_id", "seq"])
+    op.create_index("ix_user_aliases_seq", "user_aliases", ["seq"])
 
 
 def downgrade() -> None:
     """Revert this revision."""
+    op.drop_table("user_aliases")
     op.drop_column("users", "attributes")
     if op.get_context().dialect.name == "postgresql":
         for table in PREFIXED:

@@ -193,6 +193,16 @@ class JobProgress(TypedDict):
     eta_s: float | None
 
 
+class MergeOut(TypedDict):
+    """What a merge has moved."""
+
+    id: str
+    into: str
+    events: int
+    preferences: int
+    last_seq: int
+
+
 class ModelDetail(TypedDict):
     """A model version with its activations and click-through."""
 

@@ -270,6 +270,11 @@ class AsyncClient:
         async for row in self._pages("/users", without_none({"n": n, "prefix": prefix})):
             yield cast(answers.UserOut, row)
 
+    async def merge_user(self, user: str, into: str) -> answers.MergeOut:
+        """Gives all that a visitor did to the user who has logged in; once, however often sent."""
+        answer = await self._send("POST", path("/users/{}/merge", user), body={"into": into})
+        return cast(answers.MergeOut, answer)
+
     async def delete_user(self, user: str) -> None:
         """Erases a user and all that they did."""
         await self._send("DELETE", path("/users/{}", user))
