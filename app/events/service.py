@@ -40,6 +40,7 @@ from app.events.schemas import (
     parse_event,
     parse_preference,
 )
+from app.events.window_counts import WindowCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,6 +85,7 @@ class EventService:
         self.event_weights = EventWeights.from_settings(settings)
         self._repository = EventRepository(database, self.event_weights)
         self.item_index = ItemIndex(database)
+        self._windows = WindowCounts(database, self.event_weights)
         self._adopters = AdopterRepository(database, self.event_weights)
         self._preference_writes = ConcurrencyLimiter(
             MAX_PREFERENCE_WRITES,
@@ -326,6 +328,10 @@ class EventService:
     async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
         """Return a seq, and ``(item, users with a positive event)`` up to it, in no order."""
         return await self._repository.popularity()
+
+    async def users_by_item(self, since: int, split: int, until: int) -> list[tuple[int, int, int]]:
+        """Count the users of items in two windows of time, see `WindowCounts.users_by_item`."""
+        return await self._windows.users_by_item(since, split, until)
 
     async def co_occurrences(
         self, item_id: int, max_users: int

@@ -9,10 +9,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.catalog.schemas import attributes_problem
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
+from app.core.requests import in_turn
 from app.core.tables import EVENT_SEQ, next_values
 from app.events.user_repository import UserRepository
 from app.events.user_schemas import Merged, NewUser, User, UserProblem, parse_user
 
+MAX_ROWS_AT_ONCE = 1_000  # of a client, validated before other requests have a turn
 MAX_MERGED_ROWS = 50_000
 """Events, and preferences, of a user who can be merged: what one transaction moves in seconds."""
 
@@ -87,14 +89,10 @@ class UserService:
         self, rows: Sequence[object]
     ) -> tuple[int, list[tuple[int, UserProblem]]]:
         """Create or replace the valid users; return their number, and the others' problems."""
-        valid: list[tuple[int, NewUser]] = []
-        rejected: list[tuple[int, UserProblem]] = []
-        for index, row in enumerate(rows):
-            user = parse_user(row)
-            if isinstance(user, NewUser):
-                valid.append((index, user))
-            else:
-                rejected.append((index, user))
+        if len(rows) > MAX_ROWS_AT_ONCE:
+            valid, rejected = await in_turn(_parsed, rows)
+        else:
+            valid, rejected = _parsed(rows)
         merged = await self._upsert({user.id: user for _, user in valid})
         problem = UserProblem("merged_user", _was_merged().detail)
         rejected += [(index, problem) for index, user in valid if user.id in merged]
@@ -193,6 +191,21 @@ class UserService:
         while rows := await self._repository.described_in_order(after, chunk_size):
             yield [user for _, user in rows]
             after = rows[-1][0]
+
+
+def _parsed(
+    rows: Sequence[object],
+) -> tuple[list[tuple[int, NewUser]], list[tuple[int, UserProblem]]]:
+    """Return the valid rows and the problems of the others, each with its index."""
+    valid: list[tuple[int, NewUser]] = []
+    rejected: list[tuple[int, UserProblem]] = []
+    for index, row in enumerate(rows):
+        user = parse_user(row)
+        if isinstance(user, NewUser):
+            valid.append((index, user))
+        else:
+            rejected.append((index, user))
+    return valid, rejected
 
 
 def _repeated(done: Merged | None, external_id: str, into: str, target_id: int | None) -> Merged:

@@ -260,6 +260,22 @@ class PinOut(TypedDict):
     pinned: bool
 
 
+class PopularItem(TypedDict):
+    """A popular item."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int
+
+
+class PopularItems(TypedDict):
+    """The answer of `GET /popular`."""
+
+    window: str | None
+    items: list[PopularItem]
+
+
 class PreferenceAnswer(TypedDict):
     """The seq of a stored preference, in the order of all events and preferences."""
 
@@ -379,6 +395,23 @@ class TokenOut(TypedDict):
 
     token: str
     expires_at: str
+
+
+class TrendingItem(TypedDict):
+    """An item on the rise."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int
+    users_before: int
+
+
+class TrendingItems(TypedDict):
+    """The answer of `GET /trending`."""
+
+    window: str
+    items: list[TrendingItem]
 
 
 class UserOut(TypedDict):

@@ -168,6 +168,20 @@ class AsyncClient:
         answer = await self._send("GET", path("/items/{}/similar", item), {"n": n})
         return cast(answers.SimilarItems, answer)
 
+    async def popular(
+        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+    ) -> answers.PopularItems:
+        """The items with the most users, of all time or of a ``window`` such as 6h or 7d."""
+        query = without_none({"n": n, "window": window, "category": category})
+        return cast(answers.PopularItems, await self._send("GET", "/popular", query))
+
+    async def trending(
+        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+    ) -> answers.TrendingItems:
+        """The items with more users than in the ``window`` before: a day, or such as 6h or 7d."""
+        query = without_none({"n": n, "window": window, "category": category})
+        return cast(answers.TrendingItems, await self._send("GET", "/trending", query))
+
     async def questions(self, user: str, n: int = 5) -> answers.Questions:
         """Pairs of items to ask the user about: their answers go to ``prefer``."""
         answer = await self._send("GET", path("/users/{}/questions", user), {"n": n})

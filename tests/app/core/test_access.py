@@ -87,7 +87,7 @@ def test_every_route_but_those_for_probes_knows_its_query_parameters(application
                 ),
                 *("GET /items", "GET /items/{item}", "GET /items/{item}/similar", "GET /metrics"),
                 *("GET /users/{user}/events", "GET /users/{user}/questions"),
-                *("GET /users", "GET /users/{user}"),
+                *("GET /users", "GET /users/{user}", "GET /popular", "GET /trending"),
             },
         ),
         (
@@ -133,6 +133,8 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
                 "POST /rerank",
                 "POST /compare",
                 "GET /items/a%2Fb/similar",
+                "GET /popular",
+                "GET /trending",
             ],
         ),
         (Role.HISTORY, ["GET /users/u/events", "GET /users", "GET /users/u"]),

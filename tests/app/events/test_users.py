@@ -113,6 +113,9 @@ async def test_a_list_has_a_verdict_for_each_row(client: httpx2.AsyncClient) -> 
     ]  # fmt: skip
     assert (await client.get("/users/a")).json()["attributes"] == {"n": 2}
     assert await listed(client, "/users") == ["b", "a"]
+    many = [{"id": f"many-{n}"} for n in range(1_500)] + [{"id": 5}]
+    answer = (await client.post("/users", json=many)).json()
+    assert (answer["accepted"], [row["index"] for row in answer["rejected"]]) == (1_500, [1_500])
     assert (await client.post("/users", json={"id": "a"})).status_code == 422
     too_many = await client.post("/users", json=[{"id": "a"}] * 10_001)
     assert (too_many.status_code, too_many.json()["code"]) == (413, "too_many_users")
