@@ -36,6 +36,7 @@ from app.core.security import RATE_LIMIT_HEADERS, NoKeys, RateLimiter, Security
 from app.core.settings import Settings
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics, GroupCommitMetrics
+from app.events.user_endpoints import router as users_router
 from app.inference.loaded_model import LoadedModel
 from app.inference.metrics import CacheMetrics, InferenceMetrics
 from app.jobs.endpoints import router as jobs_router
@@ -54,6 +55,7 @@ DESCRIPTION = "Record what users do, and recommend what they may like next."
 TAGS = [
     {"name": "recommend", "description": "Recommendations for users."},
     {"name": "events", "description": "Events, preferences and histories of users."},
+    {"name": "users", "description": "Users and their attributes."},
     {"name": "catalog", "description": "Items that can be recommended."},
     {"name": "jobs", "description": "Training jobs."},
     {"name": "models", "description": "Trained model versions, and which of them is served."},
@@ -70,6 +72,7 @@ ROUTERS = (
     list_router,  # first: no other route has as many requests
     recommend_router,
     events_router,
+    users_router,
     catalog_router,
     jobs_router,
     models_router,

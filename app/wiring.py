@@ -21,6 +21,7 @@ from app.events.click_attribution import ClickAttribution
 from app.events.event_weights import EventWeights
 from app.events.group_commit import CommitObserver, ignore_commit
 from app.events.service import EventService
+from app.events.user_service import UserService
 from app.jobs.service import JobService
 from app.keys.service import KeyService
 from app.registry.retention import RetentionRule
@@ -37,6 +38,7 @@ class Services:
     database: Database
     catalog: CatalogService
     events: EventService
+    users: UserService
     models: ModelRegistry
     jobs: JobService
     keys: KeyService
@@ -120,7 +122,10 @@ async def build_services(
         redis.start()
     jobs = JobService(database, settings, models.serving)
     keys = KeyService(database)
-    return Services(settings, database, catalog, events, models, jobs, keys, trials, redis)
+    users = UserService(
+        database, announce=lambda: announce("events"), on_merge=[trials.merge_users]
+    )
+    return Services(settings, database, catalog, events, users, models, jobs, keys, trials, redis)
 
 
 async def _redis_client(settings: Settings, database: Database) -> RedisClient | None:

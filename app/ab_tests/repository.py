@@ -141,6 +141,12 @@ class ABTestRepository:
         """Deletes a user's impressions in the caller's transaction."""
         await conn.execute(impressions.delete().where(impressions.c.user_id == user_id))
 
+    async def merge_users(self, conn: AsyncConnection, user_id: int, into: int) -> None:
+        """Gives a user's impressions to another in the caller's transaction."""
+        await conn.execute(
+            impressions.update().where(impressions.c.user_id == user_id).values(user_id=into)
+        )
+
     async def count_lists(self, version: str) -> int:
         """The number of lists that a version served."""
         rows = await self.database.fetch(

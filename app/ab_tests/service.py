@@ -250,6 +250,10 @@ class ABTestService:
         """Deletes a user's impressions, in the transaction that erases the user."""
         await self._repository.erase(conn, user_id)
 
+    async def merge_users(self, conn: AsyncConnection, user_id: int, into: int) -> None:
+        """Gives a user's impressions to another, in the transaction that merges them."""
+        await self._repository.merge_users(conn, user_id, into)
+
     async def _row(self, trial_id: str) -> ABTestRow:
         row = await self._repository.get(trial_id)
         if row is None:

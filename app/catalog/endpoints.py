@@ -12,6 +12,7 @@ from app.catalog.service import CatalogService
 from app.core.access import Role, access
 from app.core.errors import PayloadTooLarge, Unprocessable, problem_responses
 from app.core.requests import (
+    IdPrefix,
     PageCursor,
     PageSize,
     PathId,
@@ -53,9 +54,10 @@ async def list_items(
         list[str] | None,
         Query(description="May repeat: items in any of the categories.", max_length=64),
     ] = None,
+    prefix: IdPrefix = None,
 ) -> ItemPage:
     """Lists hidden items, too, but no deleted ones."""
-    items, next_below = await service.page(decode_cursor(cursor), n, category or [])
+    items, next_below = await service.page(decode_cursor(cursor), n, category or [], prefix)
     return ItemPage(
         items=[_item_out(item) for item in items],
         next_cursor=next_cursor(next_below),

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.catalog.schemas import Item
 from app.catalog.snapshot import CatalogueRow
 from app.catalog.tables import items
-from app.core.bulk import insert_many, one_of
+from app.core.bulk import begins_with, insert_many, one_of
 from app.core.database import Database
 from app.core.tables import now_us
 
@@ -145,9 +145,13 @@ class CatalogRepository:
         rows = await self._database.fetch(sa.select(items.c.id, items.c.external_id).where(wanted))
         return {row[0]: row[1] for row in rows}
 
-    async def page(self, below: int | None, n: int) -> list[tuple[int, Item]]:
+    async def page(
+        self, below: int | None, n: int, prefix: str | None = None
+    ) -> list[tuple[int, Item]]:
         """Return at most ``n`` items below an internal id, newest first, without deleted ones."""
         query = _WITH_ID if below is None else _WITH_ID.where(items.c.id < below)
+        if prefix is not None:
+            query = query.where(begins_with(items.c.external_id, prefix, self._dialect))
         return await self._with_ids(query.order_by(items.c.id.desc()).limit(n))
 
     async def in_order(self, after: int, n: int) -> list[tuple[int, Item]]:

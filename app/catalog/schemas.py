@@ -133,9 +133,8 @@ def parse_item(
     attributes = row.get("attributes", base.attributes if base else None)
     attributes = {} if attributes is None else attributes
     if isinstance(attributes, dict) and base is not None and "attributes" in row:
-        merged = {**base.attributes, **attributes} if row["attributes"] is not None else {}
-        attributes = {key: value for key, value in merged.items() if value is not None}
-    if (problem := _attributes_problem(attributes)) is not None:
+        attributes = patched_attributes(base.attributes, row["attributes"])
+    if (problem := attributes_problem(attributes)) is not None:
         return ItemProblem("invalid_attributes", f"attributes {problem}")
     return Item(new_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes)
 
@@ -157,7 +156,14 @@ def _categories_problem(categories: Any) -> str | None:
     return None
 
 
-def _attributes_problem(attributes: Any) -> str | None:
+def patched_attributes(base: dict[str, Any], change: dict[str, Any] | None) -> dict[str, Any]:
+    """Apply a merge patch: an attribute set to null goes, and all go where the change is null."""
+    merged = {} if change is None else {**base, **change}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+def attributes_problem(attributes: Any) -> str | None:
+    """Return why attributes of an item or a user are invalid; None if they are valid."""
     if not isinstance(attributes, dict):
         return "must be an object"
     try:

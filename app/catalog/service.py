@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.repository import CatalogRepository
@@ -187,7 +189,7 @@ class CatalogService:
         return len(new)
 
     async def page(
-        self, below: int | None, n: int, categories: Sequence[str]
+        self, below: int | None, n: int, categories: Sequence[str], prefix: str | None = None
     ) -> tuple[list[Item], int | None]:
         """Return a page of items, newest first, without deleted ones.
 
@@ -195,6 +197,7 @@ class CatalogService:
             below: only items below this internal id.
             n: the size of the page.
             categories: only items in any of these; all items without them.
+            prefix: only items whose id begins with this.
 
         Returns:
             The items, and ``below`` of the next page; None after the last page.
@@ -202,12 +205,24 @@ class CatalogService:
         if categories:
             catalogue = await self.catalogue()
             ids = np.flatnonzero(catalogue.mask(categories))
-            ids = (ids if below is None else ids[ids < below])[::-1][: n + 1]
-            rows = await self._repository.by_ids(ids.tolist())
+            ids = (ids if below is None else ids[ids < below])[::-1]
+            if prefix is not None:
+                # A category may have all items of a large catalogue.
+                ids = await asyncio.to_thread(_begin_with, prefix, ids, catalogue, n + 1)
+            rows = await self._repository.by_ids(ids[: n + 1].tolist())
         else:
-            rows = await self._repository.page(below, n + 1)
+            rows = await self._repository.page(below, n + 1, prefix)
         next_below = rows[n - 1][0] if len(rows) > n else None
         return [item for _, item in rows[:n]], next_below
+
+
+def _begin_with(
+    prefix: str, ids: NDArray[np.int64], catalogue: Catalogue, n: int
+) -> NDArray[np.int64]:
+    """Return the first ``n`` of the items whose client's ids begin with the prefix."""
+    names = catalogue.external_ids
+    found = (item for item in ids.tolist() if names[item].startswith(prefix))
+    return np.fromiter(islice(found, n), np.int64)
 
 
 def _existing(item: Item | None) -> Item:

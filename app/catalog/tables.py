@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.tables import Json, RowId, metadata
+from app.core.tables import Json, RowId, metadata, prefix_index
 
 items = sa.Table(
     "items",
@@ -24,5 +24,6 @@ items = sa.Table(
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
     sa.Index("ix_items_seq", "seq"),
+    prefix_index("items"),
     sqlite_autoincrement=True,
 )

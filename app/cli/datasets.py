@@ -75,7 +75,7 @@ async def run_import(
     services: Services, path: Path, format_: Format, columns: Columns
 ) -> ImportReport:
     """Imports with a progress bar and says what came of it."""
-    from app.transfer.import_data import import_preferences, import_source
+    from app.transfer.import_data import import_preferences, import_source, import_users
     from ncr_core.data.readers import open_source
 
     source = open_source(path, format_, columns)
@@ -94,6 +94,7 @@ async def run_import(
         )
         progress.update(storing, completed=report.good, total=report.good)
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
+    users = await import_users(services, path, on_bad=bad_rows)
     preferences = await import_preferences(services, path, on_bad=bad_rows)
     if bad_rows.count > MAX_SHOWN:
         console.print(f"… and {bad_rows.count - MAX_SHOWN:,} more bad rows")
@@ -101,6 +102,8 @@ async def run_import(
         f"{report.accepted:,} events added, {report.duplicates:,} already there, "
         f"{report.items:,} items described, {bad_rows.summary()}"
     )
+    if users:
+        typer.echo(f"{users:,} users described")
     if preferences.accepted or preferences.duplicates:
         typer.echo(
             f"{preferences.accepted:,} preferences added, {preferences.duplicates:,} already there"

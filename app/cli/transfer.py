@@ -104,7 +104,7 @@ def export(
     directory: Annotated[Path, typer.Argument(help="The folder to write to.")],
     user: Annotated[str | None, typer.Option(help="Only what this user did and said.")] = None,
 ) -> None:
-    """Export events, items and preferences as files that `ncr import` and others can read."""
+    """Export events, items, users and preferences as files that `ncr import` can read."""
 
     async def work(services: Services) -> ExportReport:
         from app.transfer.export import export as write_export
@@ -115,7 +115,8 @@ def export(
     report = with_services(work, reads=True)
     items = "" if user is not None else f" and {report.items:,} items"
     preferences = f", {report.preferences:,} preferences" if report.preferences else ""
-    typer.echo(f"{directory}: {report.events:,} events{items}{preferences}")
+    users = f", {report.users:,} described users" if report.users else ""
+    typer.echo(f"{directory}: {report.events:,} events{items}{preferences}{users}")
 
 
 def _some(names: list[str]) -> str:

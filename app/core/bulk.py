@@ -59,6 +59,16 @@ def each_of(parameter: sa.BindParameter[str], dialect: str) -> sa.TableValuedAli
     return texts.table_valued("value").render_derived()
 
 
+def begins_with(column: sa.ColumnElement[str], prefix: str, dialect: str) -> sa.ColumnElement[bool]:
+    """The condition that an id begins with a prefix, in the form that an index serves.
+
+    SQLite's LIKE ignores the case. An id has at most 256 bytes: 64 of the highest character.
+    """
+    if dialect == "sqlite":
+        return column.between(prefix, prefix + "\U0010ffff" * 64)
+    return column.startswith(prefix, autoescape=True)
+
+
 class _JsonbText(sa.types.UserDefinedType[str]):
     """jsonb that is already serialised."""
 

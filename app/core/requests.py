@@ -303,6 +303,20 @@ PathId = Annotated[
 ]
 """A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
 
+
+def _valid_prefix(prefix: str | None) -> str | None:
+    if prefix and (problem := text_problem(prefix)) is not None:
+        raise Unprocessable(f"prefix {problem}", code="invalid_prefix")
+    return prefix or None
+
+
+IdPrefix = Annotated[
+    Annotated[str, Field(json_schema_extra={"maxLength": MAX_ID_BYTES, "pattern": NO_NUL})] | None,
+    AfterValidator(_valid_prefix),
+    Query(description="Only those whose id begins with this, in the same case."),
+]
+"""A query parameter for the beginning of ids; None where it is left out or empty."""
+
 PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
 _CURSOR_QUERY = Query(description="The `next_cursor` of the page before.")
 PageCursor = Annotated[

@@ -32,6 +32,17 @@ Json: sa.types.TypeEngine[Any] = sa.JSON(none_as_null=True).with_variant(
 RowId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """An integer key that the database assigns: on SQLite it must be an INTEGER."""
 
+
+def prefix_index(table: str) -> sa.Index:
+    """The index for ids that begin with a prefix; SQLite's own of unique ids serves for that."""
+    index = sa.Index(
+        f"ix_{table}_external_id_prefix",
+        "external_id",
+        postgresql_ops={"external_id": "text_pattern_ops"},
+    )
+    return index.ddl_if(dialect="postgresql")
+
+
 EVENT_SEQ = "event_seq"
 CATALOG_SEQ = "catalog_seq"
 

@@ -18,7 +18,7 @@ from app.core.database import Database
 from app.core.tables import EVENT_SEQ, current_value, now_us
 from app.events.event_weights import EventWeights
 from app.events.schemas import NewEvent, StoredEvent, StoredPreference
-from app.events.tables import events, preferences, retractions, users
+from app.events.tables import events, preferences, retractions, user_aliases, users, was_moved
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,13 +57,18 @@ class EventRepository:
     async def user_ids(
         self, conn: AsyncConnection, external_ids: Collection[str]
     ) -> dict[str, int]:
-        """Return the internal ids of those of the users who exist."""
-        rows = await conn.execute(
-            sa.select(users.c.external_id, users.c.id).where(
-                one_of(users.c.external_id, external_ids, self._dialect)
-            )
-        )
-        return {row[0]: row[1] for row in rows}
+        """Return the internal ids of those of the users who exist, or of whom they are part."""
+        found: dict[str, int] = {}
+        missing = external_ids
+        for name, user_id in (
+            (users.c.external_id, users.c.id),
+            (user_aliases.c.external_id, user_aliases.c.user_id),
+        ):
+            if missing:
+                query = sa.select(name, user_id).where(one_of(name, missing, self._dialect))
+                found |= {row[0]: row[1] for row in await conn.execute(query)}
+                missing = [one for one in external_ids if one not in found]
+        return found
 
     async def ensure_users(
         self, conn: AsyncConnection, external_ids: Iterable[str]
@@ -219,7 +224,7 @@ class EventRepository:
         return [StoredEvent(*row) for row in await self._database.fetch(query)]
 
     async def events_in_order(
-        self, after: int, until: int, n: int, user_id: int | None
+        self, after: int, until: int, n: int, user_id: int | None, *, moved: bool = False
     ) -> list[tuple[StoredEvent, str]]:
         """Return at most ``n`` events with their users' client ids, in the order of their seq.
 
@@ -228,8 +233,9 @@ class EventRepository:
             until: only events up to this seq.
             n: the number of rows at most.
             user_id: only events of this user; None: of all.
+            moved: only events that have got their seq by a merge of their user.
         """
-        rows = await self._rows_in_order(events, _EVENT, after, until, n, user_id)
+        rows = await self._rows_in_order(events, _EVENT, after, until, n, user_id, moved)
         return [(StoredEvent(*row[:-1]), row[-1]) for row in rows]
 
     async def positive_events(self, seq: int, limit: int) -> list[tuple[int, int, int]]:
@@ -245,7 +251,8 @@ class EventRepository:
     async def new_adoptions(self, seq: int, limit: int) -> list[tuple[int, int, bool]]:
         """Return ``(seq, item, is first)`` of at most ``limit`` positive events after a seq.
 
-        An event is a user's first about an item if no positive event of theirs came before it.
+        An event is a user's first about an item if no positive event of theirs came before it, and
+        if it has not come from a user who was merged: that one was counted for the item.
         """
         new = (
             sa.select(events.c.seq, events.c.user_id, events.c.item_id)
@@ -260,8 +267,9 @@ class EventRepository:
             events.c.seq < new.c.seq,
             self._is_positive,
         )
+        is_first = ~earlier & ~was_moved(new.c.seq)
         rows = await self._database.fetch(
-            sa.select(new.c.seq, new.c.item_id, ~earlier).order_by(new.c.seq)
+            sa.select(new.c.seq, new.c.item_id, is_first).order_by(new.c.seq)
         )
         return [(row[0], row[1], bool(row[2])) for row in rows]
 
@@ -327,10 +335,10 @@ class EventRepository:
         return {(row[0], row[1], row[2], row[3]) for row in rows}
 
     async def preferences_in_order(
-        self, after: int, until: int, n: int, user_id: int | None
+        self, after: int, until: int, n: int, user_id: int | None, *, moved: bool = False
     ) -> list[tuple[StoredPreference, str]]:
         """Return preferences as `events_in_order` returns events."""
-        rows = await self._rows_in_order(preferences, _PREFERENCE, after, until, n, user_id)
+        rows = await self._rows_in_order(preferences, _PREFERENCE, after, until, n, user_id, moved)
         return [(StoredPreference(*row[:-1]), row[-1]) for row in rows]
 
     async def _rows_in_order(
@@ -341,6 +349,7 @@ class EventRepository:
         until: int,
         n: int,
         user_id: int | None,
+        moved: bool,
     ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
         query = (
             sa.select(*columns, users.c.external_id)
@@ -351,6 +360,8 @@ class EventRepository:
         )
         if user_id is not None:
             query = query.where(table.c.user_id == user_id)
+        if moved:
+            query = query.where(was_moved(table.c.seq))
         return await self._database.fetch(query)
 
 

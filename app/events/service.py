@@ -40,6 +40,7 @@ from app.events.schemas import (
     parse_event,
     parse_preference,
 )
+from app.events.window_counts import WindowCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,6 +85,7 @@ class EventService:
         self.event_weights = EventWeights.from_settings(settings)
         self._repository = EventRepository(database, self.event_weights)
         self.item_index = ItemIndex(database)
+        self._windows = WindowCounts(database, self.event_weights)
         self._adopters = AdopterRepository(database, self.event_weights)
         self._preference_writes = ConcurrencyLimiter(
             MAX_PREFERENCE_WRITES,
@@ -208,6 +210,9 @@ class EventService:
     ) -> AsyncIterator[list[tuple[StoredEvent, str, str]]]:
         """Yield all events, or those of a user, in order, up to the last one at the beginning.
 
+        Those that a merge of users has moved beyond it meanwhile come at the end. They come twice,
+        for either user, if they had been yielded before.
+
         Yields:
             Lists of events with the client ids of their user and item.
 
@@ -216,10 +221,14 @@ class EventService:
         """
         user_id = None if external_id is None else await self._find_user(external_id)
         after, until = 0, await self.last_seq()
-        while rows := await self._repository.events_in_order(after, until, chunk_size, user_id):
-            names = await self._catalog.external_ids_of({event.item_id for event, _ in rows})
-            yield [(event, user, names[event.item_id]) for event, user in rows]
-            after = rows[-1][0].seq
+        for moved in (False, True):
+            while rows := await self._repository.events_in_order(
+                after, until, chunk_size, user_id, moved=moved
+            ):
+                names = await self._catalog.external_ids_of({event.item_id for event, _ in rows})
+                yield [(event, user, names[event.item_id]) for event, user in rows]
+                after = rows[-1][0].seq
+            after, until = until, await self.last_seq()
 
     async def last_seq(self) -> int:
         """Return the highest seq given out, to an event, a preference or a deletion."""
@@ -264,16 +273,18 @@ class EventService:
         """Yield stated preferences, as `iter_events` yields events."""
         user_id = None if external_id is None else await self._find_user(external_id)
         after, until = 0, await self.last_seq()
-        while rows := await self._repository.preferences_in_order(
-            after, until, chunk_size, user_id
-        ):
-            item_ids = {item for row, _ in rows for item in (row.winner_id, row.loser_id)}
-            names = await self._catalog.external_ids_of(item_ids)
-            yield [
-                NewPreference(user, names[row.winner_id], names[row.loser_id], row.timestamp)
-                for row, user in rows
-            ]
-            after = rows[-1][0].seq
+        for moved in (False, True):
+            while rows := await self._repository.preferences_in_order(
+                after, until, chunk_size, user_id, moved=moved
+            ):
+                item_ids = {item for row, _ in rows for item in (row.winner_id, row.loser_id)}
+                names = await self._catalog.external_ids_of(item_ids)
+                yield [
+                    NewPreference(user, names[row.winner_id], names[row.loser_id], row.timestamp)
+                    for row, user in rows
+                ]
+                after = rows[-1][0].seq
+            after, until = until, await self.last_seq()
 
     # Users
 
@@ -317,6 +328,10 @@ class EventService:
     async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
         """Return a seq, and ``(item, users with a positive event)`` up to it, in no order."""
         return await self._repository.popularity()
+
+    async def users_by_item(self, since: int, split: int, until: int) -> list[tuple[int, int, int]]:
+        """Count the users of items in two windows of time, see `WindowCounts.users_by_item`."""
+        return await self._windows.users_by_item(since, split, until)
 
     async def co_occurrences(
         self, item_id: int, max_users: int

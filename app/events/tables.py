@@ -1,10 +1,10 @@
-"""Tables of users, events, stated preferences and retractions."""
+"""Tables of users, merged users, events, stated preferences and retractions."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.core.tables import RowId, metadata
+from app.core.tables import Json, RowId, metadata, prefix_index
 
 users = sa.Table(
     "users",
@@ -14,9 +14,35 @@ users = sa.Table(
     # The seq of the user's last change, which is in every cache key about the user.
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("attributes", Json, nullable=False, server_default="{}"),
+    prefix_index("users"),
     # An id is never reused: a cache that still holds it must not show another user.
     sqlite_autoincrement=True,
 )
+
+# Users who were merged into another: what is posted for them later is the other's.
+user_aliases = sa.Table(
+    "user_aliases",
+    metadata,
+    sa.Column("external_id", sa.Text, primary_key=True),
+    sa.Column(
+        "user_id", sa.BigInteger, sa.ForeignKey("users.id", ondelete="CASCADE"), nullable=False
+    ),
+    # What moved has the seqs from the first to before the last, which is that of the retraction.
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("events", sa.BigInteger, nullable=False),
+    sa.Column("preferences", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Index("ix_user_aliases_user_id_seq", "user_id", "seq"),
+    sa.Index("ix_user_aliases_seq", "seq"),
+)
+
+
+def was_moved(seq: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    """Return whether an event or preference has got its seq by a merge of its user."""
+    return sa.exists().where(user_aliases.c.seq > seq, user_aliases.c.first_seq <= seq)
+
 
 _ATTRIBUTED = sa.text("recommendation_id IS NOT NULL")
 

@@ -19,6 +19,7 @@ from app.core.errors import (
 from app.core.middleware import RELEASE_KEY
 from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
 from app.core.security import caller_of, check_user
+from app.recommend.recent_popularity import WINDOW
 from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
@@ -37,11 +38,13 @@ from app.recommend.schemas import (
     CompareBody,
     Comparison,
     Explain,
+    PopularItems,
     Questions,
     Recommendation,
     RecommendationQuery,
     RerankBody,
     SimilarItems,
+    TrendingItems,
     body_of,
     body_schema,
 )
@@ -198,6 +201,55 @@ async def similar(
 ) -> SimilarItems:
     """By the active model; where it does not know the item, by the users who took both up."""
     return await feature.similar.similar(item, n)
+
+
+_Category = Annotated[
+    list[str] | None,
+    Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES),
+]
+_HowMany = Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")]
+_WINDOW = "The last 1h to 24h, or 1d to 30d"
+
+
+@router.get(
+    "/popular",
+    summary="What most users took up",
+    response_model=PopularItems,
+    responses=problem_responses(422, 503),
+)
+@access(Role.RECOMMEND)
+async def popular(
+    feature: Feature,
+    n: _HowMany = 10,
+    window: Annotated[
+        str | None, Query(pattern=WINDOW, description=f"{_WINDOW}. Default: all time.")
+    ] = None,
+    category: _Category = None,
+) -> PopularItems:
+    """Items by the number of their users. Hidden items and those without users are not among them.
+
+    Windows are counted anew at most every 30 s.
+    """
+    return await feature.recent.popular(n, category or (), window)
+
+
+@router.get(
+    "/trending",
+    summary="What is on the rise",
+    response_model=TrendingItems,
+    responses=problem_responses(422, 503),
+)
+@access(Role.RECOMMEND)
+async def trending(
+    feature: Feature,
+    n: _HowMany = 10,
+    window: Annotated[
+        str, Query(pattern=WINDOW, description=f"{_WINDOW}, against the same time before.")
+    ] = "1d",
+    category: _Category = None,
+) -> TrendingItems:
+    """Items with more users than in the window before, the clearest rise first."""
+    return await feature.recent.trending(n, category or (), window)
 
 
 @router.get(

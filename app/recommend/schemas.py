@@ -318,6 +318,39 @@ class SimilarItems(BaseModel):
     items: list[SimilarItem] = Field(description="Most alike first.")
 
 
+class PopularItem(BaseModel):
+    """A popular item."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int = Field(description="Users with a positive event about it, each once.")
+
+
+class PopularItems(BaseModel):
+    """The answer of `GET /popular`."""
+
+    window: str | None = Field(description="Null: all time.")
+    items: list[PopularItem] = Field(description="Most users first.")
+
+
+class TrendingItem(BaseModel):
+    """An item on the rise."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int = Field(description="Users in the window, each once.")
+    users_before: int = Field(description="Users in the window before.")
+
+
+class TrendingItems(BaseModel):
+    """The answer of `GET /trending`."""
+
+    window: str
+    items: list[TrendingItem] = Field(description="The clearest rise first.")
+
+
 NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]
 """Why there are no questions."""
 

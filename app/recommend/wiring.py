@@ -21,6 +21,7 @@ from app.recommend.exploration import Exploration
 from app.recommend.list_builder import ListBuilder
 from app.recommend.popularity import PopularityRanking
 from app.recommend.preference_elicitation import QuestionService
+from app.recommend.recent_popularity import RecentPopularity
 from app.recommend.rerank import RerankService
 from app.recommend.service import ContextLoader, RecommendService
 from app.recommend.shadow_tests import ShadowTester
@@ -77,6 +78,7 @@ class RecommendFeature:
         self.batch = BatchService(models, self.service)
         self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
         self.questions = QuestionService(contexts, models, popularity, batcher)
+        self.recent = RecentPopularity(events, catalog, popularity)
         self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)
 
     async def start(self) -> None:
@@ -92,4 +94,5 @@ class RecommendFeature:
             await self.ab_tests.stop()
         await self.models.stop()
         await self.popularity.stop()
+        await self.recent.stop()
         await self.batcher.close()

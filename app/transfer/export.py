@@ -1,4 +1,4 @@
-"""Exports: events and preferences as CSV, and items as JSON Lines, as `ncr import` reads them."""
+"""Exports: events and preferences as CSV, items and users as JSON Lines, for `ncr import`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import orjson
 
 from app.catalog.schemas import Item
 from app.events.schemas import StoredEvent
+from app.events.user_schemas import User
 from app.transfer.archive import Report, new_file, no_report, refuse_existing
-from app.transfer.import_data import PREFERENCES
+from app.transfer.import_data import PREFERENCES, USERS
 from app.wiring import Services
 
 EVENTS, ITEMS = "events.csv", "items.jsonl"
@@ -34,29 +35,32 @@ class ExportReport:
     events: int
     items: int
     preferences: int
+    users: int
+    """Users with attributes."""
 
 
 async def export(
     services: Services, folder: Path, *, user: str | None = None, report: Report = no_report
 ) -> ExportReport:
-    """Writes items, events and preferences to new files; only that of events may be empty.
+    """Writes items, users, events and preferences to new files; that of events may be empty.
 
     Args:
         services: the service to export.
         folder: where the files go; made if need be.
-        user: exports only this user's events and preferences.
+        user: exports only this user's events, preferences and attributes.
         report: called with the progress.
 
     Raises:
         NotFound: the user is unknown.
         TransferError: one of the files exists already.
     """
-    for name in (EVENTS, ITEMS, PREFERENCES):
+    for name in (EVENTS, ITEMS, USERS, PREFERENCES):
         refuse_existing(folder / name)
     items = await _export_items(services, folder, report) if user is None else 0
     events = await _export_events(services, folder, user, report)
     preferences = await _export_preferences(services, folder, user, report)
-    return ExportReport(events, items, preferences)
+    users = await _export_users(services, folder, user, report)
+    return ExportReport(events, items, preferences, users)
 
 
 async def _export_items(services: Services, folder: Path, report: Report) -> int:
@@ -103,6 +107,25 @@ async def _export_preferences(
     return written
 
 
+async def _export_users(services: Services, folder: Path, user: str | None, report: Report) -> int:
+    if user is None:
+        chunks = services.users.iter_described()
+        chunk = await anext(chunks, None)
+    else:
+        described = await services.users.get(user)
+        chunk = [described] if described.attributes else None
+    if chunk is None:
+        return 0  # `ncr import` refuses an empty file
+    written = 0
+    with new_file(folder / USERS) as file:
+        while chunk is not None:
+            file.write(b"".join(_user_line(row) for row in chunk))
+            written += len(chunk)
+            report("users", written, written)
+            chunk = None if user is not None else await anext(chunks, None)
+    return written
+
+
 @contextmanager
 def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     with new_file(path) as file:
@@ -118,6 +141,11 @@ def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
 def _item_line(item: Item) -> bytes:
     row = item.as_json()
     return orjson.dumps({"item": row.pop("id"), **row}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _user_line(user: User) -> bytes:
+    row = {"user": user.id, "attributes": user.attributes}
+    return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _iso(micros: int) -> str:

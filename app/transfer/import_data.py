@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.core.tables import now_us
 from app.events.schemas import AppendResult, NewEvent, NewPreference, events_of, parse_preference
+from app.events.user_schemas import NewUser, parse_user
 from app.transfer.user_order import NUMBER, by_user
 from app.wiring import Services
 from ncr_core.data.readers import BadRow, DataSource, InteractionRow, ItemRow
@@ -34,6 +36,7 @@ MIN_ROWS_WITHOUT_INDEX = 1_000_000
 """The index by item of fewer events stays in memory: to put it off would gain nothing."""
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
+USERS = "users.jsonl"
 
 
 @dataclass
@@ -156,6 +159,46 @@ def _preferences(
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{path.name} cannot be read: {reason}") from None
+
+
+async def import_users(
+    services: Services, folder: Path, *, on_bad: Callable[[BadRow], None]
+) -> int:
+    """Stores the attributes in a folder that `ncr export` wrote, of users who have none yet.
+
+    Returns:
+        The number of users whose attributes were stored.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    path = folder / USERS
+    if not path.is_file():
+        return 0
+    stored = 0
+    for chunk in _chunks(_users(path, on_bad), ITEMS_A_COMMIT):
+        stored += await services.users.describe_users(chunk)
+    return stored
+
+
+def _users(path: Path, on_bad: Callable[[BadRow], None]) -> Iterator[NewUser]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    on_bad(BadRow(path.name, number, "not valid JSON"))
+                    continue
+                if isinstance(row, dict) and "user" in row and "id" not in row:
+                    row["id"] = row.pop("user")
+                user = parse_user(row)
+                if isinstance(user, NewUser):
+                    yield user
+                else:
+                    on_bad(BadRow(path.name, number, user.detail))
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {error.strerror}") from None
 
 
 async def _read_ahead(

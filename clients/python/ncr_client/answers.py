@@ -193,6 +193,16 @@ class JobProgress(TypedDict):
     eta_s: float | None
 
 
+class MergeOut(TypedDict):
+    """What a merge has moved."""
+
+    id: str
+    into: str
+    events: int
+    preferences: int
+    last_seq: int
+
+
 class ModelDetail(TypedDict):
     """A model version with its activations and click-through."""
 
@@ -248,6 +258,22 @@ class PinOut(TypedDict):
     version: str | None
     previous: str | None
     pinned: bool
+
+
+class PopularItem(TypedDict):
+    """A popular item."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int
+
+
+class PopularItems(TypedDict):
+    """The answer of `GET /popular`."""
+
+    window: str | None
+    items: list[PopularItem]
 
 
 class PreferenceAnswer(TypedDict):
@@ -340,6 +366,14 @@ class RejectedRow(TypedDict):
     detail: str
 
 
+class RejectedUser(TypedDict):
+    """A rejected user, by its index in the list."""
+
+    index: int
+    code: str
+    detail: str
+
+
 class SimilarItem(TypedDict):
     """An item that is like another."""
 
@@ -361,3 +395,42 @@ class TokenOut(TypedDict):
 
     token: str
     expires_at: str
+
+
+class TrendingItem(TypedDict):
+    """An item on the rise."""
+
+    id: str
+    title: str | None
+    rank: int
+    users: int
+    users_before: int
+
+
+class TrendingItems(TypedDict):
+    """The answer of `GET /trending`."""
+
+    window: str
+    items: list[TrendingItem]
+
+
+class UserOut(TypedDict):
+    """A user."""
+
+    id: str
+    attributes: dict[str, Any]
+    created_at: str
+
+
+class UserPage(TypedDict):
+    """A page of users."""
+
+    items: list[UserOut]
+    next_cursor: str | None
+
+
+class UsersAnswer(TypedDict):
+    """The outcome of the rows of `POST /users`."""
+
+    accepted: int
+    rejected: list[RejectedUser]

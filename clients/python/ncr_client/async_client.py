@@ -168,6 +168,20 @@ class AsyncClient:
         answer = await self._send("GET", path("/items/{}/similar", item), {"n": n})
         return cast(answers.SimilarItems, answer)
 
+    async def popular(
+        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+    ) -> answers.PopularItems:
+        """The items with the most users, of all time or of a ``window`` such as 6h or 7d."""
+        query = without_none({"n": n, "window": window, "category": category})
+        return cast(answers.PopularItems, await self._send("GET", "/popular", query))
+
+    async def trending(
+        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+    ) -> answers.TrendingItems:
+        """The items with more users than in the ``window`` before: a day, or such as 6h or 7d."""
+        query = without_none({"n": n, "window": window, "category": category})
+        return cast(answers.TrendingItems, await self._send("GET", "/trending", query))
+
     async def questions(self, user: str, n: int = 5) -> answers.Questions:
         """Pairs of items to ask the user about: their answers go to ``prefer``."""
         answer = await self._send("GET", path("/users/{}/questions", user), {"n": n})
@@ -239,6 +253,42 @@ class AsyncClient:
         async for row in self._pages(path("/users/{}/events", user), {"n": n}):
             yield cast(answers.EventOut, row)
 
+    # Who they are
+
+    async def post_users(self, users: Sequence[Mapping[str, Any]]) -> answers.UsersAnswer:
+        """Describes users: ``id``, ``attributes``."""
+        return cast(answers.UsersAnswer, await self._send("POST", "/users", body=list(users)))
+
+    async def put_user(
+        self, user: str, *, attributes: dict[str, Any] | None = None
+    ) -> answers.UserOut:
+        """Describes a user; without attributes there are none afterwards."""
+        body = without_none({"attributes": attributes})
+        return cast(answers.UserOut, await self._send("PUT", path("/users/{}", user), body=body))
+
+    async def patch_user(
+        self, user: str, *, attributes: dict[str, Any] | EllipsisType | None = ...
+    ) -> answers.UserOut:
+        """Adds to the user's attributes; one that is None is removed, and None removes all."""
+        body = without_unset({"attributes": attributes})
+        return cast(answers.UserOut, await self._send("PATCH", path("/users/{}", user), body=body))
+
+    async def get_user(self, user: str) -> answers.UserOut:
+        """A user's attributes."""
+        return cast(answers.UserOut, await self._send("GET", path("/users/{}", user)))
+
+    async def users(
+        self, n: int = 100, prefix: str | None = None
+    ) -> AsyncIterator[answers.UserOut]:
+        """All users, or those whose id begins with ``prefix``, newest first, ``n`` a request."""
+        async for row in self._pages("/users", without_none({"n": n, "prefix": prefix})):
+            yield cast(answers.UserOut, row)
+
+    async def merge_user(self, user: str, into: str) -> answers.MergeOut:
+        """Gives all that a visitor did to the user who has logged in; once, however often sent."""
+        answer = await self._send("POST", path("/users/{}/merge", user), body={"into": into})
+        return cast(answers.MergeOut, answer)
+
     async def delete_user(self, user: str) -> None:
         """Erases a user and all that they did."""
         await self._send("DELETE", path("/users/{}", user))
@@ -287,10 +337,11 @@ class AsyncClient:
         return cast(answers.ItemOut, await self._send("GET", path("/items/{}", item)))
 
     async def items(
-        self, n: int = 100, category: str | None = None
+        self, n: int = 100, category: str | None = None, prefix: str | None = None
     ) -> AsyncIterator[answers.ItemOut]:
-        """All items, ``n`` a request."""
-        async for row in self._pages("/items", without_none({"n": n, "category": category})):
+        """All items, or those of a category or whose id begins with ``prefix``, ``n`` a request."""
+        query = without_none({"n": n, "category": category, "prefix": prefix})
+        async for row in self._pages("/items", query):
             yield cast(answers.ItemOut, row)
 
     async def delete_item(self, item: str) -> None:

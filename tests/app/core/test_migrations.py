@@ -43,8 +43,10 @@ async def differences(database: Database) -> list[Any]:
 
     def is_compared(part: Any, _name: str | None, kind: str, *_: Any) -> bool:
         # PostgreSQL has triggers in place of these keys: `test_events_refer_to_what_exists`.
-        by_trigger = kind == "foreign_key_constraint" and part.table.name == "events"
-        return not (by_trigger and database.dialect == "postgresql")
+        if database.dialect == "postgresql":
+            return not (kind == "foreign_key_constraint" and part.table.name == "events")
+        # SQLite needs no index of its own for the beginnings of ids.
+        return not (kind == "index" and str(part.name).endswith("_prefix"))
 
     def compare(conn: sa.Connection) -> list[Any]:
         options = {

@@ -74,6 +74,7 @@ async def fill(services: Services) -> Filled:
     await services.events.delete_user("to be erased")
     stated = [{"user": UNICODE, "winner": UNICODE, "loser": "new"}]
     assert (await services.events.add_preferences(stated, 0)).accepted == 1
+    await services.users.put(UNICODE, {"attributes": {"deep": [1.5, None, {UNICODE: True}]}})
     await services.keys.create("a key", [Role.READ], rate=2.5)
     jobs = metadata.tables["jobs"]
     states: list[dict[str, Any]] = [

@@ -11,9 +11,10 @@ import pytest
 
 from app.core.errors import NotFound
 from app.events.schemas import NewEvent, StoredEvent
+from app.events.user_schemas import User
 from app.transfer.archive import TransferError
 from app.transfer.export import export
-from app.transfer.import_data import import_preferences, import_source
+from app.transfer.import_data import import_preferences, import_source, import_users
 from app.wiring import Services, build_services
 from ncr_core.data.readers import BadRow, open_source
 from ncr_core.errors import DataError
@@ -57,12 +58,16 @@ async def fill(services: Services) -> None:
     assert (await services.events.add_preferences([*stated, stated[0]], 0)).accepted == len(
         ODD_IDS
     ) + 1
+    told = {"attributes": {"age": 7, "deep": {"x": [None, ""]}}}
+    for user in (ODD_IDS[2], "only described"):
+        await services.users.put(user, told)
+    await services.users.put("nothing said", {})
     await services.catalog.put("deleted", {"title": "Deleted"})
     await services.catalog.delete("deleted")
 
 
-async def everything(services: Services) -> tuple[list[object], list[object], list[object]]:
-    """Events without what an import gives them anew, items, and what users stated."""
+async def everything(services: Services) -> tuple[list[object], ...]:
+    """Events without what an import gives them anew, items, users, and what they stated."""
 
     def known(event: StoredEvent, user: str, item: str) -> object:
         return user, item, event.type, event.value, event.timestamp
@@ -72,7 +77,13 @@ async def everything(services: Services) -> tuple[list[object], list[object], li
     stated = {row async for chunk in services.events.iter_preferences() for row in chunk}
     assert len(stated) == len(ODD_IDS)
     items.sort(key=lambda item: str(item["id"]))
-    return sorted(events, key=repr), [*items], sorted(stated)
+    users = [(user.id, user.attributes) for user in await described(services)]
+    return sorted(events, key=repr), [*items], sorted(stated), sorted(users)
+
+
+async def described(services: Services) -> list[User]:
+    """Users with attributes, a chunk each."""
+    return [user async for chunk in services.users.iter_described(1) for user in chunk]
 
 
 async def test_an_imported_export_is_the_same_service(
@@ -83,7 +94,8 @@ async def test_an_imported_export_is_the_same_service(
     report = await export(services, folder)
     assert report.events == len(SMALL.interactions) + len(ODD_IDS)
     assert report.preferences == len(ODD_IDS) + 1
-    names = {"events.csv", "items.jsonl", "preferences.csv"}
+    assert report.users == 2
+    names = {"events.csv", "items.jsonl", "preferences.csv", "users.jsonl"}
     assert {path.name for path in folder.iterdir()} == names
     for path in folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0
@@ -106,6 +118,7 @@ async def test_an_imported_export_is_the_same_service(
             # One was stated twice, at one time.
             assert (bad, told.accepted) == ([], 0 if known else len(ODD_IDS))
             assert told.duplicates == (known or 1)
+            assert await import_users(target, folder, on_bad=bad.append) == (0 if known else 2)
         assert await everything(target) == await everything(services)
     finally:
         await target.close()
@@ -137,7 +150,10 @@ async def test_the_events_of_one_user(services: Services, tmp_path: Path) -> Non
     user = ODD_IDS[2]
     report = await export(services, tmp_path / "out", user=user)
     assert (report.events, report.items, report.preferences) == (1, 0, 1)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"events.csv", "preferences.csv"}
+    names = {"events.csv", "preferences.csv", "users.jsonl"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    (line,) = (tmp_path / "out" / "users.jsonl").read_bytes().splitlines()
+    assert orjson.loads(line) == {"user": user, "attributes": {"age": 7, "deep": {"x": [None, ""]}}}
     with (tmp_path / "out" / "preferences.csv").open(newline="") as file:
         (stated,) = csv.DictReader(file)
     assert stated == {
@@ -155,6 +171,7 @@ async def test_the_events_of_one_user(services: Services, tmp_path: Path) -> Non
     assert not (tmp_path / "later").exists() or not list((tmp_path / "later").iterdir())
     await export(services, tmp_path / "rest")
     assert "odd-2" not in (tmp_path / "rest" / "events.csv").read_text()
+    assert len((tmp_path / "rest" / "users.jsonl").read_bytes().splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -209,3 +226,19 @@ async def test_preferences_that_cannot_be_imported(services: Services, tmp_path:
     path.write_bytes(b"user,winner,loser\n\xff,a,b\n")
     with pytest.raises(DataError, match=r"preferences\.csv cannot be read"):
         await import_preferences(services, tmp_path, on_bad=bad.append)
+
+
+async def test_bad_rows_of_users_are_told_and_later_changes_stay(
+    services: Services, tmp_path: Path
+) -> None:
+    await services.users.put("ann", {"attributes": {"now": 1}})
+    (tmp_path / "users.jsonl").write_bytes(
+        b'{"user": "ann", "attributes": {"then": 1}}\n{"user": "ben", "attributes": {"k": 1}}\n'
+        b'{"user": 5}\nnot JSON\n[]\n'
+    )
+    bad: list[BadRow] = []
+    assert await import_users(services, tmp_path, on_bad=bad.append) == 1
+    assert [row.line for row in bad] == [3, 4, 5]
+    assert {user.id: user.attributes for user in await described(services)} == {
+        "ann": {"now": 1}, "ben": {"k": 1}
+    }  # fmt: skip

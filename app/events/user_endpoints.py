@@ -1,0 +1,160 @@
+"""HTTP routes of users. No token opens them: what is noted about a user is not the page's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, status
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from app.core.access import Role, access
+from app.core.errors import PayloadTooLarge, Unprocessable, problem_responses
+from app.core.requests import (
+    IdPrefix,
+    PageCursor,
+    PageSize,
+    PathId,
+    StrictQuery,
+    datetime_of,
+    decode_cursor,
+    invalid_body,
+    next_cursor,
+    read_json,
+    text_problem,
+)
+from app.core.security import caller_of, role_missing
+from app.events.user_schemas import (
+    MergeIn,
+    MergeOut,
+    RejectedUser,
+    User,
+    UserIn,
+    UserOut,
+    UserPage,
+    UsersAnswer,
+)
+from app.events.user_service import UserService
+
+router = APIRouter(tags=["users"], route_class=StrictQuery)
+
+
+async def _service(request: Request) -> UserService:
+    service: UserService = request.app.state.services.users
+    return service
+
+
+Service = Annotated[UserService, Depends(_service)]
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_USER_SCHEMA = UserIn.model_json_schema()
+
+
+def _user_out(user: User) -> UserOut:
+    return UserOut(id=user.id, attributes=user.attributes, created_at=datetime_of(user.created_at))
+
+
+@router.get("/users", summary="List users, newest first", responses=problem_responses(422))
+@access(Role.HISTORY)
+async def list_users(
+    service: Service, n: PageSize = 100, cursor: PageCursor = None, prefix: IdPrefix = None
+) -> UserPage:
+    """Users are those whom events, preferences or descriptions have named."""
+    users, next_below = await service.page(decode_cursor(cursor), n, prefix)
+    return UserPage(items=[_user_out(user) for user in users], next_cursor=next_cursor(next_below))
+
+
+@router.post(
+    "/users",
+    summary="Create or replace many users",
+    responses=problem_responses(400, 413, 415, 422),
+    openapi_extra=_body({"type": "array", "items": _USER_SCHEMA, "maxItems": 10_000}),
+)
+@access(Role.EVENTS)
+async def post_users(request: Request, service: Service) -> UsersAnswer:
+    """Rejected users do not affect others. Of several with the same id, the last one wins."""
+    rows = await read_json(request)
+    if not isinstance(rows, list):
+        raise Unprocessable("the body must be a list of users")
+    limit = request.app.state.services.settings.max_events
+    if len(rows) > limit:
+        raise PayloadTooLarge(
+            f"a list has at most {limit} users, this one has {len(rows)}", code="too_many_users"
+        )
+    accepted, rejected = await service.upsert_rows(rows)
+    return UsersAnswer(
+        accepted=accepted,
+        rejected=[
+            RejectedUser(index=index, code=problem.code, detail=problem.detail)
+            for index, problem in rejected
+        ],
+    )
+
+
+@router.get("/users/{user}", summary="A user", responses=problem_responses(404, 422))
+@access(Role.HISTORY)
+async def get_user(user: PathId, service: Service) -> UserOut:
+    """Users whom only events have named have no attributes."""
+    return _user_out(await service.get(user))
+
+
+@router.put(
+    "/users/{user}",
+    summary="Create or replace a user",
+    responses={201: {"model": UserOut}, **problem_responses(400, 409, 413, 415, 422)},
+    openapi_extra=_body(_USER_SCHEMA),
+)
+@access(Role.EVENTS)
+async def put_user(user: PathId, request: Request, response: Response, service: Service) -> UserOut:
+    """Replaces the attributes. The user's events stay as they are."""
+    written, created = await service.put(user, await read_json(request))
+    if created:
+        response.status_code = status.HTTP_201_CREATED
+    return _user_out(written)
+
+
+@router.patch(
+    "/users/{user}",
+    summary="Change a user's attributes",
+    responses=problem_responses(400, 404, 409, 413, 415, 422),
+    openapi_extra=_body(_USER_SCHEMA),
+)
+@access(Role.EVENTS)
+async def patch_user(user: PathId, request: Request, service: Service) -> UserOut:
+    """Missing attributes keep their values. An attribute set to null is removed."""
+    return _user_out(await service.patch(user, await read_json(request)))
+
+
+@router.post(
+    "/users/{user}/merge",
+    summary="Merge a user into another",
+    responses=problem_responses(400, 404, 409, 413, 415, 422),
+    openapi_extra=_body(MergeIn.model_json_schema()),
+)
+@access(Role.DELETE)
+async def merge_user(user: PathId, request: Request, service: Service) -> MergeOut:
+    """For a visitor who logs in. Events and preferences move, and the user is gone.
+
+    Needs the role `events` too. Sent again, it changes nothing and has the same answer. Events and
+    preferences that are posted for the merged user later are those of `into`.
+    """
+    if Role.EVENTS not in caller_of(request).roles:
+        raise role_missing(Role.EVENTS)
+    try:
+        into = MergeIn.model_validate(await read_json(request), strict=True).into
+    except ValidationError as error:
+        raise invalid_body(error) from None
+    if (problem := text_problem(into)) is not None:
+        raise Unprocessable(f"into {problem}", code="invalid_id")
+    merged = await service.merge(user, into)
+    return MergeOut(
+        id=user,
+        into=merged.into,
+        events=merged.events,
+        preferences=merged.preferences,
+        last_seq=merged.last_seq,
+    )

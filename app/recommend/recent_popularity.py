@@ -1,0 +1,193 @@
+"""Items by popularity of all time or of a window, and items that are on the rise."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cachetools import LRUCache
+from numpy.typing import NDArray
+
+from app.catalog.service import MAX_INLINE_ITEMS, CatalogService
+from app.catalog.snapshot import Catalogue
+from app.core.errors import Unavailable
+from app.core.logging import get_logger
+from app.core.tables import now_us
+from app.events.service import EventService
+from app.recommend.popularity import PopularityRanking
+from app.recommend.schemas import PopularItem, PopularItems, TrendingItem, TrendingItems
+
+log = get_logger(__name__)
+
+MIN_REFRESH_SECONDS = 30.0
+REFRESH_SHARE = 0.05  # of the time, at most, that a window is being counted
+FIRST_COUNT_SECONDS = 10.0  # that a request waits for the first count of its window
+MAX_WINDOWS = 64  # whose counts are kept
+HOUR_US = 3_600 * 1_000_000
+WINDOW = r"^(?:(?:[1-9]|1[0-9]|2[0-4])h|(?:[1-9]|[12][0-9]|30)d)$"
+"""Windows: 1h to 24h and 1d to 30d."""
+
+
+def hours_of(window: str) -> int:
+    """Return the hours of a window such as 6h or 7d."""
+    number, unit = re.findall(r"\d+|[hd]", window)
+    return int(number) * (24 if unit == "d" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    ranked: NDArray[np.int64]
+    """Internal ids, first the first."""
+    users: NDArray[np.int64]
+    """(n,) of each in the window."""
+    before: NDArray[np.int64]
+    """(n,) of each in the window before; zeros where it is not asked for."""
+    counted_at: float
+    keep_seconds: float
+
+
+class RecentPopularity:
+    """Lists of popular and trending items.
+
+    The users of a window are counted when somebody asks for it, aside, one window at a time, and
+    again after half a minute or later, so that a window is being counted for a twentieth of the
+    time at most. Meanwhile the counts before are served. What is hidden is left out at once.
+    """
+
+    def __init__(
+        self, events: EventService, catalog: CatalogService, popularity: PopularityRanking
+    ) -> None:
+        self._events = events
+        self._catalog = catalog
+        self._popularity = popularity
+        self._counts: LRUCache[tuple[int, bool], _Counts] = LRUCache(MAX_WINDOWS)
+        self._tasks: dict[tuple[int, bool], asyncio.Task[None]] = {}
+        self._one = asyncio.Lock()
+
+    async def popular(
+        self, n: int, categories: Sequence[str], window: str | None = None
+    ) -> PopularItems:
+        """Return the visible items with the most users, in a window or of all time.
+
+        Raises:
+            Unavailable: they have not been counted once, and it takes long.
+        """
+        catalogue = await self._catalog.catalogue()
+        if window is None:
+            ranked = await self._popularity.ranked(await self._events.last_seq())
+            by_item = self._popularity.counts
+            places = await _places(catalogue, ranked, categories, n)
+            users = by_item[ranked[places]]
+        else:
+            counts = await self._counted(hours_of(window), rising=False)
+            ranked = counts.ranked
+            places = await _places(catalogue, ranked, categories, n)
+            users = counts.users[places]
+        return PopularItems(
+            window=window,
+            items=[
+                PopularItem(
+                    id=catalogue.external_ids[ranked[place]],
+                    title=catalogue.titles[ranked[place]],
+                    rank=rank,
+                    users=n_users,
+                )
+                for rank, (place, n_users) in enumerate(zip(places, users.tolist(), strict=True), 1)
+            ],
+        )
+
+    async def trending(self, n: int, categories: Sequence[str], window: str) -> TrendingItems:
+        """Return the visible items whose users have risen most against the window before.
+
+        Raises as `popular`.
+        """
+        catalogue = await self._catalog.catalogue()
+        counts = await self._counted(hours_of(window), rising=True)
+        places = await _places(catalogue, counts.ranked, categories, n)
+        return TrendingItems(
+            window=window,
+            items=[
+                TrendingItem(
+                    id=catalogue.external_ids[counts.ranked[place]],
+                    title=catalogue.titles[counts.ranked[place]],
+                    rank=rank,
+                    users=int(counts.users[place]),
+                    users_before=int(counts.before[place]),
+                )
+                for rank, place in enumerate(places, 1)
+            ],
+        )
+
+    async def stop(self) -> None:
+        """End the counts in progress."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _counted(self, hours: int, *, rising: bool) -> _Counts:
+        key = (hours, rising)
+        counts = self._counts.get(key)
+        is_due = counts is None or time.monotonic() > counts.counted_at + counts.keep_seconds
+        if is_due and key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._count_aside(key))
+        if counts is None:
+            await asyncio.wait({self._tasks[key]}, timeout=FIRST_COUNT_SECONDS)
+            counts = self._counts.get(key)
+            if counts is None:
+                raise Unavailable("items are being counted", code="not_ready")
+        return counts
+
+    async def _count_aside(self, key: tuple[int, bool]) -> None:
+        try:
+            async with self._one:
+                self._counts[key] = await self._count(*key)
+        except Exception as error:
+            log.warning("a window is not counted", error=str(error).partition("\n")[0])
+            await asyncio.sleep(1)  # before it is tried again
+        finally:
+            del self._tasks[key]
+
+    async def _count(self, hours: int, rising: bool) -> _Counts:
+        began = time.monotonic()
+        until = now_us() + 1
+        split = until - hours * HOUR_US
+        since = split - hours * HOUR_US if rising else split
+        rows = await self._events.users_by_item(since, split, until)
+        items, users, before = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        if rising:
+            # As a difference of two Poisson counts: a rise from 50 to 100 is more than one to 3.
+            score = (users - before) / np.sqrt(np.maximum(1, users + before))
+        else:
+            score = users.astype(np.float64)
+        order = np.lexsort((items, -users, -score))
+        order = order[score[order] > 0]
+        now = time.monotonic()
+        keep = max(MIN_REFRESH_SECONDS, (now - began) / REFRESH_SHARE)
+        return _Counts(items[order], users[order], before[order], now, keep)
+
+
+async def _places(
+    catalogue: Catalogue, ranked: NDArray[np.int64], categories: Sequence[str], n: int
+) -> list[int]:
+    """Return the positions of the first ``n`` ranked items that may be shown."""
+    if catalogue.size > MAX_INLINE_ITEMS:
+        return await asyncio.to_thread(_find_places, catalogue, ranked, categories, n)
+    return _find_places(catalogue, ranked, categories, n)
+
+
+def _find_places(
+    catalogue: Catalogue, ranked: NDArray[np.int64], categories: Sequence[str], n: int
+) -> list[int]:
+    # A further condition on items is a further mask here.
+    allowed = catalogue.visible
+    if categories:
+        allowed = allowed & catalogue.mask(categories)
+    known = np.flatnonzero(ranked < catalogue.size)
+    places: list[int] = known[allowed[ranked[known]]][:n].tolist()
+    return places
