@@ -25,6 +25,8 @@ _CATALOGUE_ROW = (
     items.c.hidden,
     items.c.deleted,
     items.c.seq,
+    # As text: parsed where it does not hold up the event loop.
+    sa.cast(items.c.attributes, sa.Text),
 )
 _WITH_ID = sa.select(items.c.id, *_ITEM).where(~items.c.deleted)
 _UPSERT = """ON CONFLICT (external_id) DO UPDATE SET title = excluded.title,

@@ -10,6 +10,8 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.catalog.filters import AttributeFilter
+from app.catalog.masks import FilterMask, FilterMasks
 from app.catalog.repository import CatalogRepository
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.catalog.snapshot import Catalogue
@@ -30,8 +32,9 @@ AVAILABLE_ITEMS = "SELECT id, external_id FROM items WHERE NOT deleted"
 class CatalogService:
     """Stores items, and holds a catalogue in memory that follows every change."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, mask_bytes: int = 2**26) -> None:
         self._database = database
+        self._masks = FilterMasks(mask_bytes)
         self._repository = CatalogRepository(database)
         self._catalogue = Catalogue()
         self._refresh_lock = asyncio.Lock()
@@ -62,6 +65,14 @@ class CatalogService:
             changed = self._catalogue.updated(rows)
         # At least `min_seq`: a number may have been taken for a change that changed nothing.
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
+
+    async def mask(self, wanted: AttributeFilter, catalogue: Catalogue) -> FilterMask:
+        """Return the items that fit a filter in a state of the catalogue.
+
+        Raises:
+            Unprocessable: the filter compares values of a kind that no item has.
+        """
+        return await self._masks.get(wanted, catalogue)
 
     async def catalog_seq(self) -> int:
         """Return the catalogue's number, which grows with every change."""

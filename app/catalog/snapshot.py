@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.catalog.attributes import Attributes
+
 _NO_IDS = np.zeros(0, np.int64)
 MAX_COMPARED = 16  # rows of a change: more are taken for changes of what lists show
 
@@ -23,6 +25,8 @@ class CatalogueRow(NamedTuple):
     hidden: bool
     deleted: bool
     seq: int
+    attributes: str = "{}"
+    """JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Catalogue:
     """(size,) the number of each item's latest change of what lists depend on."""
     shown_seq: int = 0
     """The highest number in ``shown``; part of cache keys."""
+    attributes: Attributes = field(default_factory=Attributes)
+    """What filters look at. A change of it voids the lists with a filter that depends on it."""
 
     @property
     def size(self) -> int:
@@ -67,13 +73,17 @@ class Catalogue:
     def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:
         """Return the state after these changes, in any order.
 
-        A change that lists do not show, as of an attribute, leaves everything but ``seq``.
+        A change that lists do not show, as of an attribute, leaves everything but ``seq`` and
+        ``attributes``.
         """
         seq = max([self.seq, *(row.seq for row in rows)])
+        attributes = self.attributes
+        if rows:
+            attributes = attributes.updated([(row.id, row.seq, row.attributes) for row in rows])
         if len(rows) <= MAX_COMPARED:
             rows = [row for row in rows if self._is_shown(row)]
         if not rows:
-            return self if seq == self.seq else replace(self, seq=seq)
+            return self if seq == self.seq else replace(self, seq=seq, attributes=attributes)
         size = max(self.size, max(row.id for row in rows) + 1)
         external_ids = [*self.external_ids, *([""] * (size - self.size))]
         titles = [*self.titles, *([None] * (size - self.size))]
@@ -117,6 +127,7 @@ class Catalogue:
             deleted=frozenset(deleted),
             shown=shown,
             shown_seq=max([self.shown_seq, *(row.seq for row in rows)]),
+            attributes=attributes,
         )
 
     def _is_shown(self, row: CatalogueRow) -> bool:

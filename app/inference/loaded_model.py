@@ -83,21 +83,29 @@ class ItemIndex:
         rows[known] = self.row_of[internal[known]]
         return rows
 
-    def trained_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+    def trained_key(
+        self, exclude_seen: bool, categories: tuple[str, ...], selection: Hashable = None
+    ) -> Hashable:
         """What candidates among the items of the training depend on beside the user.
 
         None where the model has no newer items, or the candidates depend on the catalogue.
         """
-        if self.searched is self.trained or categories:
+        if self.searched is self.trained or categories or selection is not None:
             return None
         return unfiltered_key(self.trained.digest, exclude_seen)
 
-    def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
-        """What candidates depend on beside the user."""
+    def candidates_key(
+        self, exclude_seen: bool, categories: tuple[str, ...], selection: Hashable = None
+    ) -> Hashable:
+        """What candidates depend on beside the user.
+
+        ``selection`` is what they depend on of filters and boosts by attributes; None: of none.
+        """
         # A change of the catalogue that hides and shows nothing leaves candidates as they are.
-        if not categories:
-            return unfiltered_key(self.searched.digest, exclude_seen)
-        return (exclude_seen, categories, self.shown_seq, self.searched.digest)
+        key: Hashable = unfiltered_key(self.searched.digest, exclude_seen)
+        if categories:
+            key = (exclude_seen, categories, self.shown_seq, self.searched.digest)
+        return key if selection is None else (key, selection)
 
 
 def unfiltered_key(visible_digest: str, exclude_seen: bool = True) -> Hashable:

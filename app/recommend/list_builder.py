@@ -57,7 +57,7 @@ class ListBuilder:
         ranked_by = None
         if model is not None:
             ranked_by = (model.key, model.gap_class(context.profile.timestamps, context.at_us))
-        key = (ranked_by, user_key, context.catalogue.shown_seq, query.key)
+        key = (ranked_by, user_key, context.catalogue.shown_seq, context.query_key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:
@@ -66,7 +66,8 @@ class ListBuilder:
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
         elif model is not None:
             # A change of an item that the model does not have changes no list of its own.
-            own = (ranked_by, user_key, model.items(context.catalogue).shown_seq, query.key)
+            items = model.items(context.catalogue)
+            own = (ranked_by, user_key, items.shown_seq, context.query_key)
             cached = self.cache.get(own)
             while cached is None:
                 self._batcher.check()  # before anything is done for a request that will be refused
@@ -91,7 +92,9 @@ class ListBuilder:
         # Before anything is waited for: the model holds one index, and a request with a later state
         # of the catalogue would have it made anew.
         items = model.items(context.catalogue)
-        request = rank_request(context, model)
+        if context.selection is not None:
+            await context.selection.prepare(items.internal)
+        request = rank_request(context, model, items)
         if request is None:
             return EMPTY_LIST
         if self._redis is not None:

@@ -54,6 +54,8 @@ class RerankService:
     ) -> bytes:
         """The body of the answer: all the items, in the order in which the user would like them.
 
+        With a filter it is those that fit; an item that is not there has no attributes.
+
         Items that the model knows come first, by Algorithm 1 over just these in the order given
         (of many, as `InferenceEngine.rerank` says). The others follow in that order. Seen,
         disliked and hidden items stay: they are the caller's own choice. For a user of whom
@@ -64,6 +66,9 @@ class RerankService:
         model = await self._models.get(query.model)
         items = list(dict.fromkeys(items))
         ids = _internal_ids(context.catalogue, items)
+        if context.selection is not None:
+            fitting = context.selection.fitting(ids, context.catalogue.size)
+            items, ids = [items[position] for position in fitting], ids[fitting]
         state = None if model is None else user_state(context, model)
         ranked: list[tuple[int, RankedItem | None]]  # positions among the items
         if model is None or state is None:

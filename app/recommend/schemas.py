@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from app.catalog.filters import FILTER, AttributeFilter, parse_filter
 from app.core.errors import PayloadTooLarge, Unprocessable
 from app.core.requests import invalid_body, read_json, text_problem, text_schema
 
@@ -54,6 +55,7 @@ class RecommendationQuery:
     model: str | None = None
     diversity: float = 0.0
     explain: bool = False
+    filter: AttributeFilter | None = None
 
     @classmethod
     def canonical(
@@ -67,6 +69,7 @@ class RecommendationQuery:
         model: str | None,
         diversity: float,
         explain: Explain,
+        filter: AttributeFilter | None = None,  # noqa: A002 - as a request has it
     ) -> RecommendationQuery:
         """The query of parameters as a request gives them, in any order and repeated."""
         return cls(
@@ -78,6 +81,7 @@ class RecommendationQuery:
             model,
             float(diversity),
             explain == "pairwise",
+            filter,
         )
 
     @cached_property
@@ -90,6 +94,7 @@ class RecommendationQuery:
             self.exclude,
             self.diversity,
             self.explain,
+            None if self.filter is None else self.filter.key,
         )
 
     @cached_property
@@ -123,6 +128,18 @@ class _Body(BaseModel):
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+BodyFilter = Annotated[
+    # Any: what is wrong with it is told by `parse_filter`.
+    Any,
+    Field(description=FILTER, json_schema_extra={"type": ["object", "null"]}),
+]
+
+
+def filter_of(value: Any) -> AttributeFilter | None:
+    """The filter in a body. Raises as `parse_filter`."""
+    return None if value is None else parse_filter(value)
+
+
 class BatchBody(_Body):
     """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
 
@@ -139,10 +156,16 @@ class BatchBody(_Body):
     exclude: list[BodyId] = Field(default_factory=list, max_length=MAX_LIST, description=EXCLUDE)
     explain: Explain = Field(default="none", description=EXPLAIN)
     diversity: float = Field(default=0.0, ge=0, le=1, description=DIVERSITY)
+    filter: BodyFilter = None
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query."""
-        return RecommendationQuery.canonical(**self.model_dump(exclude={"users"}))
+        """The parameters as a query.
+
+        Raises:
+            Unprocessable: the filter is none.
+        """
+        given = self.model_dump(exclude={"users", "filter"})
+        return RecommendationQuery.canonical(**given, filter=filter_of(self.filter))
 
 
 class RerankBody(_Body):
@@ -155,10 +178,16 @@ class RerankBody(_Body):
         description="What is to be ranked, in the order that decides ties. An item that repeats "
         "counts at its first place.",
     )
+    filter: BodyFilter = None
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query."""
-        return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
+        """The parameters as a query. Raises as `parse_filter`."""
+        return RecommendationQuery(
+            n=len(self.items),
+            min_seq=self.min_seq,
+            model=self.model,
+            filter=filter_of(self.filter),
+        )
 
 
 class CompareBody(_Body):

@@ -19,6 +19,7 @@ from app.recommend.context import RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList, response_body
 from app.recommend.schemas import RecommendationQuery
+from app.recommend.selection import select
 
 PLAIN = RecommendationQuery(LIST_ITEMS)
 
@@ -41,6 +42,7 @@ class ContextLoader:
 
         Raises:
             Conflict: ``query.min_seq`` is not reached.
+            Unprocessable: the filter does not fit the attributes.
         """
         profile = await self._events.profiles.get(user, query.min_seq)
         if query.min_seq is not None and profile.event_seq < query.min_seq:
@@ -49,7 +51,15 @@ class ContextLoader:
                 code="seq_not_reached",
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
-        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
+        context = RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
+        if query.filter is not None:
+            context.selection = await select(self._catalog, catalogue, query)
+        return context
+
+    async def check(self, query: RecommendationQuery) -> None:
+        """Refuses a filter that no user would get a list by. Raises as `select`."""
+        if query.filter is not None:
+            await select(self._catalog, await self._catalog.catalogue(), query)
 
     async def precomputed_list(
         self, user: str, query: RecommendationQuery, model: LoadedModel
@@ -122,6 +132,7 @@ class RecommendService:
         Raises:
             Conflict: ``min_seq`` is not reached, or the version's files are removed.
             NotFound: there is no such version.
+            Unprocessable: the filter does not fit the attributes.
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         started = time.perf_counter()

@@ -74,7 +74,7 @@ class RecommendFeature:
                 self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
             self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
         self.service = RecommendService(contexts, models, lists, self.ab_tests, self.warm_up.record)
-        self.batch = BatchService(models, self.service)
+        self.batch = BatchService(models, self.service, contexts)
         self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
         self.questions = QuestionService(contexts, models, popularity, batcher)
         self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)

@@ -61,6 +61,10 @@ class ItemFilter:
     """Ids of the only items that may be recommended, in any number of arrays; None: any item."""
     row_of: IntArray | None = None
     """The row of each id, −1 for ids that the model does not have; None: ids are rows."""
+    selected: BoolArray | None = None
+    """(n_items,) rows that a filter leaves, an array that requests share; None: all."""
+    few: IntArray | None = None
+    """The rows of ``selected``, ascending, where they are few: these are ranked unsearched."""
 
     def mask(self) -> BoolArray:
         """(n_items,) items that the user may get, in an array of the caller's own."""
@@ -71,8 +75,20 @@ class ItemFilter:
             for ids in self.within:
                 rows = self._rows(ids)
                 mask[rows] = self.allowed[rows]
+        if self.selected is not None:
+            mask &= self.selected
         mask[self._rows(self.excluded)] = False
         return mask
+
+    def few_rows(self) -> IntArray | None:
+        """The rows that the user may get, ascending, without a mask; None where they are many."""
+        if self.few is None:
+            return None
+        rows = self.few[self.allowed[self.few]]
+        if self.within is not None:
+            inside = [self._rows(ids) for ids in self.within]
+            rows = rows[np.isin(rows, np.concatenate([_NO_ROWS, *inside]))]
+        return rows[~np.isin(rows, self._rows(self.excluded))]
 
     def _rows(self, ids: IntArray) -> IntArray:
         if self.row_of is None:
@@ -268,6 +284,7 @@ class CandidateRetriever:
             self._lists.has(request.key)
             or (request.trained_key is not None and self._lists.has(request.trained_key))
             or self._find_precomputed(request) is not None
+            or (request.items.few is not None and len(request.items.few) <= self.capacity)
         )
 
     def has_vector(self, user: UserState) -> bool:
@@ -308,7 +325,7 @@ class CandidateRetriever:
             if len(request.skipped):
                 items = items[~np.isin(items, request.skipped)]
             if len(items) < self._m and not kept.complete:  # more is skipped than is to spare
-                items = self._search(vector[None], request.mask()[None], self._m)[0]
+                items = self._search_one(request, vector, self._m)
             rows.append(items[: self._m])
         width = max(len(items) for items in rows)
         padded = np.full((len(rows), width), PAD, dtype=np.int64)
@@ -329,7 +346,9 @@ class CandidateRetriever:
         ]
         missing: dict[Hashable, int] = {}
         for position, (request, candidates) in enumerate(zip(requests, found, strict=True)):
-            if candidates is None:
+            if candidates is None and request.items.few is not None:
+                found[position] = self._all_of_few(request, vectors[position][None])
+            elif candidates is None:
                 missing[_key(request, position)] = position
         searched: dict[Hashable, CandidateList] = {}
         positions = list(missing.values())
@@ -352,9 +371,29 @@ class CandidateRetriever:
 
     def rest(self, request: RankRequest, vector: Tensor, candidates: Tensor, n: int) -> Tensor:
         """The next ``n`` rows by score behind the candidates, for a list longer than they are."""
+        best = self._search_one(request, vector, n, candidates.numpy())
+        return torch.from_numpy(best.astype(np.int64))
+
+    def _search_one(
+        self, request: RankRequest, vector: Tensor, n: int, but: IntArray = _NO_ROWS
+    ) -> NDArray[np.int32]:
+        """The best ``n`` rows that may be in the list, without the rows ``but``, best first."""
+        few = request.items.few_rows()
+        if few is not None:
+            rows = few[~np.isin(few, np.concatenate([request.skipped, but]))]
+            return self._generator.merge(vector[None], rows, n)
         mask = request.mask()
-        mask[candidates.numpy()] = False
-        return torch.from_numpy(self._search(vector[None], mask[None], n)[0].astype(np.int64))
+        mask[but] = False
+        return self._search(vector[None], mask[None], n)[0]
+
+    def _all_of_few(self, request: RankRequest, vector: Tensor) -> CandidateList:
+        """The best of the few rows that a filter leaves, each of which is scored: kept."""
+        rows = request.items.few_rows()
+        assert rows is not None  # noqa: S101 - the caller looked
+        items = self._generator.merge(vector, rows, self._m + SPARE_CANDIDATES)
+        candidates = CandidateList(items, len(items) == len(rows))
+        self._keep(request.key, candidates, request)
+        return candidates
 
     def _fit(
         self,
