@@ -138,6 +138,49 @@ def read_filter(text: str | None) -> AttributeFilter | None:
     return None if text is None else parse_filter(_read_json(text, "filter"))
 
 
+BOOST = (
+    'Boosts as JSON: `[{"filter":{"brand":"x"},"by":0.5}]`. `by` is added to the log-odds with '
+    "which each item that fits is preferred to others (±0.7 doubles or halves the odds), also in "
+    "`score` and `preferred_over_next`. Several add up. Popular items have "
+    f"the log of their users for log-odds. At most {MAX_BOOSTS} boosts of ±{MAX_LOG_ODDS:g}."
+)
+
+
+def parse_boosts(value: Any) -> tuple[Boost, ...]:
+    """The boosts of parsed JSON in one form, without those that change nothing.
+
+    Raises:
+        Unprocessable: they are no boosts, or a limit is exceeded.
+    """
+    if not isinstance(value, list):
+        raise _bad_boost("boost: boosts are a list of objects with `filter` and `by`")
+    if len(value) > MAX_BOOSTS:
+        raise _bad_boost(f"boost: there are more than {MAX_BOOSTS}")
+    by_filter: dict[str, Boost] = {}
+    for index, one in enumerate(value):
+        where = f"boost[{index}]"
+        if not isinstance(one, dict) or one.keys() != {"filter", "by"}:
+            raise _bad_boost(f"{where}: a boost is an object with `filter` and `by`")
+        by = one["by"]
+        if isinstance(by, bool) or not isinstance(by, int | float) or not abs(by) <= MAX_LOG_ODDS:
+            # What is not a number is not at most anything.
+            raise _bad_boost(f"{where}.by: log-odds are a number from −100 to 100")
+        wanted = parse_filter(one["filter"], f"{where}.filter")
+        if wanted is not None:  # what is added to every item changes no preference
+            known = by_filter.get(wanted.key)
+            by_filter[wanted.key] = Boost(wanted, float(by) + (known.by if known else 0.0))
+    return tuple(by_filter[key] for key in sorted(by_filter) if by_filter[key].by)
+
+
+def read_boosts(text: str | None) -> tuple[Boost, ...]:
+    """The boosts in a query string. Raises as `parse_boosts`."""
+    return () if text is None else parse_boosts(_read_json(text, "boost"))
+
+
+def _bad_boost(problem: str) -> Unprocessable:
+    return Unprocessable(problem, code="invalid_boost")
+
+
 def _read_json(text: str, name: str) -> Any:
     if len(text) > MAX_QUERY_CHARACTERS:
         raise Unprocessable(

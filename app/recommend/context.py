@@ -117,6 +117,7 @@ def rank_request(
         key if not model.revision else (*key, model.revision),
         None if among is None else (user.key, user.gap_class, among),
         query.key_bytes,
+        None if selection is None else selection.boost(items.internal, model.engine.temperature),
     )
 
 

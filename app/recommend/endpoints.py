@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from app.catalog.filters import FILTER, read_filter
+from app.catalog.filters import BOOST, FILTER, read_boosts, read_filter
 from app.core.access import Role, access
 from app.core.errors import (
     REQUEST_ID_KEY,
@@ -59,6 +59,11 @@ FilterText = Annotated[
     Query(description=f"{FILTER} Percent-encoded.", json_schema_extra={"format": "filter"}),
 ]
 
+BoostText = Annotated[
+    str | None,
+    Query(description=f"{BOOST} Percent-encoded.", json_schema_extra={"format": "boost"}),
+]
+
 
 @list_router.get(
     "/recommend/{user}",
@@ -84,6 +89,7 @@ async def recommend(
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
     diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
     filter: FilterText = None,  # noqa: A002 - as a request has it
+    boost: BoostText = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
@@ -99,6 +105,7 @@ async def recommend(
         diversity=diversity,
         explain=explain,
         filter=read_filter(filter),
+        boost=read_boosts(boost),
     )
     response = await answer(request, user, query)
     request.state.answer = partial(answer, query=query)

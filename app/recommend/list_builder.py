@@ -17,7 +17,7 @@ from app.recommend.context import (
     source_of,
 )
 from app.recommend.exploration import Exploration
-from app.recommend.popularity import PopularityRanking, backfill
+from app.recommend.popularity import PopularityRanking, backfill, boosted
 from app.recommend.response import EMPTY_LIST, RankedList, shared_list_name
 
 
@@ -63,6 +63,8 @@ class ListBuilder:
             if self._exploration.n_drawn(query.n) > 0:
                 popular = await self._popularity.ranked(context.profile.event_seq)
                 key_now = (key, self._popularity.number)
+                if not self._exploration.has(key_now):
+                    popular = await boosted(context, self._popularity, popular)
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
         elif model is not None:
             # A change of an item that the model does not have changes no list of its own.
@@ -93,7 +95,7 @@ class ListBuilder:
         # of the catalogue would have it made anew.
         items = model.items(context.catalogue)
         if context.selection is not None:
-            await context.selection.prepare(items.internal)
+            await context.selection.prepare(items.internal, model.engine.temperature)
         request = rank_request(context, model, items)
         if request is None:
             return EMPTY_LIST
@@ -133,6 +135,7 @@ class ListBuilder:
         key = (key, self._popularity.number)
         rest = self.cache.get(key)
         if rest is None:
+            popular = await boosted(context, self._popularity, popular)
             rest = backfill(context, popular, ranked)
             self.cache.put(key, rest, rest.nbytes + context.query.key_bytes)
         return rest

@@ -79,7 +79,12 @@ class RerankService:
             position_of = dict(zip(rows[known].tolist(), known.tolist(), strict=True))
             best: list[RankedItem] = []
             if len(known):
-                request = RerankRequest(state, rows[known])
+                boost = None
+                if context.selection is not None:
+                    internal = model.items(context.catalogue).internal
+                    await context.selection.prepare(internal, model.engine.temperature)
+                    boost = context.selection.boost(internal, model.engine.temperature)
+                request = RerankRequest(state, rows[known], boost)
                 best = await self._batcher.rerank(model.engine, request, is_gone)
             ranked = [(position_of[item.row], item) for item in best]
             ranked += [(position, None) for position in np.flatnonzero(rows < 0).tolist()]
@@ -145,13 +150,19 @@ class RerankService:
     async def _by_popularity(
         self, ids: NDArray[np.int64], context: RecommendationContext
     ) -> list[int]:
-        """Positions by the number of the items' users, most first, ties in the order given."""
+        """Positions by the number of the items' users, most first, ties in the order given.
+
+        With boosts it is by log(users + 1) and what they add.
+        """
         await self._popularity.ranked(context.profile.event_seq)
         counts = self._popularity.counts
         counted = (ids >= 0) & (ids < len(counts))
         users = np.zeros(len(ids), dtype=np.int64)
         users[counted] = counts[ids[counted]]
-        order: list[int] = np.argsort(-users, kind="stable").tolist()
+        scores: NDArray[np.floating] = users.astype(np.float64)
+        if context.selection is not None and context.selection.boosts is not None:
+            scores = np.log1p(users) + context.selection.boosts.at(ids, context.catalogue.size)
+        order: list[int] = np.argsort(-scores, kind="stable").tolist()
         return order
 
 

@@ -10,7 +10,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from app.catalog.filters import FILTER, AttributeFilter, parse_filter
+from app.catalog.filters import (
+    BOOST,
+    FILTER,
+    AttributeFilter,
+    Boost,
+    parse_boosts,
+    parse_filter,
+)
 from app.core.errors import PayloadTooLarge, Unprocessable
 from app.core.requests import invalid_body, read_json, text_problem, text_schema
 
@@ -56,6 +63,8 @@ class RecommendationQuery:
     diversity: float = 0.0
     explain: bool = False
     filter: AttributeFilter | None = None
+    boost: tuple[Boost, ...] = ()
+    """Sorted, each filter once."""
 
     @classmethod
     def canonical(
@@ -70,6 +79,7 @@ class RecommendationQuery:
         diversity: float,
         explain: Explain,
         filter: AttributeFilter | None = None,  # noqa: A002 - as a request has it
+        boost: tuple[Boost, ...] = (),
     ) -> RecommendationQuery:
         """The query of parameters as a request gives them, in any order and repeated."""
         return cls(
@@ -82,6 +92,7 @@ class RecommendationQuery:
             float(diversity),
             explain == "pairwise",
             filter,
+            boost,
         )
 
     @cached_property
@@ -95,6 +106,7 @@ class RecommendationQuery:
             self.diversity,
             self.explain,
             None if self.filter is None else self.filter.key,
+            tuple((one.filter.key, one.by) for one in self.boost),
         )
 
     @cached_property
@@ -135,6 +147,14 @@ BodyFilter = Annotated[
 ]
 
 
+BodyBoost = Annotated[Any, Field(description=BOOST, json_schema_extra={"type": ["array", "null"]})]
+
+
+def boosts_of(value: Any) -> tuple[Boost, ...]:
+    """The boosts in a body. Raises as `parse_boosts`."""
+    return () if value is None else parse_boosts(value)
+
+
 def filter_of(value: Any) -> AttributeFilter | None:
     """The filter in a body. Raises as `parse_filter`."""
     return None if value is None else parse_filter(value)
@@ -157,15 +177,18 @@ class BatchBody(_Body):
     explain: Explain = Field(default="none", description=EXPLAIN)
     diversity: float = Field(default=0.0, ge=0, le=1, description=DIVERSITY)
     filter: BodyFilter = None
+    boost: BodyBoost = None
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query.
 
         Raises:
-            Unprocessable: the filter is none.
+            Unprocessable: the filter or a boost is none.
         """
-        given = self.model_dump(exclude={"users", "filter"})
-        return RecommendationQuery.canonical(**given, filter=filter_of(self.filter))
+        given = self.model_dump(exclude={"users", "filter", "boost"})
+        return RecommendationQuery.canonical(
+            **given, filter=filter_of(self.filter), boost=boosts_of(self.boost)
+        )
 
 
 class RerankBody(_Body):
@@ -179,14 +202,16 @@ class RerankBody(_Body):
         "counts at its first place.",
     )
     filter: BodyFilter = None
+    boost: BodyBoost = None
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query. Raises as `parse_filter`."""
+        """The parameters as a query. Raises as `parse_filter` and `parse_boosts`."""
         return RecommendationQuery(
             n=len(self.items),
             min_seq=self.min_seq,
             model=self.model,
             filter=filter_of(self.filter),
+            boost=boosts_of(self.boost),
         )
 
 

@@ -19,7 +19,7 @@ from app.recommend.context import RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList, response_body
 from app.recommend.schemas import RecommendationQuery
-from app.recommend.selection import select
+from app.recommend.selection import Selector
 
 PLAIN = RecommendationQuery(LIST_ITEMS)
 
@@ -30,6 +30,7 @@ class ContextLoader:
     def __init__(self, events: EventService, catalog: CatalogService) -> None:
         self._events = events
         self._catalog = catalog
+        self._selector = Selector(catalog)
 
     async def load(
         self,
@@ -52,14 +53,14 @@ class ContextLoader:
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
         context = RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
-        if query.filter is not None:
-            context.selection = await select(self._catalog, catalogue, query)
+        if query.filter is not None or query.boost:
+            context.selection = await self._selector.select(catalogue, query)
         return context
 
     async def check(self, query: RecommendationQuery) -> None:
-        """Refuses a filter that no user would get a list by. Raises as `select`."""
-        if query.filter is not None:
-            await select(self._catalog, await self._catalog.catalogue(), query)
+        """Refuses filters that no user would get a list by. Raises as `Selector.select`."""
+        if query.filter is not None or query.boost:
+            await self._selector.select(await self._catalog.catalogue(), query)
 
     async def precomputed_list(
         self, user: str, query: RecommendationQuery, model: LoadedModel

@@ -19,7 +19,7 @@ from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
 from app.recommend.popularity import PopularityRanking
 from app.recommend.schemas import RecommendationQuery, SimilarItem, SimilarItems
-from app.recommend.selection import Selection, select
+from app.recommend.selection import Selection, Selector
 
 MAX_COMMON_USERS = 200  # of an item, the newest, whose other items are counted
 COUNT_SECONDS = 60  # that a list by common users is kept for
@@ -47,6 +47,7 @@ class SimilarItemsService:
         cache_bytes: int,
     ) -> None:
         self._catalog = catalog
+        self._selector = Selector(catalog)
         self._events = events
         self._models = models
         self._popularity = popularity
@@ -79,7 +80,8 @@ class SimilarItemsService:
             state = model.key  # a new item changes lists of the same version
         # Of a few lengths only: one is made for all requests that differ in ``n`` alone.
         length = next(length for length in LENGTHS if length >= n)
-        selection = await select(self._catalog, catalogue, RecommendationQuery(filter=wanted))
+        query = RecommendationQuery(filter=wanted)
+        selection = await self._selector.select(catalogue, query)
         about = None if selection is None else selection.state
         key = (state, internal, catalogue.shown_seq, length, about)
         answer = self._cache.get(key)

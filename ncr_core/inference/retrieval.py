@@ -119,6 +119,9 @@ class RankRequest:
     it stays when these change. None: there are none, or the candidates are not kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
+    boost: NDArray[np.float64] | None = None
+    """(n_items,) b: the margin of i over j is b_i − b_j larger. Requests share the array; ``key``
+    changes with it. None: nothing is added."""
 
     @property
     def depth(self) -> int:
@@ -203,34 +206,38 @@ class CandidateGenerator:
         """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
         return self.ranker.mean_margins(users, self.anchors)
 
-    def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
+    def search(self, users: Tensor, allowed: Tensor, m: int, boost: Tensor | None = None) -> Tensor:
         """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
 
         With a shortlist only its items are scored: for catalogues that are too large for more.
+        ``boost`` (n_items,) is what is added to the scores of items.
         """
+        boost = None if boost is None else boost.to(self.ranker.device)
         users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
         if self.shortlist is None:
             if sortable:
-                return self.ranker.top(users, m, allowed, self.order)
-            scores = self.ranker.mean_margins(users, self.anchors)
+                return self.ranker.top(users, m, allowed, self.order, boost)
+            scores = self.ranker.mean_margins(users, self.anchors, boost)
             return top_allowed(scores, allowed, self.order, m)
         if sortable:
-            return self.shortlist.search(users, allowed, m)
-        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
+            return self.shortlist.search(users, allowed, m, boost)
+        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m, boost)
         scores = torch.full(
             shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
         )
         for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
             rows = items[items != PAD]
-            means = self.ranker.bind(user).margins.mean_margins(self.anchors, rows)
+            means = self.ranker.bind(user, boost).margins.mean_margins(self.anchors, rows)
             row[: len(rows)] = means[0]
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
         return shortlisted.gather(1, order)
 
-    def merge(self, user: Tensor, rows: NDArray[np.int64], m: int) -> NDArray[np.int32]:
+    def merge(
+        self, user: Tensor, rows: NDArray[np.int64], m: int, boost: Tensor | None = None
+    ) -> NDArray[np.int32]:
         """The best ``m`` of some rows for one (1, E) user vector, best first."""
         items = torch.from_numpy(rows).to(self.ranker.device)
-        margins = self.ranker.bind(user.to(self.ranker.device)).margins
+        margins = self.ranker.bind(user.to(self.ranker.device), boost).margins
         scores = margins.mean_margins(self.anchors, items)[0].cpu().numpy()
         best = np.lexsort((self.order[items].cpu().numpy(), -scores))[:m]
         return rows[best].astype(np.int32)
@@ -337,7 +344,10 @@ class CandidateRetriever:
     def retrieve(
         self, requests: Sequence[RankRequest], vectors: Tensor | None = None
     ) -> list[CandidateList]:
-        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'."""
+        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'.
+
+        The requests have one boost, or none.
+        """
         if vectors is None:
             vectors = self.vectors([request.user for request in requests])
         found = [
@@ -356,7 +366,8 @@ class CandidateRetriever:
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
             masks = np.stack([self._mask(requests[position]) for position in part])
-            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES)
+            boost = requests[part[0]].boost
+            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES, boost)
             for position, mask, items in zip(part, masks, lists, strict=True):
                 request = requests[position]
                 candidates = CandidateList(items, len(items) == int(mask.sum()))
@@ -381,16 +392,17 @@ class CandidateRetriever:
         few = request.items.few_rows()
         if few is not None:
             rows = few[~np.isin(few, np.concatenate([request.skipped, but]))]
-            return self._generator.merge(vector[None], rows, n)
+            return self._generator.merge(vector[None], rows, n, _tensor(request.boost))
         mask = request.mask()
         mask[but] = False
-        return self._search(vector[None], mask[None], n)[0]
+        return self._search(vector[None], mask[None], n, request.boost)[0]
 
     def _all_of_few(self, request: RankRequest, vector: Tensor) -> CandidateList:
         """The best of the few rows that a filter leaves, each of which is scored: kept."""
         rows = request.items.few_rows()
         assert rows is not None  # noqa: S101 - the caller looked
-        items = self._generator.merge(vector, rows, self._m + SPARE_CANDIDATES)
+        n, boost = self._m + SPARE_CANDIDATES, _tensor(request.boost)
+        items = self._generator.merge(vector, rows, n, boost)
         candidates = CandidateList(items, len(items) == len(rows))
         self._keep(request.key, candidates, request)
         return candidates
@@ -448,11 +460,21 @@ class CandidateRetriever:
             return None  # computed with fewer candidates than are wanted here
         return found
 
-    def _search(self, vectors: Tensor, masks: BoolArray, n: int) -> list[NDArray[np.int32]]:
+    def _search(
+        self,
+        vectors: Tensor,
+        masks: BoolArray,
+        n: int,
+        boost: NDArray[np.float64] | None = None,
+    ) -> list[NDArray[np.int32]]:
         allowed = torch.from_numpy(masks).to(self._model.device)
-        best = self._generator.search(vectors, allowed, n)
+        best = self._generator.search(vectors, allowed, n, _tensor(boost))
         rows = best.to(torch.int32).cpu().numpy()
         return [row[row != PAD].copy() for row in rows]
+
+
+def _tensor(array: NDArray[np.float64] | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 def _key(request: RankRequest, position: int) -> Hashable:
