@@ -73,6 +73,8 @@ class ItemIndex:
     """The number of the latest change of these items that lists show; part of cache keys."""
     catalogue_shown_seq: int
     """The same of all items of the catalogue."""
+    moment: int
+    """When an item of the catalogue last came or went by its times; part of cache keys."""
     row_of: NDArray[np.int64]
     """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
 
@@ -136,7 +138,11 @@ def index_items(
         precomputed: those of the training's items that a worker searched for candidates in.
     """
     ids = catalogue.internal_ids
-    if previous is not None and previous.catalogue_shown_seq == catalogue.shown_seq:
+    if (
+        previous is not None
+        and previous.catalogue_shown_seq == catalogue.shown_seq
+        and previous.moment == catalogue.moment
+    ):
         return replace(previous, seq=catalogue.seq)
     if previous is not None and previous.seq > catalogue.seq:
         previous = None
@@ -179,6 +185,7 @@ def index_items(
         row_of=row_of,
         shown_seq=int(catalogue.shown[internal[known]].max(initial=0)),
         catalogue_shown_seq=catalogue.shown_seq,
+        moment=catalogue.moment,
     )
 
 
@@ -284,7 +291,7 @@ class LoadedModel:
     def items(self, catalogue: Catalogue) -> ItemIndex:
         """The model's items in this state of the catalogue."""
         items = self._items
-        if items is None or items.seq != catalogue.seq:
+        if items is None or items.seq != catalogue.seq or items.moment != catalogue.moment:
             items = index_items(
                 catalogue, self.item_ids, items, self.trained.n_items, self._precomputed
             )

@@ -57,7 +57,8 @@ class ListBuilder:
         ranked_by = None
         if model is not None:
             ranked_by = (model.key, model.gap_class(context.profile.timestamps, context.at_us))
-        key = (ranked_by, user_key, context.catalogue.shown_seq, context.query_key)
+        state = context.catalogue.shown_seq, context.catalogue.moment
+        key = (ranked_by, user_key, state, context.query_key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:
@@ -69,7 +70,7 @@ class ListBuilder:
         elif model is not None:
             # A change of an item that the model does not have changes no list of its own.
             items = model.items(context.catalogue)
-            own = (ranked_by, user_key, items.shown_seq, context.query_key)
+            own = (ranked_by, user_key, (items.shown_seq, items.moment), context.query_key)
             cached = self.cache.get(own)
             while cached is None:
                 self._batcher.check()  # before anything is done for a request that will be refused

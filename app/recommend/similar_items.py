@@ -83,7 +83,8 @@ class SimilarItemsService:
         query = RecommendationQuery(filter=wanted)
         selection = await self._selector.select(catalogue, query)
         about = None if selection is None else selection.state
-        key = (state, internal, catalogue.shown_seq, length, about)
+        shown = catalogue.shown_seq, catalogue.moment
+        key = (state, internal, shown, length, about)
         answer = self._cache.get(key)
         if answer is None:
 
