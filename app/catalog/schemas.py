@@ -19,6 +19,8 @@ MAX_ATTRIBUTES_BYTES = 16 * 1024
 
 Category = Annotated[str, Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES))]
 
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})] | float
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -70,11 +72,11 @@ class ItemIn(BaseModel):
         "by those that are numbers, booleans, strings of at most 256 bytes, and lists of these "
         "strings.",
     )
-    available_from: str | float | None = Field(
+    available_from: Moment | None = Field(
         default=None,
         description="From then on the item may be recommended: ISO-8601 or epoch seconds.",
     )
-    available_until: str | float | None = Field(
+    available_until: Moment | None = Field(
         default=None, description="From then on it may not be recommended any more."
     )
 

@@ -110,6 +110,10 @@ class CatalogService:
         """Return the internal ids of those items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
 
+    async def described(self, ids: Collection[int]) -> dict[int, Item]:
+        """Return these items by internal id, without deleted ones."""
+        return dict(await self._repository.by_ids(list(ids)))
+
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
         """Return the clients' ids by internal id, deleted items included."""
         return await self._repository.external_ids_of(ids)

@@ -26,6 +26,7 @@ from app.recommend.schemas import (
     EXCLUDE,
     EXCLUDE_SEEN,
     EXPLAIN,
+    INCLUDE,
     MAX_CATEGORIES,
     MAX_COMPARED,
     MAX_LIST,
@@ -45,6 +46,7 @@ from app.recommend.schemas import (
     SimilarItems,
     body_of,
     body_schema,
+    read_include,
 )
 from app.recommend.wiring import RecommendFeature
 
@@ -62,6 +64,11 @@ FilterText = Annotated[
 BoostText = Annotated[
     str | None,
     Query(description=f"{BOOST} Percent-encoded.", json_schema_extra={"format": "boost"}),
+]
+
+IncludeText = Annotated[
+    str | None,
+    Query(max_length=100, description=INCLUDE, json_schema_extra={"format": "include"}),
 ]
 
 
@@ -90,6 +97,7 @@ async def recommend(
     diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
     filter: FilterText = None,  # noqa: A002 - as a request has it
     boost: BoostText = None,
+    include: IncludeText = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
@@ -106,6 +114,7 @@ async def recommend(
         explain=explain,
         filter=read_filter(filter),
         boost=read_boosts(boost),
+        include=read_include(include),
     )
     response = await answer(request, user, query)
     request.state.answer = partial(answer, query=query)
@@ -204,6 +213,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
     "/items/{item}/similar",
     summary="Items like an item",
     response_model=SimilarItems,
+    response_model_exclude_unset=True,
     responses=problem_responses(404, 422, 503),
 )
 @access(Role.RECOMMEND)
@@ -212,9 +222,10 @@ async def similar(
     item: PathId,
     n: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 10,
     filter: FilterText = None,  # noqa: A002 - as a request has it
+    include: IncludeText = None,
 ) -> SimilarItems:
     """By the active model; where it does not know the item, by the users who took both up."""
-    return await feature.similar.similar(item, n, read_filter(filter))
+    return await feature.similar.similar(item, n, read_filter(filter), read_include(include))
 
 
 @router.get(

@@ -15,6 +15,7 @@ from app.inference.batcher import Batcher, IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext, source_of, user_state
+from app.recommend.details import ItemDetails
 from app.recommend.popularity import PopularityRanking
 from app.recommend.response import (
     RankedList,
@@ -38,7 +39,10 @@ class RerankService:
         popularity: PopularityRanking,
         batcher: Batcher,
         ab_tests: ABTestRouter | None = None,
+        *,
+        details: ItemDetails,
     ) -> None:
+        self._details = details
         self._contexts = contexts
         self._models = models
         self._popularity = popularity
@@ -100,11 +104,12 @@ class RerankService:
         version = None if model is None else model.version
         if self._ab_tests is not None and version is not None:
             self._ab_tests.record(version)
+        answered = RankedList.of(entries, [int(ids[position]) for position, _ in ranked])
         return response_body(
             user,
             version,
             context.profile.event_seq,
-            RankedList.of(entries, [int(ids[position]) for position, _ in ranked]),
+            await self._details.added(answered, query.include),
             started,
             new_recommendation_id(version or "none"),
         )

@@ -45,6 +45,32 @@ DIVERSITY = (
 Explain = Literal["none", "pairwise"]
 
 
+DETAILS = ("attributes", "categories")
+INCLUDE = "`categories`, `attributes` or both, with a comma between: shown of each item."
+
+
+def parse_include(names: Iterable[Any]) -> tuple[str, ...]:
+    """The details that are asked for, sorted, each once.
+
+    Raises:
+        Unprocessable: there is no such detail.
+    """
+    wanted = set()
+    for name in names:
+        if name not in DETAILS:
+            raise Unprocessable(
+                f"include: there is no {str(name)[:64]!r}; there are {', '.join(DETAILS)}",
+                code="invalid_include",
+            )
+        wanted.add(name)
+    return tuple(sorted(wanted))
+
+
+def read_include(text: str | None) -> tuple[str, ...]:
+    """The details in a query string. Raises as `parse_include`."""
+    return () if text is None else parse_include(part.strip() for part in text.split(","))
+
+
 STRING_BYTES = 60  # of a Python string without its characters
 
 
@@ -65,6 +91,8 @@ class RecommendationQuery:
     filter: AttributeFilter | None = None
     boost: tuple[Boost, ...] = ()
     """Sorted, each filter once."""
+    include: tuple[str, ...] = ()
+    """What the answer shows of items; no list depends on it."""
 
     @classmethod
     def canonical(
@@ -80,6 +108,7 @@ class RecommendationQuery:
         explain: Explain,
         filter: AttributeFilter | None = None,  # noqa: A002 - as a request has it
         boost: tuple[Boost, ...] = (),
+        include: tuple[str, ...] = (),
     ) -> RecommendationQuery:
         """The query of parameters as a request gives them, in any order and repeated."""
         return cls(
@@ -93,6 +122,7 @@ class RecommendationQuery:
             explain == "pairwise",
             filter,
             boost,
+            include,
         )
 
     @cached_property
@@ -150,6 +180,16 @@ BodyFilter = Annotated[
 BodyBoost = Annotated[Any, Field(description=BOOST, json_schema_extra={"type": ["array", "null"]})]
 
 
+BodyInclude = Annotated[
+    list[str],
+    Field(
+        max_length=len(DETAILS),
+        description="What is shown of each item.",
+        json_schema_extra={"items": {"enum": list(DETAILS)}},
+    ),
+]
+
+
 def boosts_of(value: Any) -> tuple[Boost, ...]:
     """The boosts in a body. Raises as `parse_boosts`."""
     return () if value is None else parse_boosts(value)
@@ -178,16 +218,20 @@ class BatchBody(_Body):
     diversity: float = Field(default=0.0, ge=0, le=1, description=DIVERSITY)
     filter: BodyFilter = None
     boost: BodyBoost = None
+    include: BodyInclude = Field(default_factory=list)
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query.
 
         Raises:
-            Unprocessable: the filter or a boost is none.
+            Unprocessable: the filter, a boost or a detail is none.
         """
-        given = self.model_dump(exclude={"users", "filter", "boost"})
+        given = self.model_dump(exclude={"users", "filter", "boost", "include"})
         return RecommendationQuery.canonical(
-            **given, filter=filter_of(self.filter), boost=boosts_of(self.boost)
+            **given,
+            filter=filter_of(self.filter),
+            boost=boosts_of(self.boost),
+            include=parse_include(self.include),
         )
 
 
@@ -203,15 +247,17 @@ class RerankBody(_Body):
     )
     filter: BodyFilter = None
     boost: BodyBoost = None
+    include: BodyInclude = Field(default_factory=list)
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query. Raises as `parse_filter` and `parse_boosts`."""
+        """The parameters as a query. Raises as that of `BatchBody`."""
         return RecommendationQuery(
             n=len(self.items),
             min_seq=self.min_seq,
             model=self.model,
             filter=filter_of(self.filter),
             boost=boosts_of(self.boost),
+            include=parse_include(self.include),
         )
 
 
@@ -277,7 +323,18 @@ class Because(BaseModel):
     )
 
 
-class RecommendedItem(BaseModel):
+class _Details(BaseModel):
+    """What is shown of an item on request."""
+
+    categories: list[str] | None = Field(
+        default=None, description="With `include=categories`. Otherwise it is not there."
+    )
+    attributes: dict[str, Any] | None = Field(
+        default=None, description="With `include=attributes`. Otherwise it is not there."
+    )
+
+
+class RecommendedItem(_Details):
     """One place of the list."""
 
     id: str
@@ -352,7 +409,7 @@ class Comparison(BaseModel):
     order: list[str] = Field(description="The items, best first.")
 
 
-class SimilarItem(BaseModel):
+class SimilarItem(_Details):
     """An item that is like another."""
 
     id: str

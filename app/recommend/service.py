@@ -16,6 +16,7 @@ from app.inference.model_manager import ModelManager
 from app.inference.precomputed import LIST_ITEMS, PrecomputedCandidates
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext
+from app.recommend.details import ItemDetails
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList, response_body
 from app.recommend.schemas import RecommendationQuery
@@ -99,6 +100,7 @@ class RecommendService:
         lists: builds the list.
         ab_tests: tries a second version beside the first.
         on_list: called with each user and query that was answered.
+        details: reads what answers show of items on request.
     """
 
     def __init__(
@@ -108,7 +110,10 @@ class RecommendService:
         lists: ListBuilder,
         ab_tests: ABTestRouter | None = None,
         on_list: Callable[[str, RecommendationQuery], None] = lambda user, query: None,
+        *,
+        details: ItemDetails,
     ) -> None:
+        self._details = details
         self._on_list = on_list
         self._contexts = contexts
         self._models = models
@@ -156,5 +161,7 @@ class RecommendService:
                 ranked = await self._lists.build(context, model)
                 recommendation_id = new_recommendation_id(model.version if model else "none")
         self._on_list(user, query)
+        if query.include:
+            ranked = await self._details.added(ranked, query.include)
         version = None if model is None else model.version
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)

@@ -17,6 +17,7 @@ from app.core.middleware import ConcurrencyLimiter
 from app.events.service import EventService
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
+from app.recommend.details import ItemDetails
 from app.recommend.popularity import PopularityRanking
 from app.recommend.schemas import RecommendationQuery, SimilarItem, SimilarItems
 from app.recommend.selection import Selection, Selector
@@ -48,6 +49,7 @@ class SimilarItemsService:
     ) -> None:
         self._catalog = catalog
         self._selector = Selector(catalog)
+        self._details = ItemDetails(catalog)
         self._events = events
         self._models = models
         self._popularity = popularity
@@ -58,7 +60,11 @@ class SimilarItemsService:
         )
 
     async def similar(
-        self, item: str, n: int, wanted: AttributeFilter | None = None
+        self,
+        item: str,
+        n: int,
+        wanted: AttributeFilter | None = None,
+        include: tuple[str, ...] = (),
     ) -> SimilarItems:
         """Visible items that fit a filter, the most similar first.
 
@@ -100,9 +106,17 @@ class SimilarItemsService:
 
             answer = await self._flights.run(key, find)
             self._cache.put(key, answer, ITEM_BYTES * (1 + len(answer.items)))
-        if len(answer.items) <= n:
+        if len(answer.items) > n:
+            answer = answer.model_copy(update={"items": answer.items[:n]})
+        if not include:
             return answer
-        return answer.model_copy(update={"items": answer.items[:n]})
+        ids = [catalogue.internal_ids[one.id] for one in answer.items]
+        details = await self._details.of(ids, include)
+        items = [
+            one.model_copy(update=details[internal_id])
+            for one, internal_id in zip(answer.items, ids, strict=True)
+        ]
+        return answer.model_copy(update={"items": items})
 
     async def _by_common_users(
         self, catalogue: Catalogue, internal: int, n: int, selection: Selection | None

@@ -135,6 +135,8 @@ class ItemOut(TypedDict):
     categories: list[str]
     hidden: bool
     attributes: dict[str, Any]
+    available_from: str | None
+    available_until: str | None
 
 
 class ItemPage(TypedDict):
@@ -315,6 +317,8 @@ class Recommendation(TypedDict):
 class RecommendedItem(TypedDict):
     """One place of the list."""
 
+    categories: NotRequired[list[str] | None]
+    attributes: NotRequired[dict[str, Any] | None]
     id: str
     title: str | None
     rank: int
@@ -343,6 +347,8 @@ class RejectedRow(TypedDict):
 class SimilarItem(TypedDict):
     """An item that is like another."""
 
+    categories: NotRequired[list[str] | None]
+    attributes: NotRequired[dict[str, Any] | None]
     id: str
     title: str | None
     score: float
