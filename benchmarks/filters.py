@@ -37,8 +37,8 @@ WORDS = [f"word {n}" for n in range(20)]
 FEW = 20
 
 
-def attributes_of(n_items: int) -> tuple[Attributes, float]:
-    """The attributes of all items, and the seconds that it took to read them."""
+def attributes_of(n_items: int) -> tuple[Attributes, dict[str, Any], float]:
+    """The attributes of all items, those of the first, and the seconds that reading them took."""
     generator = np.random.default_rng(0)
     rows: list[tuple[int, int, str]] = []
     for start in range(0, n_items, CHUNK):
@@ -58,7 +58,8 @@ def attributes_of(n_items: int) -> tuple[Attributes, float]:
             rows.append((item, 1, orjson.dumps(content).decode()))
     started = time.perf_counter()
     attributes = Attributes().updated(rows)
-    return attributes, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    return attributes, orjson.loads(rows[0][2]), seconds
 
 
 def checked(value: dict[str, Any]) -> AttributeFilter:
@@ -95,7 +96,7 @@ def engine_of(n_items: int) -> InferenceEngine:
 
 def main(items: int = 1_000_000) -> None:
     torch.set_num_threads(1)
-    attributes, read_seconds = attributes_of(items)
+    attributes, first, read_seconds = attributes_of(items)
     size, internal = items + 1, np.arange(1, items + 1)
     everything = np.ones(items, dtype=np.bool_)
     wanted, few = thirty_ways(), checked({"rare": "yes"})
@@ -114,12 +115,15 @@ def main(items: int = 1_000_000) -> None:
     plain = ItemFilter(everything)
     half = ItemFilter(everything, selected=selected.mask, few=selected.few)
     twenty = ItemFilter(everything, selected=left.mask, few=left.few)
-    row = (7, 2, '{"n0":-1}')
+    content = {**first, "n0": -1}
+    patched = (1, 2, orjson.dumps(content).decode())
+    replaced = (1, 2, '{"n0":-1}')
     calls: dict[str, Callable[[], Any]] = {
         "mask of 30 attributes": lambda: attributes.mask(wanted, size),
         "mask of one attribute": lambda: attributes.mask(few, size),
         "rows of the model for a mask": lambda: FilterMask(mask.of(size), False).rows(internal),
-        "change of one item": lambda: attributes.updated([row]),
+        "change of one attribute": lambda: attributes.updated([patched]),
+        "change of all of an item": lambda: attributes.updated([replaced]),
         "list": lambda: ranked(plain),
         "list, filtered": lambda: ranked(half),
         f"list of {FEW} items": lambda: ranked(twenty),

@@ -99,8 +99,8 @@ class Column:
             dense = np.full(size, _missing(values.dtype), values.dtype)
             dense[: len(self.values)] = self.values
             dense[ids] = values
-            column = Column(dense)
-            return column if (~_is_missing(values)).any() or len(column.present()) else None
+            some_left = not _is_missing(values).all() or not _is_missing(dense).all()
+            return Column(dense) if some_left else None
         present = ~_is_missing(values)
         old = ~np.isin(self.ids, ids)
         all_ids = np.concatenate([self.ids[old], ids[present]])
@@ -252,7 +252,8 @@ def _with_ids(ascending: Ids, ids: Ids, new: Ids) -> Ids:
     """The ascending ids with the ``new`` ones of those that changed; the same array if all stay."""
     if np.array_equal(_members(ascending, ids), new):
         return ascending
-    joined: Ids = np.union1d(np.setdiff1d(ascending, ids), new).astype(np.int32)
+    left = np.delete(ascending, np.searchsorted(ascending, _members(ascending, ids)))
+    joined: Ids = np.insert(left, np.searchsorted(left, new), new)
     return joined
 
 
@@ -287,6 +288,8 @@ def _pairs(ids: Ids, codes: NDArray[np.int32]) -> list[tuple[int, int]]:
 
 def _compact(attribute: Attribute) -> Attribute:
     """The same with fewer words, where most are of no item any more."""
+    if len(attribute.words.codes) <= SPARE_CODES:
+        return attribute
     string = attribute.string
     n_used = len(attribute.entry_codes) + (0 if string is None else len(string.present()))
     if len(attribute.words.codes) <= 2 * n_used + SPARE_CODES:
