@@ -90,7 +90,7 @@ async def build_services(
     clicks = ClickAttribution(database, EventWeights.from_settings(settings))
     impressions = ImpressionBuffer(database)
     click_through = ClickThroughStatistics(database, clicks, impressions)
-    catalog = CatalogService(database)
+    catalog = CatalogService(database, settings.filter_cache_bytes)
     models = ModelRegistry(
         database,
         store,

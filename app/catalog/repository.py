@@ -16,7 +16,15 @@ from app.core.bulk import begins_with, insert_many, one_of
 from app.core.database import Database
 from app.core.tables import now_us
 
-_ITEM = (items.c.external_id, items.c.title, items.c.categories, items.c.hidden, items.c.attributes)
+_ITEM = (
+    items.c.external_id,
+    items.c.title,
+    items.c.categories,
+    items.c.hidden,
+    items.c.attributes,
+    items.c.available_from,
+    items.c.available_until,
+)
 _CATALOGUE_ROW = (
     items.c.id,
     items.c.external_id,
@@ -25,10 +33,15 @@ _CATALOGUE_ROW = (
     items.c.hidden,
     items.c.deleted,
     items.c.seq,
+    # As text: parsed where it does not hold up the event loop.
+    sa.cast(items.c.attributes, sa.Text),
+    items.c.available_from,
+    items.c.available_until,
 )
 _WITH_ID = sa.select(items.c.id, *_ITEM).where(~items.c.deleted)
 _UPSERT = """ON CONFLICT (external_id) DO UPDATE SET title = excluded.title,
  categories = excluded.categories, hidden = excluded.hidden, attributes = excluded.attributes,
+ available_from = excluded.available_from, available_until = excluded.available_until,
  described = excluded.described, deleted = excluded.deleted, seq = excluded.seq,
  updated_at = excluded.updated_at"""
 
@@ -61,6 +74,8 @@ class CatalogRepository:
                 "categories",
                 "hidden",
                 "attributes",
+                "available_from",
+                "available_until",
                 "described",
                 "deleted",
                 "seq",
@@ -74,6 +89,8 @@ class CatalogRepository:
                     orjson.dumps(item.categories).decode(),
                     item.hidden,
                     orjson.dumps(item.attributes).decode(),
+                    item.available_from,
+                    item.available_until,
                     True,
                     False,
                     seq,
@@ -106,6 +123,8 @@ class CatalogRepository:
                 title=None,
                 categories=[],
                 attributes={},
+                available_from=None,
+                available_until=None,
                 hidden=False,
                 described=False,
                 deleted=True,

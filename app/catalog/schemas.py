@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, Field
 
-from app.core.requests import NO_NUL, Id, text_problem, text_schema
+from app.core.requests import NO_NUL, Id, datetime_of, parse_timestamp, text_problem, text_schema
 
 MAX_TITLE = 1024
 MAX_CATEGORIES = 64
@@ -17,6 +18,8 @@ MAX_ATTRIBUTES_BYTES = 16 * 1024
 
 
 Category = Annotated[str, Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES))]
+
+Moment = Annotated[str, Field(json_schema_extra={"format": "date-time"})] | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,9 @@ class Item:
     categories: list[str]
     hidden: bool
     attributes: dict[str, Any]
+    available_from: int | None = None
+    """In microseconds since 1970; None: always."""
+    available_until: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the item as clients see it."""
@@ -37,6 +43,8 @@ class Item:
             "categories": self.categories,
             "hidden": self.hidden,
             "attributes": self.attributes,
+            "available_from": _time_of(self.available_from),
+            "available_until": _time_of(self.available_until),
         }
 
 
@@ -59,7 +67,17 @@ class ItemIn(BaseModel):
     categories: list[Category] | None = Field(default=None, max_length=MAX_CATEGORIES)
     hidden: bool | None = Field(default=None, description="Hidden items are never recommended.")
     attributes: dict[str, Any] | None = Field(
-        default=None, description="Your own fields: at most 16 KiB of JSON, without NUL."
+        default=None,
+        description="Your own fields: at most 16 KiB of JSON, without NUL. Lists can be filtered "
+        "by those that are numbers, booleans, strings of at most 256 bytes, and lists of these "
+        "strings.",
+    )
+    available_from: Moment | None = Field(
+        default=None,
+        description="From then on the item may be recommended: ISO-8601 or epoch seconds.",
+    )
+    available_until: Moment | None = Field(
+        default=None, description="From then on it may not be recommended any more."
     )
 
 
@@ -71,6 +89,8 @@ class ItemOut(BaseModel):
     categories: list[str]
     hidden: bool
     attributes: dict[str, Any]
+    available_from: datetime | None
+    available_until: datetime | None
 
 
 class ItemPage(BaseModel):
@@ -136,7 +156,25 @@ def parse_item(
         attributes = patched_attributes(base.attributes, row["attributes"])
     if (problem := attributes_problem(attributes)) is not None:
         return ItemProblem("invalid_attributes", f"attributes {problem}")
-    return Item(new_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes)
+    times = {}
+    for name in ("available_from", "available_until"):
+        times[name] = getattr(base, name, None)
+        if name in row:
+            try:
+                times[name] = None if row[name] is None else parse_timestamp(row[name])
+            except ValueError as error:
+                return ItemProblem(f"invalid_{name}", str(error).replace("timestamp", name))
+    opens, closes = times["available_from"], times["available_until"]
+    if opens is not None and closes is not None and opens >= closes:
+        problem = "available_until must be after available_from"
+        return ItemProblem("invalid_available_until", problem)
+    return Item(
+        new_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes, opens, closes
+    )
+
+
+def _time_of(micros: int | None) -> datetime | None:
+    return None if micros is None else datetime_of(micros)
 
 
 def _title_problem(title: Any) -> str | None:

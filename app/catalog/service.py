@@ -12,12 +12,14 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.catalog.filters import AttributeFilter
+from app.catalog.masks import FilterMask, FilterMasks
 from app.catalog.repository import CatalogRepository
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.catalog.snapshot import Catalogue
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
-from app.core.tables import CATALOG_SEQ, current_value, next_values
+from app.core.tables import CATALOG_SEQ, current_value, next_values, now_us
 
 # Beyond either a thread takes a change in, so that no request waits for it. A change of one item
 # costs a copy of the catalogue, too: 0.7 ms with 20,000 items, 11 ms with 200,000.
@@ -32,8 +34,9 @@ AVAILABLE_ITEMS = "SELECT id, external_id FROM items WHERE NOT deleted"
 class CatalogService:
     """Stores items, and holds a catalogue in memory that follows every change."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, mask_bytes: int = 2**26) -> None:
         self._database = database
+        self._masks = FilterMasks(mask_bytes)
         self._repository = CatalogRepository(database)
         self._catalogue = Catalogue()
         self._refresh_lock = asyncio.Lock()
@@ -49,12 +52,22 @@ class CatalogService:
         """
         if min_seq is None:
             min_seq = await self.catalog_seq()
-        if self._catalogue.seq < min_seq:
+        catalogue = self._catalogue
+        if catalogue.seq < min_seq or catalogue.next_change <= now_us():
             async with self._refresh_lock:
                 # Another request may have refreshed it while this one waited.
                 if self._catalogue.seq < min_seq:
                     await self._refresh(min_seq)
+                await self._follow_time()
         return self._catalogue
+
+    async def _follow_time(self) -> None:
+        """Take in which items have come and gone by their times."""
+        catalogue, now = self._catalogue, now_us()
+        if len(catalogue.availability.ids) > MAX_INLINE_ITEMS:
+            self._catalogue = await asyncio.to_thread(catalogue.at, now)
+        else:
+            self._catalogue = catalogue.at(now)
 
     async def _refresh(self, min_seq: int) -> None:
         rows = await self._repository.changed_since(self._catalogue.seq)
@@ -64,6 +77,14 @@ class CatalogService:
             changed = self._catalogue.updated(rows)
         # At least `min_seq`: a number may have been taken for a change that changed nothing.
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
+
+    async def mask(self, wanted: AttributeFilter, catalogue: Catalogue) -> FilterMask:
+        """Return the items that fit a filter in a state of the catalogue.
+
+        Raises:
+            Unprocessable: the filter compares values of a kind that no item has.
+        """
+        return await self._masks.get(wanted, catalogue)
 
     async def catalog_seq(self) -> int:
         """Return the catalogue's number, which grows with every change."""
@@ -90,6 +111,10 @@ class CatalogService:
     ) -> dict[str, int]:
         """Return the internal ids of those items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
+
+    async def described(self, ids: Collection[int]) -> dict[int, Item]:
+        """Return these items by internal id, without deleted ones."""
+        return dict(await self._repository.by_ids(list(ids)))
 
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
         """Return the clients' ids by internal id, deleted items included."""

@@ -9,6 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.catalog.attributes import Attributes
+from app.catalog.availability import NEVER_ENDS, Availability, Window
+
 _NO_IDS = np.zeros(0, np.int64)
 MAX_COMPARED = 16  # rows of a change: more are taken for changes of what lists show
 
@@ -23,6 +26,10 @@ class CatalogueRow(NamedTuple):
     hidden: bool
     deleted: bool
     seq: int
+    attributes: str = "{}"
+    """JSON."""
+    available_from: int | None = None
+    available_until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Catalogue:
     titles: Sequence[str | None] = ()
     """The title by internal id."""
     visible: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(size,) whether the item may be recommended: neither hidden nor deleted."""
+    """(size,) whether the item may be recommended: neither hidden nor deleted, and available."""
     internal_ids: dict[str, int] = field(default_factory=dict)
     """The internal id by the client's id, deleted items included."""
     categories: dict[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -47,6 +54,16 @@ class Catalogue:
     """(size,) the number of each item's latest change of what lists depend on."""
     shown_seq: int = 0
     """The highest number in ``shown``; part of cache keys."""
+    attributes: Attributes = field(default_factory=Attributes)
+    """What filters look at. A change of it voids the lists with a filter that depends on it."""
+    listed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(size,) whether the item is neither hidden nor deleted, at any time."""
+    availability: Availability = field(default_factory=Availability)
+    moment: int = 0
+    """When an item last came or went by its times, in microseconds since 1970; part of cache
+    keys."""
+    next_change: int = NEVER_ENDS
+    """When one will, and this state is over."""
 
     @property
     def size(self) -> int:
@@ -64,21 +81,44 @@ class Catalogue:
             mask[ids] = True
         return mask
 
+    def at(self, now: int) -> Catalogue:
+        """Return the state at a time, in microseconds since 1970."""
+        moment, next_change = (
+            find(now) for find in (self.availability.last_change, self.availability.next_change)
+        )
+        if (moment, next_change) == (self.moment, self.next_change):
+            return self
+        return replace(
+            self, visible=self._visible_at(moment), moment=moment, next_change=next_change
+        )
+
+    def _visible_at(self, moment: int) -> NDArray[np.bool_]:
+        if not len(self.availability.ids):
+            return self.listed
+        visible = self.listed.copy()
+        visible[self.availability.unavailable(moment)] = False
+        return visible
+
     def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:
         """Return the state after these changes, in any order.
 
-        A change that lists do not show, as of an attribute, leaves everything but ``seq``.
+        A change that lists do not show, as of an attribute, leaves everything but ``seq`` and
+        ``attributes``.
         """
         seq = max([self.seq, *(row.seq for row in rows)])
+        attributes = self.attributes
+        if rows:
+            attributes = attributes.updated([(row.id, row.seq, row.attributes) for row in rows])
         if len(rows) <= MAX_COMPARED:
             rows = [row for row in rows if self._is_shown(row)]
         if not rows:
-            return self if seq == self.seq else replace(self, seq=seq)
+            return self if seq == self.seq else replace(self, seq=seq, attributes=attributes)
+        windows = [Window(row.id, row.available_from, row.available_until) for row in rows]
         size = max(self.size, max(row.id for row in rows) + 1)
         external_ids = [*self.external_ids, *([""] * (size - self.size))]
         titles = [*self.titles, *([None] * (size - self.size))]
-        visible = np.zeros(size, np.bool_)
-        visible[: self.size] = self.visible
+        listed = np.zeros(size, np.bool_)
+        listed[: self.size] = self.listed
         shown = np.zeros(size, np.int64)
         shown[: self.size] = self.shown
         internal_ids = dict(self.internal_ids)
@@ -87,7 +127,7 @@ class Catalogue:
         for row in rows:
             external_ids[row.id] = row.external_id
             titles[row.id] = row.title
-            visible[row.id] = not (row.hidden or row.deleted)
+            listed[row.id] = not (row.hidden or row.deleted)
             shown[row.id] = row.seq
             internal_ids[row.external_id] = row.id
             if row.deleted:
@@ -107,25 +147,34 @@ class Catalogue:
                 ids = np.union1d(ids, np.array(members[name], np.int64))
             if len(ids):
                 categories[name] = ids
-        return Catalogue(
+        changed_state = Catalogue(
             seq=seq,
             external_ids=external_ids,
             titles=titles,
-            visible=visible,
+            visible=listed,
             internal_ids=internal_ids,
             categories=categories,
             deleted=frozenset(deleted),
             shown=shown,
             shown_seq=max([self.shown_seq, *(row.seq for row in rows)]),
+            attributes=attributes,
+            listed=listed,
+            availability=self.availability.updated(windows),
+            moment=self.moment,
+            next_change=self.next_change,
         )
+        return replace(changed_state, visible=changed_state._visible_at(self.moment))
 
     def _is_shown(self, row: CatalogueRow) -> bool:
         """Return whether lists depend on what the row changes."""
         if row.id >= self.size:
             return True
         now = (row.external_id, row.title, not (row.hidden or row.deleted), row.deleted)
-        before = (self.external_ids[row.id], self.titles[row.id], bool(self.visible[row.id]))
+        before = (self.external_ids[row.id], self.titles[row.id], bool(self.listed[row.id]))
         if now != (*before, row.id in self.deleted):
+            return True
+        window = Window(row.id, row.available_from, row.available_until)
+        if self.availability.updated([window]) is not self.availability:
             return True
         named = set() if row.deleted else set(row.categories)
         return named != {name for name, ids in self.categories.items() if _has(ids, row.id)}

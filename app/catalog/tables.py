@@ -23,6 +23,9 @@ items = sa.Table(
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("updated_at", sa.BigInteger, nullable=False),
+    # Microseconds since 1970 between which the item may be recommended; NULL: always.
+    sa.Column("available_from", sa.BigInteger, nullable=True),
+    sa.Column("available_until", sa.BigInteger, nullable=True),
     sa.Index("ix_items_seq", "seq"),
     prefix_index("items"),
     sqlite_autoincrement=True,

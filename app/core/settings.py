@@ -174,6 +174,10 @@ class Settings(BaseSettings):
     candidate_cache_bytes: int = Field(default=128 * 2**20, ge=0)
     """Memory for cached candidates of users, in bytes."""
 
+    filter_cache_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Memory for what filters by attributes leave of the items, in bytes: about 2 bytes an item for
+    each filter."""
+
     profile_cache_bytes: int = Field(default=64 * 2**20, ge=0)
     """Memory for cached profiles of users, in bytes."""
 

@@ -73,6 +73,8 @@ class ItemIndex:
     """The number of the latest change of these items that lists show; part of cache keys."""
     catalogue_shown_seq: int
     """The same of all items of the catalogue."""
+    moment: int
+    """When an item of the catalogue last came or went by its times; part of cache keys."""
     row_of: NDArray[np.int64]
     """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
 
@@ -83,21 +85,29 @@ class ItemIndex:
         rows[known] = self.row_of[internal[known]]
         return rows
 
-    def trained_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
+    def trained_key(
+        self, exclude_seen: bool, categories: tuple[str, ...], selection: Hashable = None
+    ) -> Hashable:
         """What candidates among the items of the training depend on beside the user.
 
         None where the model has no newer items, or the candidates depend on the catalogue.
         """
-        if self.searched is self.trained or categories:
+        if self.searched is self.trained or categories or selection is not None:
             return None
         return unfiltered_key(self.trained.digest, exclude_seen)
 
-    def candidates_key(self, exclude_seen: bool, categories: tuple[str, ...]) -> Hashable:
-        """What candidates depend on beside the user."""
+    def candidates_key(
+        self, exclude_seen: bool, categories: tuple[str, ...], selection: Hashable = None
+    ) -> Hashable:
+        """What candidates depend on beside the user.
+
+        ``selection`` is what they depend on of filters and boosts by attributes; None: of none.
+        """
         # A change of the catalogue that hides and shows nothing leaves candidates as they are.
-        if not categories:
-            return unfiltered_key(self.searched.digest, exclude_seen)
-        return (exclude_seen, categories, self.shown_seq, self.searched.digest)
+        key: Hashable = unfiltered_key(self.searched.digest, exclude_seen)
+        if categories:
+            key = (exclude_seen, categories, self.shown_seq, self.searched.digest)
+        return key if selection is None else (key, selection)
 
 
 def unfiltered_key(visible_digest: str, exclude_seen: bool = True) -> Hashable:
@@ -128,7 +138,11 @@ def index_items(
         precomputed: those of the training's items that a worker searched for candidates in.
     """
     ids = catalogue.internal_ids
-    if previous is not None and previous.catalogue_shown_seq == catalogue.shown_seq:
+    if (
+        previous is not None
+        and previous.catalogue_shown_seq == catalogue.shown_seq
+        and previous.moment == catalogue.moment
+    ):
         return replace(previous, seq=catalogue.seq)
     if previous is not None and previous.seq > catalogue.seq:
         previous = None
@@ -171,6 +185,7 @@ def index_items(
         row_of=row_of,
         shown_seq=int(catalogue.shown[internal[known]].max(initial=0)),
         catalogue_shown_seq=catalogue.shown_seq,
+        moment=catalogue.moment,
     )
 
 
@@ -276,7 +291,7 @@ class LoadedModel:
     def items(self, catalogue: Catalogue) -> ItemIndex:
         """The model's items in this state of the catalogue."""
         items = self._items
-        if items is None or items.seq != catalogue.seq:
+        if items is None or items.seq != catalogue.seq or items.moment != catalogue.moment:
             items = index_items(
                 catalogue, self.item_ids, items, self.trained.n_items, self._precomputed
             )

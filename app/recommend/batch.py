@@ -14,7 +14,7 @@ from app.core.requests import text_problem
 from app.inference.batcher import IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.schemas import MAX_USERS, RecommendationQuery
-from app.recommend.service import RecommendService
+from app.recommend.service import ContextLoader, RecommendService
 
 MAX_ITEMS = 100_000  # of all lists together: 14 MB
 MAX_CONCURRENT_USERS = 32  # of all batches: half a pass is left for single requests
@@ -26,8 +26,11 @@ RETRY_SECONDS = 0.05
 class BatchService:
     """Every user's list is what `RecommendService` would answer, and so is every refusal."""
 
-    def __init__(self, models: ModelManager, recommend: RecommendService) -> None:
+    def __init__(
+        self, models: ModelManager, recommend: RecommendService, contexts: ContextLoader
+    ) -> None:
         self._models = models
+        self._contexts = contexts
         self._recommend = recommend
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_USERS)
         self._batches = ConcurrencyLimiter(
@@ -56,6 +59,7 @@ class BatchService:
             )
         with self._batches.one():
             await self._models.get(query.model)
+            await self._contexts.check(query)
             return b'{"results":[' + b",".join(await self._results(users, query, is_gone)) + b"]}"
 
     async def _results(

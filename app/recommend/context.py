@@ -13,6 +13,7 @@ from app.events.profile import Profile
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
 from app.recommend.schemas import RecommendationQuery, Source
+from app.recommend.selection import Selection
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 
@@ -34,6 +35,14 @@ class RecommendationContext:
     """Called when the answer has to wait in the slow queue."""
     at_us: int = 0
     """The time of the request, in microseconds since 1970."""
+    selection: Selection | None = None
+    """What the query's filter leaves; None: it has none."""
+
+    @property
+    def query_key(self) -> Hashable:
+        """What a list depends on of the query, and of the attributes that the query names."""
+        selection = self.selection
+        return self.query.key if selection is None else (self.query.key, selection.state)
 
     @property
     def user_key(self) -> Hashable:
@@ -61,13 +70,18 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
     return UserState(row, evidence, key, model.gap_class(profile.timestamps, context.at_us))
 
 
-def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequest | None:
-    """The model's list for the user; None where the model knows nothing of them."""
+def rank_request(
+    context: RecommendationContext, model: LoadedModel, items: ItemIndex | None = None
+) -> RankRequest | None:
+    """The model's list for the user; None where the model knows nothing of them.
+
+    ``items`` are the model's items in the context's state of the catalogue, where they are at hand.
+    """
     user = user_state(context, model)
     if user is None:
         return None
     catalogue, profile, query = context.catalogue, context.profile, context.query
-    items = model.items(catalogue)
+    items = items or model.items(catalogue)
     withheld = profile.disliked
     if query.exclude_seen:
         withheld = np.concatenate([profile.seen, withheld]) if len(withheld) else profile.seen
@@ -75,8 +89,15 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
     if query.exclude:
         excluded = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
         skipped = np.concatenate([skipped, excluded[excluded >= 0]])
-    key = (user.key, user.gap_class, items.candidates_key(query.exclude_seen, query.categories))
-    among = items.trained_key(query.exclude_seen, query.categories)
+    selection = context.selection
+    selected = None if selection is None else selection.rows(items.internal)
+    about = (
+        query.exclude_seen,
+        query.categories,
+        None if selection is None else selection.state,
+    )
+    key = (user.key, user.gap_class, items.candidates_key(*about))
+    among = items.trained_key(*about)
     return RankRequest(
         user,
         query.n,
@@ -85,6 +106,8 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
             withheld,
             catalogue.members(query.categories) if query.categories else None,
             items.row_of,
+            None if selected is None else selected.mask,
+            None if selected is None else selected.few,
         ),
         skipped,
         query.diversity,
@@ -94,6 +117,7 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         key if not model.revision else (*key, model.revision),
         None if among is None else (user.key, user.gap_class, among),
         query.key_bytes,
+        None if selection is None else selection.boost(items.internal, model.engine.temperature),
     )
 
 
@@ -111,11 +135,15 @@ def source_of(user: UserState | None) -> Source:
 
 
 def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
-    """By internal id: visible, in the categories, not disliked, not seen."""
+    """By internal id: visible, left by the filter, in the categories, not disliked, not seen."""
     catalogue, profile, query = context.catalogue, context.profile, context.query
     allowed = catalogue.visible.copy()
     if query.categories:
         allowed &= catalogue.mask(query.categories)
+    if context.selection is not None:
+        selected = context.selection.allowed(len(allowed))
+        if selected is not None:
+            allowed &= selected
     if query.exclude_seen:
         allowed[profile.seen[profile.seen < len(allowed)]] = False
     disliked = profile.disliked

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from app.catalog.filters import BOOST, FILTER, read_boosts, read_filter
 from app.core.access import Role, access
 from app.core.errors import (
     REQUEST_ID_KEY,
@@ -26,6 +27,7 @@ from app.recommend.schemas import (
     EXCLUDE,
     EXCLUDE_SEEN,
     EXPLAIN,
+    INCLUDE,
     MAX_CATEGORIES,
     MAX_COMPARED,
     MAX_LIST,
@@ -47,6 +49,7 @@ from app.recommend.schemas import (
     TrendingItems,
     body_of,
     body_schema,
+    read_include,
 )
 from app.recommend.wiring import RecommendFeature
 
@@ -54,6 +57,22 @@ router = APIRouter(tags=["recommend"], route_class=StrictQuery)
 list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 """`GET /recommend/{user}` alone, where a query string that was parsed before goes straight to
 `answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""
+
+
+FilterText = Annotated[
+    str | None,
+    Query(description=f"{FILTER} Percent-encoded.", json_schema_extra={"format": "filter"}),
+]
+
+BoostText = Annotated[
+    str | None,
+    Query(description=f"{BOOST} Percent-encoded.", json_schema_extra={"format": "boost"}),
+]
+
+IncludeText = Annotated[
+    str | None,
+    Query(max_length=100, description=INCLUDE, json_schema_extra={"format": "include"}),
+]
 
 
 @list_router.get(
@@ -79,6 +98,9 @@ async def recommend(
     min_seq: Annotated[int | None, Query(ge=0, lt=SEQ_BOUND, description=MIN_SEQ)] = None,
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
     diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
+    filter: FilterText = None,  # noqa: A002 - as a request has it
+    boost: BoostText = None,
+    include: IncludeText = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
@@ -93,6 +115,9 @@ async def recommend(
         model=model,
         diversity=diversity,
         explain=explain,
+        filter=read_filter(filter),
+        boost=read_boosts(boost),
+        include=read_include(include),
     )
     response = await answer(request, user, query)
     request.state.answer = partial(answer, query=query)
@@ -158,9 +183,9 @@ async def rerank(request: Request, feature: Feature) -> Response:
     Of more than 200 items Algorithm 1 orders the 200 with the highest mean preference over the
     model's anchor items. The others follow in the order of that mean.
 
-    All given items are returned, including seen, disliked, hidden and deleted ones. Items that
-    the model does not know come last, in the order given, as
-    `popular`. For a user of whom nothing is known the order is by popularity.
+    All given items that fit the `filter` are returned, including seen, disliked, hidden and
+    deleted ones. Items that the model does not know come last, in the order given, as `popular`.
+    For a user of whom nothing is known the order is by popularity.
     """
     body = await body_of(request, RerankBody, {"items": MAX_LIST})
     query, is_gone = body.query(), request.is_disconnected
@@ -191,6 +216,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
     "/items/{item}/similar",
     summary="Items like an item",
     response_model=SimilarItems,
+    response_model_exclude_unset=True,
     responses=problem_responses(404, 422, 503),
 )
 @access(Role.RECOMMEND)
@@ -198,9 +224,11 @@ async def similar(
     feature: Feature,
     item: PathId,
     n: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 10,
+    filter: FilterText = None,  # noqa: A002 - as a request has it
+    include: IncludeText = None,
 ) -> SimilarItems:
     """By the active model; where it does not know the item, by the users who took both up."""
-    return await feature.similar.similar(item, n)
+    return await feature.similar.similar(item, n, read_filter(filter), read_include(include))
 
 
 _Category = Annotated[

@@ -84,6 +84,10 @@ class Exploration:
         """The number of drawn items in a list of ``n``; the first place never is one."""
         return min(int(self._share * n + 1e-9), n - 1)
 
+    def has(self, key: Hashable) -> bool:
+        """Whether what newcomers' lists are made from is kept for a key."""
+        return self._pools.has(key)
+
     def build(
         self,
         key: Hashable,
@@ -121,7 +125,8 @@ def draw_pool(
     new = np.flatnonzero(allowed)[::-1][:MAX_NEW]
     others = np.concatenate([known, new])
     users = np.zeros(len(others))
-    users[: len(known)] = counts[known]
+    counted = known < len(counts)  # boosts order items without users, too
+    users[: len(known)][counted] = counts[known[counted]]
     explain = context.query.explain
     parts = tuple(_parts(context.catalogue, item, explain) for item in chosen)
     cumulative = np.cumsum(np.sqrt(users + 1.0)).tolist()

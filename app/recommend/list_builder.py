@@ -17,7 +17,7 @@ from app.recommend.context import (
     source_of,
 )
 from app.recommend.exploration import Exploration
-from app.recommend.popularity import PopularityRanking, backfill
+from app.recommend.popularity import PopularityRanking, backfill, boosted
 from app.recommend.response import EMPTY_LIST, RankedList, shared_list_name
 
 
@@ -57,16 +57,20 @@ class ListBuilder:
         ranked_by = None
         if model is not None:
             ranked_by = (model.key, model.gap_class(context.profile.timestamps, context.at_us))
-        key = (ranked_by, user_key, context.catalogue.shown_seq, query.key)
+        state = context.catalogue.shown_seq, context.catalogue.moment
+        key = (ranked_by, user_key, state, context.query_key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:
                 popular = await self._popularity.ranked(context.profile.event_seq)
                 key_now = (key, self._popularity.number)
+                if not self._exploration.has(key_now):
+                    popular = await boosted(context, self._popularity, popular)
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
         elif model is not None:
             # A change of an item that the model does not have changes no list of its own.
-            own = (ranked_by, user_key, model.items(context.catalogue).shown_seq, query.key)
+            items = model.items(context.catalogue)
+            own = (ranked_by, user_key, (items.shown_seq, items.moment), context.query_key)
             cached = self.cache.get(own)
             while cached is None:
                 self._batcher.check()  # before anything is done for a request that will be refused
@@ -91,7 +95,9 @@ class ListBuilder:
         # Before anything is waited for: the model holds one index, and a request with a later state
         # of the catalogue would have it made anew.
         items = model.items(context.catalogue)
-        request = rank_request(context, model)
+        if context.selection is not None:
+            await context.selection.prepare(items.internal, model.engine.temperature)
+        request = rank_request(context, model, items)
         if request is None:
             return EMPTY_LIST
         if self._redis is not None:
@@ -130,6 +136,7 @@ class ListBuilder:
         key = (key, self._popularity.number)
         rest = self.cache.get(key)
         if rest is None:
+            popular = await boosted(context, self._popularity, popular)
             rest = backfill(context, popular, ranked)
             self.cache.put(key, rest, rest.nbytes + context.query.key_bytes)
         return rest

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.catalog.masks import MAX_INLINE_ITEMS
 from app.core.errors import Unavailable
 from app.core.logging import get_logger
 from app.events.service import EventService
@@ -136,6 +138,34 @@ class PopularityRanking:
         if not np.array_equal(ranked, self._ranked):
             self._ranked = ranked
             self.number += 1
+
+
+async def boosted(
+    context: RecommendationContext, popularity: PopularityRanking, popular: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Popular items in the order of the context's boosts; without any, as they are.
+
+    The log-odds of an item are log(users + 1) and what the boosts add, of all items: one without
+    users has its place, too. Of equal ones the more popular, then the newer one comes first.
+    """
+    selection = context.selection
+    if selection is None or selection.boosts is None:
+        return popular
+    boosts, size, counts = selection.boosts, context.catalogue.size, popularity.counts
+
+    def order() -> NDArray[np.int64]:
+        users = np.zeros(size, dtype=np.int64)
+        users[: min(size, len(counts))] = counts[:size]
+        place = np.arange(size + len(popular), len(popular), -1)
+        known = popular[popular < size]
+        place[known] = np.arange(len(known))
+        return np.lexsort((place, -(np.log1p(users) + boosts.of(size))))
+
+    return await (asyncio.to_thread(order) if size > MAX_INLINE_ITEMS else _at_once(order))
+
+
+async def _at_once(make: Callable[[], NDArray[np.int64]]) -> NDArray[np.int64]:
+    return make()
 
 
 def _sum(

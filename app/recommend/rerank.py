@@ -15,6 +15,7 @@ from app.inference.batcher import Batcher, IsGone
 from app.inference.model_manager import ModelManager
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext, source_of, user_state
+from app.recommend.details import ItemDetails
 from app.recommend.popularity import PopularityRanking
 from app.recommend.response import (
     RankedList,
@@ -38,7 +39,10 @@ class RerankService:
         popularity: PopularityRanking,
         batcher: Batcher,
         ab_tests: ABTestRouter | None = None,
+        *,
+        details: ItemDetails,
     ) -> None:
+        self._details = details
         self._contexts = contexts
         self._models = models
         self._popularity = popularity
@@ -54,6 +58,8 @@ class RerankService:
     ) -> bytes:
         """The body of the answer: all the items, in the order in which the user would like them.
 
+        With a filter it is those that fit; an item that is not there has no attributes.
+
         Items that the model knows come first, by Algorithm 1 over just these in the order given
         (of many, as `InferenceEngine.rerank` says). The others follow in that order. Seen,
         disliked and hidden items stay: they are the caller's own choice. For a user of whom
@@ -64,6 +70,9 @@ class RerankService:
         model = await self._models.get(query.model)
         items = list(dict.fromkeys(items))
         ids = _internal_ids(context.catalogue, items)
+        if context.selection is not None:
+            fitting = context.selection.fitting(ids, context.catalogue.size)
+            items, ids = [items[position] for position in fitting], ids[fitting]
         state = None if model is None else user_state(context, model)
         ranked: list[tuple[int, RankedItem | None]]  # positions among the items
         if model is None or state is None:
@@ -74,7 +83,12 @@ class RerankService:
             position_of = dict(zip(rows[known].tolist(), known.tolist(), strict=True))
             best: list[RankedItem] = []
             if len(known):
-                request = RerankRequest(state, rows[known])
+                boost = None
+                if context.selection is not None:
+                    internal = model.items(context.catalogue).internal
+                    await context.selection.prepare(internal, model.engine.temperature)
+                    boost = context.selection.boost(internal, model.engine.temperature)
+                request = RerankRequest(state, rows[known], boost)
                 best = await self._batcher.rerank(model.engine, request, is_gone)
             ranked = [(position_of[item.row], item) for item in best]
             ranked += [(position, None) for position in np.flatnonzero(rows < 0).tolist()]
@@ -90,11 +104,12 @@ class RerankService:
         version = None if model is None else model.version
         if self._ab_tests is not None and version is not None:
             self._ab_tests.record(version)
+        answered = RankedList.of(entries, [int(ids[position]) for position, _ in ranked])
         return response_body(
             user,
             version,
             context.profile.event_seq,
-            RankedList.of(entries, [int(ids[position]) for position, _ in ranked]),
+            await self._details.added(answered, query.include),
             started,
             new_recommendation_id(version or "none"),
         )
@@ -140,13 +155,19 @@ class RerankService:
     async def _by_popularity(
         self, ids: NDArray[np.int64], context: RecommendationContext
     ) -> list[int]:
-        """Positions by the number of the items' users, most first, ties in the order given."""
+        """Positions by the number of the items' users, most first, ties in the order given.
+
+        With boosts it is by log(users + 1) and what they add.
+        """
         await self._popularity.ranked(context.profile.event_seq)
         counts = self._popularity.counts
         counted = (ids >= 0) & (ids < len(counts))
         users = np.zeros(len(ids), dtype=np.int64)
         users[counted] = counts[ids[counted]]
-        order: list[int] = np.argsort(-users, kind="stable").tolist()
+        scores: NDArray[np.floating] = users.astype(np.float64)
+        if context.selection is not None and context.selection.boosts is not None:
+            scores = np.log1p(users) + context.selection.boosts.at(ids, context.catalogue.size)
+        order: list[int] = np.argsort(-scores, kind="stable").tolist()
         return order
 
 

@@ -10,6 +10,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from app.catalog.filters import (
+    BOOST,
+    FILTER,
+    AttributeFilter,
+    Boost,
+    parse_boosts,
+    parse_filter,
+)
 from app.core.errors import PayloadTooLarge, Unprocessable
 from app.core.requests import invalid_body, read_json, text_problem, text_schema
 
@@ -37,6 +45,32 @@ DIVERSITY = (
 Explain = Literal["none", "pairwise"]
 
 
+DETAILS = ("attributes", "categories")
+INCLUDE = "`categories`, `attributes` or both, with a comma between: shown of each item."
+
+
+def parse_include(names: Iterable[Any]) -> tuple[str, ...]:
+    """The details that are asked for, sorted, each once.
+
+    Raises:
+        Unprocessable: there is no such detail.
+    """
+    wanted = set()
+    for name in names:
+        if name not in DETAILS:
+            raise Unprocessable(
+                f"include: there is no {str(name)[:64]!r}; there are {', '.join(DETAILS)}",
+                code="invalid_include",
+            )
+        wanted.add(name)
+    return tuple(sorted(wanted))
+
+
+def read_include(text: str | None) -> tuple[str, ...]:
+    """The details in a query string. Raises as `parse_include`."""
+    return () if text is None else parse_include(part.strip() for part in text.split(","))
+
+
 STRING_BYTES = 60  # of a Python string without its characters
 
 
@@ -54,6 +88,11 @@ class RecommendationQuery:
     model: str | None = None
     diversity: float = 0.0
     explain: bool = False
+    filter: AttributeFilter | None = None
+    boost: tuple[Boost, ...] = ()
+    """Sorted, each filter once."""
+    include: tuple[str, ...] = ()
+    """What the answer shows of items; no list depends on it."""
 
     @classmethod
     def canonical(
@@ -67,6 +106,9 @@ class RecommendationQuery:
         model: str | None,
         diversity: float,
         explain: Explain,
+        filter: AttributeFilter | None = None,  # noqa: A002 - as a request has it
+        boost: tuple[Boost, ...] = (),
+        include: tuple[str, ...] = (),
     ) -> RecommendationQuery:
         """The query of parameters as a request gives them, in any order and repeated."""
         return cls(
@@ -78,6 +120,9 @@ class RecommendationQuery:
             model,
             float(diversity),
             explain == "pairwise",
+            filter,
+            boost,
+            include,
         )
 
     @cached_property
@@ -90,6 +135,8 @@ class RecommendationQuery:
             self.exclude,
             self.diversity,
             self.explain,
+            None if self.filter is None else self.filter.key,
+            tuple((one.filter.key, one.by) for one in self.boost),
         )
 
     @cached_property
@@ -123,6 +170,36 @@ class _Body(BaseModel):
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+BodyFilter = Annotated[
+    # Any: what is wrong with it is told by `parse_filter`.
+    Any,
+    Field(description=FILTER, json_schema_extra={"type": ["object", "null"]}),
+]
+
+
+BodyBoost = Annotated[Any, Field(description=BOOST, json_schema_extra={"type": ["array", "null"]})]
+
+
+BodyInclude = Annotated[
+    list[str],
+    Field(
+        max_length=len(DETAILS),
+        description="What is shown of each item.",
+        json_schema_extra={"items": {"enum": list(DETAILS)}},
+    ),
+]
+
+
+def boosts_of(value: Any) -> tuple[Boost, ...]:
+    """The boosts in a body. Raises as `parse_boosts`."""
+    return () if value is None else parse_boosts(value)
+
+
+def filter_of(value: Any) -> AttributeFilter | None:
+    """The filter in a body. Raises as `parse_filter`."""
+    return None if value is None else parse_filter(value)
+
+
 class BatchBody(_Body):
     """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
 
@@ -139,10 +216,23 @@ class BatchBody(_Body):
     exclude: list[BodyId] = Field(default_factory=list, max_length=MAX_LIST, description=EXCLUDE)
     explain: Explain = Field(default="none", description=EXPLAIN)
     diversity: float = Field(default=0.0, ge=0, le=1, description=DIVERSITY)
+    filter: BodyFilter = None
+    boost: BodyBoost = None
+    include: BodyInclude = Field(default_factory=list)
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query."""
-        return RecommendationQuery.canonical(**self.model_dump(exclude={"users"}))
+        """The parameters as a query.
+
+        Raises:
+            Unprocessable: the filter, a boost or a detail is none.
+        """
+        given = self.model_dump(exclude={"users", "filter", "boost", "include"})
+        return RecommendationQuery.canonical(
+            **given,
+            filter=filter_of(self.filter),
+            boost=boosts_of(self.boost),
+            include=parse_include(self.include),
+        )
 
 
 class RerankBody(_Body):
@@ -155,10 +245,20 @@ class RerankBody(_Body):
         description="What is to be ranked, in the order that decides ties. An item that repeats "
         "counts at its first place.",
     )
+    filter: BodyFilter = None
+    boost: BodyBoost = None
+    include: BodyInclude = Field(default_factory=list)
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query."""
-        return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
+        """The parameters as a query. Raises as that of `BatchBody`."""
+        return RecommendationQuery(
+            n=len(self.items),
+            min_seq=self.min_seq,
+            model=self.model,
+            filter=filter_of(self.filter),
+            boost=boosts_of(self.boost),
+            include=parse_include(self.include),
+        )
 
 
 class CompareBody(_Body):
@@ -223,7 +323,18 @@ class Because(BaseModel):
     )
 
 
-class RecommendedItem(BaseModel):
+class _Details(BaseModel):
+    """What is shown of an item on request."""
+
+    categories: list[str] | None = Field(
+        default=None, description="With `include=categories`. Otherwise it is not there."
+    )
+    attributes: dict[str, Any] | None = Field(
+        default=None, description="With `include=attributes`. Otherwise it is not there."
+    )
+
+
+class RecommendedItem(_Details):
     """One place of the list."""
 
     id: str
@@ -298,7 +409,7 @@ class Comparison(BaseModel):
     order: list[str] = Field(description="The items, best first.")
 
 
-class SimilarItem(BaseModel):
+class SimilarItem(_Details):
     """An item that is like another."""
 
     id: str

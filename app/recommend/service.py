@@ -16,9 +16,11 @@ from app.inference.model_manager import ModelManager
 from app.inference.precomputed import LIST_ITEMS, PrecomputedCandidates
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.context import RecommendationContext
+from app.recommend.details import ItemDetails
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList, response_body
 from app.recommend.schemas import RecommendationQuery
+from app.recommend.selection import Selector
 
 PLAIN = RecommendationQuery(LIST_ITEMS)
 
@@ -29,6 +31,7 @@ class ContextLoader:
     def __init__(self, events: EventService, catalog: CatalogService) -> None:
         self._events = events
         self._catalog = catalog
+        self._selector = Selector(catalog)
 
     async def load(
         self,
@@ -41,6 +44,7 @@ class ContextLoader:
 
         Raises:
             Conflict: ``query.min_seq`` is not reached.
+            Unprocessable: the filter does not fit the attributes.
         """
         profile = await self._events.profiles.get(user, query.min_seq)
         if query.min_seq is not None and profile.event_seq < query.min_seq:
@@ -49,7 +53,15 @@ class ContextLoader:
                 code="seq_not_reached",
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)
-        return RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
+        context = RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
+        if query.filter is not None or query.boost:
+            context.selection = await self._selector.select(catalogue, query)
+        return context
+
+    async def check(self, query: RecommendationQuery) -> None:
+        """Refuses filters that no user would get a list by. Raises as `Selector.select`."""
+        if query.filter is not None or query.boost:
+            await self._selector.select(await self._catalog.catalogue(), query)
 
     async def precomputed_list(
         self, user: str, query: RecommendationQuery, model: LoadedModel
@@ -88,6 +100,7 @@ class RecommendService:
         lists: builds the list.
         ab_tests: tries a second version beside the first.
         on_list: called with each user and query that was answered.
+        details: reads what answers show of items on request.
     """
 
     def __init__(
@@ -97,7 +110,10 @@ class RecommendService:
         lists: ListBuilder,
         ab_tests: ABTestRouter | None = None,
         on_list: Callable[[str, RecommendationQuery], None] = lambda user, query: None,
+        *,
+        details: ItemDetails,
     ) -> None:
+        self._details = details
         self._on_list = on_list
         self._contexts = contexts
         self._models = models
@@ -122,6 +138,7 @@ class RecommendService:
         Raises:
             Conflict: ``min_seq`` is not reached, or the version's files are removed.
             NotFound: there is no such version.
+            Unprocessable: the filter does not fit the attributes.
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         started = time.perf_counter()
@@ -144,5 +161,7 @@ class RecommendService:
                 ranked = await self._lists.build(context, model)
                 recommendation_id = new_recommendation_id(model.version if model else "none")
         self._on_list(user, query)
+        if query.include:
+            ranked = await self._details.added(ranked, query.include)
         version = None if model is None else model.version
         return response_body(user, version, as_of_seq, ranked, started, recommendation_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.core.errors import Unavailable
+from app.core.errors import Unavailable, Unprocessable
 from app.core.logging import get_logger
 from app.inference.loaded_model import LoadedModel
 from app.recommend.context import NEWCOMER
@@ -47,7 +47,10 @@ class WarmUp:
             for user, query in asked:
                 if await self._contexts.precomputed_list(user, query, model) is not None:
                     continue
-                context = await self._contexts.load(user, query)
+                try:
+                    context = await self._contexts.load(user, query)
+                except Unprocessable:
+                    continue  # the attributes that the filter names have changed
                 if context.user_key is not NEWCOMER:
                     await self._lists.build(context, model)
                     made += 1

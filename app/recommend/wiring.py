@@ -17,6 +17,7 @@ from app.inference.model_manager import ModelManager
 from app.inference.new_items import NewItems
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.batch import BatchService
+from app.recommend.details import ItemDetails
 from app.recommend.exploration import Exploration
 from app.recommend.list_builder import ListBuilder
 from app.recommend.popularity import PopularityRanking
@@ -74,9 +75,14 @@ class RecommendFeature:
             if ab_tests.shadow is not None:
                 self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
             self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
-        self.service = RecommendService(contexts, models, lists, self.ab_tests, self.warm_up.record)
-        self.batch = BatchService(models, self.service)
-        self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
+        details = ItemDetails(catalog)
+        self.service = RecommendService(
+            contexts, models, lists, self.ab_tests, self.warm_up.record, details=details
+        )
+        self.batch = BatchService(models, self.service, contexts)
+        self.rerank = RerankService(
+            contexts, models, popularity, batcher, self.ab_tests, details=details
+        )
         self.questions = QuestionService(contexts, models, popularity, batcher)
         self.recent = RecentPopularity(events, catalog, popularity)
         self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)

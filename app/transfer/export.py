@@ -140,6 +140,9 @@ def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
 
 def _item_line(item: Item) -> bytes:
     row = item.as_json()
+    for name in ("available_from", "available_until"):
+        if row[name] is None:
+            del row[name]
     return orjson.dumps({"item": row.pop("id"), **row}, option=orjson.OPT_APPEND_NEWLINE)
 
 

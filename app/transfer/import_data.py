@@ -256,6 +256,9 @@ def _event_ids(rows: pa.RecordBatch) -> Iterator[str]:
         yield f"import:{user[:24]}:{digest}"
 
 
+_OWN_FIELDS = {"hidden", "attributes", "available_from", "available_until"}
+
+
 def _valid_items(
     rows: Iterable[ItemRow], on_bad: Callable[[BadRow], None], name: str
 ) -> Iterator[Item]:
@@ -267,7 +270,8 @@ def _valid_items(
             "attributes": row.attributes,
         }
         hidden, attributes = row.attributes.get("hidden"), row.attributes.get("attributes")
-        if len(row.attributes) == 2 and isinstance(hidden, bool) and isinstance(attributes, dict):
+        is_ours = not row.attributes.keys() - _OWN_FIELDS
+        if is_ours and isinstance(hidden, bool) and isinstance(attributes, dict):
             # The format of `ncr export` and of the API.
             description |= row.attributes
         item = parse_item(description)

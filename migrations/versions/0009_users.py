@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from app.core.migrations import create_index_concurrently
 
 revision = "0009"
-down_revision = "0007"
+down_revision = "0008"
 # The version before reads and writes what it knows of; all that is new has a default.
 compatible_from = "0006"
 branch_labels = None

@@ -41,6 +41,7 @@ MAX_REASONS = 3
 MAX_EXACT_ITEMS = 200  # of those that a caller names; 19,900 pairs in the worst order
 
 Request = TypeVar("Request")
+Boosted = TypeVar("Boosted", RankRequest, "RerankRequest")
 Result = TypeVar("Result")
 
 
@@ -80,6 +81,8 @@ class RerankRequest:
     user: UserState
     rows: IntArray
     """(M,) item rows, each once, in the order that decides ties."""
+    boost: NDArray[np.float64] | None = None
+    """(n_items,) b, see `RankRequest`."""
 
 
 def _within_memory(
@@ -106,6 +109,33 @@ def _within_memory(
             return run(on_cpu, requests)
 
     return within_memory
+
+
+def _by_boost(
+    run: Callable[[InferenceEngine, Sequence[Boosted]], list[Result]],
+) -> Callable[[InferenceEngine, Sequence[Boosted]], list[Result]]:
+    """A pass for each boost of the requests: its scores are those of all users in it."""
+
+    @wraps(run)
+    def by_boost(engine: InferenceEngine, requests: Sequence[Boosted]) -> list[Result]:
+        groups: dict[int, list[int]] = {}
+        for position, request in enumerate(requests):
+            groups.setdefault(id(request.boost), []).append(position)
+        if len(groups) == 1:
+            return run(engine, requests)
+        results: dict[int, Result] = {}
+        for positions in groups.values():
+            found = run(engine, [requests[position] for position in positions])
+            results.update(zip(positions, found, strict=True))
+        return [results[position] for position in range(len(requests))]
+
+    return by_boost
+
+
+def _boost_of(requests: Sequence[Boosted]) -> Tensor | None:
+    """The boost that requests share."""
+    boost = requests[0].boost
+    return None if boost is None else torch.from_numpy(boost)
 
 
 class InferenceEngine:
@@ -221,15 +251,20 @@ class InferenceEngine:
         """The (E,) vector of each user."""
         return list(self.retriever.vectors(users).cpu().numpy())
 
+    @_by_boost
     @_within_memory
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        """The best n items of each request, all in one pass of the ranker."""
+        """The best n items of each request, all with the same boost in one pass of the ranker.
+
+        With a boost all that is said of an item takes it in: its score and its probability to be
+        preferred to the next one, too.
+        """
         vectors = self.retriever.vectors([request.user for request in requests])
         candidates = self.retriever.candidates(requests, vectors)
         depth = max(request.depth for request in requests)
         # As many candidates for everyone, whatever n: a list must not depend on its company. What
         # is asked for beyond them follows in the order of the cheap score.
-        bound = self.ranker.bind(vectors)
+        bound = self.ranker.bind(vectors, _boost_of(requests))
         ranked = bound.rank(candidates, depth)
         missing = depth - ranked.shape[1]
         if missing > 0:
@@ -248,6 +283,7 @@ class InferenceEngine:
             for request, vector, items in zip(requests, vectors, lists, strict=True)
         ]
 
+    @_by_boost
     @_within_memory
     def rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
         """All items of each request, by Algorithm 1 over them in the order given.
@@ -340,7 +376,8 @@ class InferenceEngine:
         vectors = self.retriever.vectors([request.user for request in requests])
         for request, vector in zip(requests, torch.split(vectors, 1), strict=True):
             rows = torch.from_numpy(request.rows).to(self.ranker.device)
-            margins = self.ranker.bind(vector).margins.mean_margins(self._anchors, rows)[0]
+            bound = self.ranker.bind(vector, _boost_of([request]))
+            margins = bound.margins.mean_margins(self._anchors, rows)[0]
             order = margins.sort(descending=True, stable=True).indices
             best.append(rows[order[:MAX_EXACT_ITEMS].sort().values])
             rest.append(rows[order[MAX_EXACT_ITEMS:]])
@@ -350,7 +387,7 @@ class InferenceEngine:
         """The ranker for the users of the requests, and their items, (B, M) padded."""
         vectors = self.retriever.vectors([request.user for request in requests])
         rows = [torch.from_numpy(request.rows) for request in requests]
-        return self.ranker.bind(vectors), pad_sequence(rows, True, PAD)
+        return self.ranker.bind(vectors, _boost_of(requests)), pad_sequence(rows, True, PAD)
 
     def _diversified(self, requests: Sequence[RankRequest], ranked: Tensor) -> Tensor:
         """(B, depth) lists → (B, n), diverse ones chosen by `diversified`."""

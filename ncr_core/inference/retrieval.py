@@ -61,6 +61,10 @@ class ItemFilter:
     """Ids of the only items that may be recommended, in any number of arrays; None: any item."""
     row_of: IntArray | None = None
     """The row of each id, −1 for ids that the model does not have; None: ids are rows."""
+    selected: BoolArray | None = None
+    """(n_items,) rows that a filter leaves, an array that requests share; None: all."""
+    few: IntArray | None = None
+    """The rows of ``selected``, ascending, where they are few: these are ranked unsearched."""
 
     def mask(self) -> BoolArray:
         """(n_items,) items that the user may get, in an array of the caller's own."""
@@ -71,8 +75,20 @@ class ItemFilter:
             for ids in self.within:
                 rows = self._rows(ids)
                 mask[rows] = self.allowed[rows]
+        if self.selected is not None:
+            mask &= self.selected
         mask[self._rows(self.excluded)] = False
         return mask
+
+    def few_rows(self) -> IntArray | None:
+        """The rows that the user may get, ascending, without a mask; None where they are many."""
+        if self.few is None:
+            return None
+        rows = self.few[self.allowed[self.few]]
+        if self.within is not None:
+            inside = [self._rows(ids) for ids in self.within]
+            rows = rows[np.isin(rows, np.concatenate([_NO_ROWS, *inside]))]
+        return rows[~np.isin(rows, self._rows(self.excluded))]
 
     def _rows(self, ids: IntArray) -> IntArray:
         if self.row_of is None:
@@ -103,6 +119,9 @@ class RankRequest:
     it stays when these change. None: there are none, or the candidates are not kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
+    boost: NDArray[np.float64] | None = None
+    """(n_items,) b: the margin of i over j is b_i − b_j larger. Requests share the array; ``key``
+    changes with it. None: nothing is added."""
 
     @property
     def depth(self) -> int:
@@ -187,34 +206,38 @@ class CandidateGenerator:
         """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
         return self.ranker.mean_margins(users, self.anchors)
 
-    def search(self, users: Tensor, allowed: Tensor, m: int) -> Tensor:
+    def search(self, users: Tensor, allowed: Tensor, m: int, boost: Tensor | None = None) -> Tensor:
         """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
 
         With a shortlist only its items are scored: for catalogues that are too large for more.
+        ``boost`` (n_items,) is what is added to the scores of items.
         """
+        boost = None if boost is None else boost.to(self.ranker.device)
         users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
         if self.shortlist is None:
             if sortable:
-                return self.ranker.top(users, m, allowed, self.order)
-            scores = self.ranker.mean_margins(users, self.anchors)
+                return self.ranker.top(users, m, allowed, self.order, boost)
+            scores = self.ranker.mean_margins(users, self.anchors, boost)
             return top_allowed(scores, allowed, self.order, m)
         if sortable:
-            return self.shortlist.search(users, allowed, m)
-        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m)
+            return self.shortlist.search(users, allowed, m, boost)
+        shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m, boost)
         scores = torch.full(
             shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
         )
         for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
             rows = items[items != PAD]
-            means = self.ranker.bind(user).margins.mean_margins(self.anchors, rows)
+            means = self.ranker.bind(user, boost).margins.mean_margins(self.anchors, rows)
             row[: len(rows)] = means[0]
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
         return shortlisted.gather(1, order)
 
-    def merge(self, user: Tensor, rows: NDArray[np.int64], m: int) -> NDArray[np.int32]:
+    def merge(
+        self, user: Tensor, rows: NDArray[np.int64], m: int, boost: Tensor | None = None
+    ) -> NDArray[np.int32]:
         """The best ``m`` of some rows for one (1, E) user vector, best first."""
         items = torch.from_numpy(rows).to(self.ranker.device)
-        margins = self.ranker.bind(user.to(self.ranker.device)).margins
+        margins = self.ranker.bind(user.to(self.ranker.device), boost).margins
         scores = margins.mean_margins(self.anchors, items)[0].cpu().numpy()
         best = np.lexsort((self.order[items].cpu().numpy(), -scores))[:m]
         return rows[best].astype(np.int32)
@@ -268,6 +291,7 @@ class CandidateRetriever:
             self._lists.has(request.key)
             or (request.trained_key is not None and self._lists.has(request.trained_key))
             or self._find_precomputed(request) is not None
+            or (request.items.few is not None and len(request.items.few) <= self.capacity)
         )
 
     def has_vector(self, user: UserState) -> bool:
@@ -308,7 +332,7 @@ class CandidateRetriever:
             if len(request.skipped):
                 items = items[~np.isin(items, request.skipped)]
             if len(items) < self._m and not kept.complete:  # more is skipped than is to spare
-                items = self._search(vector[None], request.mask()[None], self._m)[0]
+                items = self._search_one(request, vector, self._m)
             rows.append(items[: self._m])
         width = max(len(items) for items in rows)
         padded = np.full((len(rows), width), PAD, dtype=np.int64)
@@ -320,7 +344,10 @@ class CandidateRetriever:
     def retrieve(
         self, requests: Sequence[RankRequest], vectors: Tensor | None = None
     ) -> list[CandidateList]:
-        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'."""
+        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'.
+
+        The requests have one boost, or none.
+        """
         if vectors is None:
             vectors = self.vectors([request.user for request in requests])
         found = [
@@ -329,7 +356,9 @@ class CandidateRetriever:
         ]
         missing: dict[Hashable, int] = {}
         for position, (request, candidates) in enumerate(zip(requests, found, strict=True)):
-            if candidates is None:
+            if candidates is None and request.items.few is not None:
+                found[position] = self._all_of_few(request, vectors[position][None])
+            elif candidates is None:
                 missing[_key(request, position)] = position
         searched: dict[Hashable, CandidateList] = {}
         positions = list(missing.values())
@@ -337,7 +366,8 @@ class CandidateRetriever:
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
             masks = np.stack([self._mask(requests[position]) for position in part])
-            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES)
+            boost = requests[part[0]].boost
+            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES, boost)
             for position, mask, items in zip(part, masks, lists, strict=True):
                 request = requests[position]
                 candidates = CandidateList(items, len(items) == int(mask.sum()))
@@ -352,9 +382,30 @@ class CandidateRetriever:
 
     def rest(self, request: RankRequest, vector: Tensor, candidates: Tensor, n: int) -> Tensor:
         """The next ``n`` rows by score behind the candidates, for a list longer than they are."""
+        best = self._search_one(request, vector, n, candidates.numpy())
+        return torch.from_numpy(best.astype(np.int64))
+
+    def _search_one(
+        self, request: RankRequest, vector: Tensor, n: int, but: IntArray = _NO_ROWS
+    ) -> NDArray[np.int32]:
+        """The best ``n`` rows that may be in the list, without the rows ``but``, best first."""
+        few = request.items.few_rows()
+        if few is not None:
+            rows = few[~np.isin(few, np.concatenate([request.skipped, but]))]
+            return self._generator.merge(vector[None], rows, n, _tensor(request.boost))
         mask = request.mask()
-        mask[candidates.numpy()] = False
-        return torch.from_numpy(self._search(vector[None], mask[None], n)[0].astype(np.int64))
+        mask[but] = False
+        return self._search(vector[None], mask[None], n, request.boost)[0]
+
+    def _all_of_few(self, request: RankRequest, vector: Tensor) -> CandidateList:
+        """The best of the few rows that a filter leaves, each of which is scored: kept."""
+        rows = request.items.few_rows()
+        assert rows is not None  # noqa: S101 - the caller looked
+        n, boost = self._m + SPARE_CANDIDATES, _tensor(request.boost)
+        items = self._generator.merge(vector, rows, n, boost)
+        candidates = CandidateList(items, len(items) == len(rows))
+        self._keep(request.key, candidates, request)
+        return candidates
 
     def _fit(
         self,
@@ -409,11 +460,21 @@ class CandidateRetriever:
             return None  # computed with fewer candidates than are wanted here
         return found
 
-    def _search(self, vectors: Tensor, masks: BoolArray, n: int) -> list[NDArray[np.int32]]:
+    def _search(
+        self,
+        vectors: Tensor,
+        masks: BoolArray,
+        n: int,
+        boost: NDArray[np.float64] | None = None,
+    ) -> list[NDArray[np.int32]]:
         allowed = torch.from_numpy(masks).to(self._model.device)
-        best = self._generator.search(vectors, allowed, n)
+        best = self._generator.search(vectors, allowed, n, _tensor(boost))
         rows = best.to(torch.int32).cpu().numpy()
         return [row[row != PAD].copy() for row in rows]
+
+
+def _tensor(array: NDArray[np.float64] | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 def _key(request: RankRequest, position: int) -> Hashable:

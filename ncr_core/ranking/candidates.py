@@ -31,8 +31,11 @@ PER_LIST = 64  # items to train a list's centre on
 class Retriever(Protocol):
     """Finds the best items by s_ui."""
 
-    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
-        """(B, E) user vectors, (B, n_items) allowed items → (B, ≤ n) rows, best first, padded."""
+    def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
+        """(B, E) user vectors, (B, n_items) allowed items → (B, ≤ n) rows, best first, padded.
+
+        ``boost`` (n_items,) is what is added to the scores.
+        """
         ...
 
 
@@ -42,9 +45,10 @@ class ExactRetriever:
     def __init__(self, margins: Margins) -> None:
         self._margins = margins
 
-    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
+    def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
         """See ``Retriever.search``."""
-        return top_of_catalogue(self._margins, users.to(allowed.device), n, allowed, None)
+        users = users.to(allowed.device)
+        return top_of_catalogue(self._margins, users, n, allowed, None, boost=boost)
 
 
 class FaissRetriever:
@@ -56,6 +60,7 @@ class FaissRetriever:
 
     def __init__(self, margins: Margins, users: Tensor, n: int = 1_000) -> None:
         self._faiss = require("faiss", "faiss")
+        self._exact = ExactRetriever(margins)
         table = margins.single.linear
         if table is None or not table.items.shape[1]:
             raise ConfigError("this model holds no product of vectors to make an index of")
@@ -74,8 +79,10 @@ class FaissRetriever:
         self._index.add(vectors)
         self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, n_items))
 
-    def search(self, users: Tensor, allowed: Tensor, n: int) -> Tensor:
-        """See ``Retriever.search``."""
+    def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
+        """See ``Retriever.search``. The index knows no boost: then it is a product."""
+        if boost is not None:
+            return self._exact.search(users, allowed, n, boost)
         masks = np.packbits(allowed.cpu().numpy(), axis=1, bitorder="little")
         n = min(n, allowed.shape[1])
         rows = np.full((len(users), n), PAD, dtype=np.int64)

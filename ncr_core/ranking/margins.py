@@ -88,17 +88,23 @@ class Margins:
         tables = self.double
         return self.additive and not tables.points and tables.linear is not None
 
-    def bind(self, users: Tensor) -> BoundMargins:
-        """For (B, E) user vectors."""
-        return BoundMargins(self, users)
+    def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundMargins:
+        """For (B, E) user vectors; with (n_items,) float64 that is added to every s_ui."""
+        return BoundMargins(self, users, boost)
 
 
 class BoundMargins:
-    """The margins of a batch of users; their projections are computed once, if they are needed."""
+    """The margins of a batch of users; their projections are computed once, if they are needed.
 
-    def __init__(self, margins: Margins, users: Tensor) -> None:
+    With a boost b, which all of the users share, the margin of i over j is b_i − b_j larger: it is
+    a part of the scores.
+    """
+
+    def __init__(self, margins: Margins, users: Tensor, boost: Tensor | None = None) -> None:
         self._margins = margins
         self.users = users
+        self.boost = boost
+        """(n_items,) in float64, on the users' device; None: nothing is added."""
 
     @lazy_property
     def _single(self) -> tuple[PairTables, Tensor, Tensor | None]:
@@ -130,6 +136,8 @@ class BoundMargins:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
         tables, users, _ = self._double if double else self._single
         scores = torch.zeros(items.shape, dtype=users.dtype, device=items.device)
+        if self.boost is not None:
+            scores += self.boost[items]
         for scale, point in tables.points:
             scores += scale * point.scores(users[rows], items)
         table = tables.linear

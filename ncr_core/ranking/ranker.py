@@ -121,9 +121,13 @@ class ExactRanker:
         """The backend for what ``backend`` does not support."""
         return AdditiveRanker() if self.margins.additive else TorchRanker(self.margins)
 
-    def bind(self, users: Tensor) -> BoundRanker:
-        """For several questions about the same (B, E) user vectors."""
-        return BoundRanker(self, users)
+    def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundRanker:
+        """For several questions about the same (B, E) user vectors.
+
+        ``boost`` (n_items,) in float64 is what is added to the scores of items: the margin of i
+        over j is boost_i − boost_j larger.
+        """
+        return BoundRanker(self, users, boost)
 
     def rank(
         self, users: Tensor, candidates: Tensor, k: int, strategy: Strategy = "algorithm1"
@@ -148,7 +152,12 @@ class ExactRanker:
         return self.bind(users).rank(candidates, k, strategy)
 
     def top(
-        self, users: Tensor, k: int, allowed: Tensor | None = None, order: Tensor | None = None
+        self,
+        users: Tensor,
+        k: int,
+        allowed: Tensor | None = None,
+        order: Tensor | None = None,
+        boost: Tensor | None = None,
     ) -> Tensor:
         """Top ``k`` of the whole catalogue for a model that is a product of vectors.
 
@@ -157,6 +166,7 @@ class ExactRanker:
             k: The length of the lists.
             allowed: (B, n_items) whether an item may be in the list; all may by default.
             order: (n_items,) which of items that tie comes first: the lower; by default the row.
+            boost: (n_items,) what is added to the scores, as for ``bind``.
 
         Returns:
             (B, min(k, n_items)) item rows, best first, padded with −1.
@@ -167,7 +177,8 @@ class ExactRanker:
         if not self.margins.sortable:
             raise ValueError("this model is no product of vectors: rank candidates")
         users = users.to(self.device)
-        return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile)
+        boost = None if boost is None else boost.to(self.device)
+        return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile, boost)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
         """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""
@@ -184,9 +195,9 @@ class ExactRanker:
         return self.margins.bind(users).all_linear_scores(items.to(self.device))
 
     @torch.inference_mode()
-    def mean_margins(self, users: Tensor, anchors: Tensor) -> Tensor:
+    def mean_margins(self, users: Tensor, anchors: Tensor, boost: Tensor | None = None) -> Tensor:
         """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
-        margins, anchors = self.bind(users).margins, anchors.to(self.device)
+        margins, anchors = self.bind(users, boost).margins, anchors.to(self.device)
         means = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
         if not len(anchors):
             return means
@@ -200,9 +211,10 @@ class ExactRanker:
 class BoundRanker:
     """An ``ExactRanker`` for (B, E) user vectors, of which what is needed is computed once."""
 
-    def __init__(self, ranker: ExactRanker, users: Tensor) -> None:
+    def __init__(self, ranker: ExactRanker, users: Tensor, boost: Tensor | None = None) -> None:
         self._ranker = ranker
-        self._users = ranker.margins.bind(_moved(users, ranker.device))
+        boost = None if boost is None else _moved(boost, ranker.device)
+        self._users = ranker.margins.bind(_moved(users, ranker.device), boost)
 
     @lazy_property
     def _batch(self) -> RankerBatch:

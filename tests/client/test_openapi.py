@@ -69,7 +69,8 @@ async def sent_by(name: str) -> list[httpx2.Request]:
         "int": 3, "str": "x", "bool": True, "float": 0.5, "Sequence[str]": ["x", "y"],
         "dict[str, Any]": {"x": 1}, "datetime | str | float": 0.5,
         "Iterable[Mapping[str, Any]]": [{"user": "u", "item": "i"}],
-        "Sequence[Mapping[str, Any]]": [{"id": "i"}],
+        "Sequence[Mapping[str, Any]]": [{"id": "i"}], "Mapping[str, Any]": {"x": 1},
+        "Sequence[Literal['categories', 'attributes']]": ["categories"],
     }  # fmt: skip
     async with AsyncClient(transport=httpx2.MockTransport(answer)) as client:
         method = getattr(client, name)

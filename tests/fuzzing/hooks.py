@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +16,35 @@ NUMBERS = st.integers(0, 10**18 - 1)
 PLACES = st.builds(encode_cursor, NUMBERS, st.from_regex(r":[a-z0-9.-]{1,64}", fullmatch=True))
 schemathesis.openapi.format("cursor", NUMBERS.map(encode_cursor))
 schemathesis.openapi.format("place-cursor", PLACES)
+VALUES = st.booleans() | st.integers(-9, 9) | st.sampled_from(["x", "y"])
+OPERATORS = ["eq", "ne", "in", "nin", "lt", "lte", "gt", "gte", "exists", "contains", "like"]
+OPERANDS = VALUES | st.lists(VALUES, max_size=3)
+ONE = OPERANDS | st.dictionaries(st.sampled_from(OPERATORS), OPERANDS, max_size=2)
+FILTERS = st.recursive(
+    st.dictionaries(st.sampled_from(["a", "b"]), ONE, max_size=2),
+    lambda inner: st.fixed_dictionaries(
+        {}, optional={"and": st.lists(inner, max_size=3), "or": st.lists(inner), "not": inner}
+    ),
+    max_leaves=6,
+)
+BOOSTS = st.lists(st.fixed_dictionaries({"filter": FILTERS, "by": st.floats(-101, 101)}))
+INCLUDED = ["categories", "attributes", "attributes,categories"]
+schemathesis.openapi.format("filter", FILTERS.map(json.dumps))
+schemathesis.openapi.format("boost", BOOSTS.map(json.dumps))
+schemathesis.openapi.format("include", st.sampled_from(INCLUDED))
 
 SHORTEST_LIMIT = 64
 # An event by itself is answered as a list of one.
 BY_ROW = {"POST /items", "POST /preferences", "POST /users"}
+SELECTION = {"invalid_filter", "filter_type_mismatch", "invalid_boost", "invalid_include"}
+AVAILABILITY = {"invalid_available_from", "invalid_available_until"}
 BEYOND_THE_SCHEMA = {
+    "GET /recommend/{user}": SELECTION,
+    "GET /items/{item}/similar": SELECTION,
+    "POST /recommend/batch": SELECTION,
+    "POST /rerank": SELECTION,
+    "PUT /items/{item}": AVAILABILITY,
+    "PATCH /items/{item}": AVAILABILITY,
     "POST /compare": {"item_not_ranked"},
     "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
     "POST /admin/trials": {"same_version"},

@@ -135,6 +135,8 @@ class ItemOut(TypedDict):
     categories: list[str]
     hidden: bool
     attributes: dict[str, Any]
+    available_from: str | None
+    available_until: str | None
 
 
 class ItemPage(TypedDict):
@@ -341,6 +343,8 @@ class Recommendation(TypedDict):
 class RecommendedItem(TypedDict):
     """One place of the list."""
 
+    categories: NotRequired[list[str] | None]
+    attributes: NotRequired[dict[str, Any] | None]
     id: str
     title: str | None
     rank: int
@@ -377,6 +381,8 @@ class RejectedUser(TypedDict):
 class SimilarItem(TypedDict):
     """An item that is like another."""
 
+    categories: NotRequired[list[str] | None]
+    attributes: NotRequired[dict[str, Any] | None]
     id: str
     title: str | None
     score: float

@@ -22,6 +22,7 @@ from ncr_client.calls import (
     JobFailedError,
     NotReachedError,
     RequestError,
+    as_text,
     lists_to_post,
     moment,
     path,
@@ -91,8 +92,16 @@ class AsyncClient:
         min_seq: int | None = None,
         model: str | None = None,
         diversity: float | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        boost: Sequence[Mapping[str, Any]] | None = None,
+        include: Sequence[Literal["categories", "attributes"]] | None = None,
     ) -> answers.Recommendation:
-        """The ``n`` items that the user would like next."""
+        """The ``n`` items that the user would like next.
+
+        ``filter`` leaves items by their attributes, as ``{"brand": "x", "price": {"lt": 50}}``;
+        ``boost`` adds log-odds, as ``[{"filter": {"brand": "x"}, "by": 0.5}]``; ``include`` says
+        what is shown of each item.
+        """
         query = without_none(
             {
                 "n": n,
@@ -103,6 +112,9 @@ class AsyncClient:
                 "min_seq": min_seq,
                 "model": model,
                 "diversity": diversity,
+                "filter": as_text(filter),
+                "boost": as_text(boost),
+                "include": include and ",".join(include),
             }
         )
         answer = await self._send("GET", path("/recommend/{}", user), query)
@@ -120,8 +132,11 @@ class AsyncClient:
         min_seq: int | None = None,
         model: str | None = None,
         diversity: float | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        boost: Sequence[Mapping[str, Any]] | None = None,
+        include: Sequence[Literal["categories", "attributes"]] | None = None,
     ) -> answers.BatchAnswer:
-        """Lists of ``n`` items for many users."""
+        """Lists of ``n`` items for many users; see ``recommend``."""
         body = without_none(
             {
                 "users": list(users),
@@ -133,6 +148,9 @@ class AsyncClient:
                 "min_seq": min_seq,
                 "model": model,
                 "diversity": diversity,
+                "filter": filter,
+                "boost": boost,
+                "include": include,
             }
         )
         return cast(answers.BatchAnswer, await self._send("POST", "/recommend/batch", body=body))
@@ -144,10 +162,25 @@ class AsyncClient:
         *,
         min_seq: int | None = None,
         model: str | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        boost: Sequence[Mapping[str, Any]] | None = None,
+        include: Sequence[Literal["categories", "attributes"]] | None = None,
     ) -> answers.Recommendation:
-        """These items in the order in which the user would like them."""
-        fields = {"user": user, "items": list(items), "min_seq": min_seq, "model": model}
-        body = without_none(fields)
+        """These items, if they fit, in the order in which the user would like them.
+
+        ``filter``, ``boost`` and ``include`` are those of ``recommend``.
+        """
+        body = without_none(
+            {
+                "user": user,
+                "items": list(items),
+                "min_seq": min_seq,
+                "model": model,
+                "filter": filter,
+                "boost": boost,
+                "include": include,
+            }
+        )
         return cast(answers.Recommendation, await self._send("POST", "/rerank", body=body))
 
     async def compare(
@@ -163,9 +196,17 @@ class AsyncClient:
         body = without_none(fields)
         return cast(answers.Comparison, await self._send("POST", "/compare", body=body))
 
-    async def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
-        """Items that are liked by the same users."""
-        answer = await self._send("GET", path("/items/{}/similar", item), {"n": n})
+    async def similar(
+        self,
+        item: str,
+        n: int = 10,
+        *,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        include: Sequence[Literal["categories", "attributes"]] | None = None,
+    ) -> answers.SimilarItems:
+        """Items that are liked by the same users; ``filter`` and ``include`` as ``recommend``."""
+        query = {"n": n, "filter": as_text(filter), "include": include and ",".join(include)}
+        answer = await self._send("GET", path("/items/{}/similar", item), without_none(query))
         return cast(answers.SimilarItems, answer)
 
     async def popular(
@@ -296,7 +337,11 @@ class AsyncClient:
     # What can be recommended
 
     async def post_items(self, items: Sequence[Mapping[str, Any]]) -> answers.ItemsAnswer:
-        """Describes items: ``id``, ``title``, ``categories``, ``hidden``, ``attributes``."""
+        """Describes items.
+
+        An item has ``id``, and may have ``title``, ``categories``, ``hidden``, ``attributes``,
+        ``available_from`` and ``available_until`` (ISO-8601 or epoch seconds).
+        """
         return cast(answers.ItemsAnswer, await self._send("POST", "/items", body=list(items)))
 
     async def put_item(
@@ -307,10 +352,22 @@ class AsyncClient:
         categories: Sequence[str] | None = None,
         hidden: bool | None = None,
         attributes: dict[str, Any] | None = None,
+        available_from: datetime | str | float | None = None,
+        available_until: datetime | str | float | None = None,
     ) -> answers.ItemOut:
-        """Describes an item; fields left out are empty afterwards."""
+        """Describes an item; fields left out are empty afterwards.
+
+        It is in no list before ``available_from``, and from ``available_until`` on.
+        """
         body = without_none(
-            {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
+            {
+                "title": title,
+                "categories": categories,
+                "hidden": hidden,
+                "attributes": attributes,
+                "available_from": moment(available_from),
+                "available_until": moment(available_until),
+            }
         )
         return cast(answers.ItemOut, await self._send("PUT", path("/items/{}", item), body=body))
 
@@ -322,13 +379,22 @@ class AsyncClient:
         categories: Sequence[str] | EllipsisType | None = ...,
         hidden: bool | EllipsisType | None = ...,
         attributes: dict[str, Any] | EllipsisType | None = ...,
+        available_from: datetime | str | float | EllipsisType | None = ...,
+        available_until: datetime | str | float | EllipsisType | None = ...,
     ) -> answers.ItemOut:
         """Changes these fields of an item's description; None empties a field.
 
         ``attributes`` are added to those that exist; one that is None is removed.
         """
         body = without_unset(
-            {"title": title, "categories": categories, "hidden": hidden, "attributes": attributes}
+            {
+                "title": title,
+                "categories": categories,
+                "hidden": hidden,
+                "attributes": attributes,
+                "available_from": moment(available_from),
+                "available_until": moment(available_until),
+            }
         )
         return cast(answers.ItemOut, await self._send("PATCH", path("/items/{}", item), body=body))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -99,7 +100,12 @@ def without_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not ...}
 
 
-def moment(when: datetime | str | float | None) -> str | float | None:
+def as_text(value: Any) -> str | None:
+    """JSON for a query string; None stays."""
+    return None if value is None else json.dumps(value, separators=(",", ":"))
+
+
+def moment(when: Any) -> Any:
     """A time as JSON has it."""
     return when.isoformat() if isinstance(when, datetime) else when
 

@@ -8,6 +8,7 @@ numpy's partition (`python -m benchmarks.ranker additive_topk`).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -67,6 +68,7 @@ def top_of_catalogue(
     allowed: Tensor | None,
     order: Tensor | None,
     compiled: bool = True,
+    boost: Tensor | None = None,
 ) -> Tensor:
     """The best items by the product of vectors in s_ui; arguments as of ``ExactRanker.top``.
 
@@ -76,6 +78,10 @@ def top_of_catalogue(
     single, double = margins.single.linear, margins.double.linear
     if single is None or double is None:
         raise ValueError("this model holds no product of vectors")
+    sizes = margins.linear_sizes
+    if boost is not None:
+        single, double = _boosted(single, boost), _boosted(double, boost)
+        sizes = (sizes[0], sizes[1] + (float(boost.abs().max()) if len(boost) else 0.0))
     k = min(k, len(double.items))
     if not k or not len(users):
         return torch.full((len(users), k), PAD, device=users.device)
@@ -88,12 +94,18 @@ def top_of_catalogue(
             k,
             None if allowed is None else allowed[start : start + n_users],
             order,
-            margins.linear_sizes,
+            sizes,
             compiled and users.device.type == "cpu",
         )
         for start in range(0, len(users), n_users)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _boosted(table: LinearTable, boost: Tensor) -> LinearTable:
+    """The table with more of a bias."""
+    bias = boost if table.bias is None else table.bias.double() + boost
+    return replace(table, bias=bias.to(table.items.dtype))
 
 
 def _top(

@@ -191,6 +191,7 @@ def _ready(
     linear: Any,
     single: Any,
     n_items: int,
+    boost: Any,
     scores: Any,
     by_first: Any,
     by_second: Any,
@@ -200,6 +201,9 @@ def _ready(
     n, good = _length(rows, n_items)
     if good:
         _linear(users[b], rows, n, linear, scores)
+        if len(boost):
+            for m in range(n):
+                scores[m] += boost[rows[m]]
         _columns(rows, n, single, b, by_first, by_second, products)
     return n, good
 
@@ -311,6 +315,7 @@ def scan_batch(
     single: Any,
     double: Any,
     ties: Any,
+    boost: Any,
     ranked: Any,
     counts: Any,
 ) -> Any:
@@ -323,7 +328,8 @@ def scan_batch(
     single is the same in float32 and padded, after each user's way to activate (B,), and with e^2C
     after C, e^2A and e^2B after A and B. Float32 margins that are uncertain, times the size of what
     was summed last where that is over 1, are computed again in float64, and those under ``ties[0]``
-    or under ``ties[1]`` times what they are a sum of are ties. counts (B, 2) become the pairs that
+    or under ``ties[1]`` times what they are a sum of are ties. boost (n_items,) or (0,) is added to
+    s_ui. counts (B, 2) become the pairs that
     were looked at and the blocks that were computed for them. Returns whether all rows are the
     model's, and one that is not; then nothing counts.
     """
@@ -335,7 +341,17 @@ def scan_batch(
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
         n, good = _ready(
-            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+            rows,
+            b,
+            users,
+            linear,
+            single,
+            len(double[3]),
+            boost,
+            scores,
+            by_first,
+            by_second,
+            products,
         )
         if not good:
             return False, rows[n]
@@ -416,7 +432,14 @@ def mean_margins(
 
 @compiled
 def all_margins(
-    items: Any, users: Any, linear: Any, single: Any, double: Any, ties: Any, margins_of: Any
+    items: Any,
+    users: Any,
+    linear: Any,
+    single: Any,
+    double: Any,
+    ties: Any,
+    boost: Any,
+    margins_of: Any,
 ) -> Any:
     """Fills margins_of (B, M, M) with those of the candidate of a row over that of a column.
 
@@ -429,7 +452,17 @@ def all_margins(
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
         n, good = _ready(
-            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+            rows,
+            b,
+            users,
+            linear,
+            single,
+            len(double[3]),
+            boost,
+            scores,
+            by_first,
+            by_second,
+            products,
         )
         if not good:
             return False, rows[n]
@@ -455,6 +488,7 @@ def list_margins(
     single: Any,
     double: Any,
     ties: Any,
+    boost: Any,
     over_others: Any,
     over_next: Any,
 ) -> Any:
@@ -470,7 +504,17 @@ def list_margins(
     for b in range(n_users):
         rows, kind = items[b], kinds[b]
         n, good = _ready(
-            rows, b, users, linear, single, len(double[3]), scores, by_first, by_second, products
+            rows,
+            b,
+            users,
+            linear,
+            single,
+            len(double[3]),
+            boost,
+            scores,
+            by_first,
+            by_second,
+            products,
         )
         if not good:
             return False, rows[n]
@@ -505,7 +549,7 @@ def compile_all() -> None:
     double = (*bound[1], one, one, none, double_tower)
     rows, pair, linear = np.zeros((1, 1), np.int64), np.zeros((1, 2), np.int64), (0, one, nothing)
     ties, cube = (0.0, 0.0), np.zeros((1, 1, 1), dtype=np.float32)
-    scan_batch(rows, 1, one, linear, single, double, ties, rows.copy(), pair.copy())
+    scan_batch(rows, 1, one, linear, single, double, ties, nothing, rows.copy(), pair.copy())
     mean_margins(pair[0], 1, one, linear, single, np.zeros((1, 1)))
-    all_margins(rows, one, linear, single, double, ties, cube)
-    list_margins(pair, 1, one, linear, single, double, ties, cube, cube[0])
+    all_margins(rows, one, linear, single, double, ties, nothing, cube)
+    list_margins(pair, 1, one, linear, single, double, ties, nothing, cube, cube[0])

@@ -26,6 +26,7 @@ from ncr_core.ranking.margins import CLOSE, TIES, USUAL_INPUTS, BoundMargins, Ma
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
+NO_BOOST: Floats = np.zeros(0)
 UNROLLED = 4  # ``dense_kernel`` wants widths that are multiples of it
 MAX_EXPONENT = 28.0  # of 2x, so that a product of three exponentials fits into float32
 ROWS_AT_ONCE = 2**14
@@ -97,10 +98,11 @@ class NumbaRanker:
     def bind(self, users: BoundMargins) -> NumbaBatch:
         """The ranker for a batch of users, of whom the kernel computes once what it needs."""
         vectors = np.ascontiguousarray(users.users.detach().numpy(), dtype=np.float64)
-        arrays = self.kernel.bind(
+        single, double = self.kernel.bind(
             vectors, self._user, self._width, self._tanh, self._fits, self._sizes
         )
-        return NumbaBatch(self, vectors, *arrays)
+        boost = NO_BOOST if users.boost is None else _array(users.boost)
+        return NumbaBatch(self, vectors, single, double, boost)
 
 
 class NumbaBatch:
@@ -112,8 +114,9 @@ class NumbaBatch:
         vectors: Floats,
         single: tuple[npt.NDArray[Any], ...],
         double: tuple[npt.NDArray[Any], ...],
+        boost: Floats,
     ) -> None:
-        self._ranker = ranker
+        self._ranker, self._boost = ranker, boost
         self._vectors, self._single, self._double = vectors, single, double
 
     def rank(self, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -171,6 +174,9 @@ class NumbaBatch:
 
         if n_anchors:
             self._in_threads(run, mean)
+            if len(self._boost):
+                of_anchors, of_items = np.split(self._boost[rows], [n_anchors])
+                mean += of_items - of_anchors.mean()
         return torch.from_numpy(mean)
 
     def _compute(
@@ -183,7 +189,8 @@ class NumbaBatch:
         def run(part: slice) -> tuple[bool, int]:
             vectors, single, double = self._arrays(part)
             rows = (array[part] for array in out)
-            return function(items[part], *more, vectors, linear, single, double, TIES, *rows)
+            about_users = vectors, linear, single, double, TIES, self._boost
+            return function(items[part], *more, *about_users, *rows)
 
         self._in_threads(run, items)
 

@@ -36,6 +36,8 @@ async def test_an_item_is_created_changed_deleted_and_created_again(
         "categories": ["x", "y"],
         "hidden": False,
         "attributes": {"k": 1, "l": [None]},
+        "available_from": None,
+        "available_until": None,
     }
     assert created.content == orjson.dumps(expected)
     assert (await client.get("/items/a")).content == created.content
@@ -167,6 +169,8 @@ async def test_events_create_items_but_do_not_restore_deleted_ones(
         "categories": [],
         "hidden": False,
         "attributes": {},
+        "available_from": None,
+        "available_until": None,
     }
     catalogue = await _service(app).catalogue()
     assert catalogue.visible[catalogue.internal_ids["new"]]

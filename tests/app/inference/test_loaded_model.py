@@ -219,10 +219,12 @@ def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
     model = LoadedModel(ROW, model.trained.checkpoint, CANDIDATES, on_fallback=fallbacks.append)
     bind = ExactRanker.bind
 
-    def bound(ranker: ExactRanker, users: torch.Tensor) -> BoundRanker:
+    def bound(
+        ranker: ExactRanker, users: torch.Tensor, boost: torch.Tensor | None = None
+    ) -> BoundRanker:
         if ranker is model.engine.ranker and len(users) > room:
             raise torch.OutOfMemoryError
-        return bind(ranker, users)
+        return bind(ranker, users, boost)
 
     monkeypatch.setattr(ExactRanker, "bind", bound)
     assert rows(model, *(ask(user) for user in range(8))) == expected

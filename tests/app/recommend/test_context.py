@@ -38,6 +38,7 @@ INDEX = ItemIndex(
     searched=SEARCHED,
     hidden=np.arange(0),
     row_of=np.arange(10),
+    moment=0,
     shown_seq=1,
     catalogue_shown_seq=1,
 )
