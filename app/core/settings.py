@@ -226,6 +226,9 @@ class Settings(BaseSettings):
     keep_rejected_days: float = Field(default=14, ge=0)
     """Days for which a rejected version keeps its files."""
 
+    keep_exports_days: float = Field(default=7, gt=0, le=36_500)
+    """Days for which the files of `POST /admin/export` stay in the checkpoint store."""
+
     keep_jobs_days: float = Field(default=90, gt=0, le=36_500)
     """Days for which a job that has ended stays in `GET /admin/jobs`. The job of a version that
     keeps its files stays with them."""

@@ -19,6 +19,7 @@ from app.jobs.schemas import ENDED, JobRow
 from app.jobs.tables import jobs, triggers
 
 _COLUMNS = [jobs.c[name] for name in JobRow._fields]
+_NAMES = {"train": "trainings", "export": "exports"}
 _GAVE_A_MODEL = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
 
 
@@ -63,7 +64,7 @@ class JobRepository:
             count = sa.select(sa.func.count()).select_from(jobs).where(queued)
             if (await conn.execute(count)).scalar_one() >= max_queued:
                 raise Conflict(
-                    f"{max_queued} trainings are queued: wait, or cancel some by "
+                    f"{max_queued} {_NAMES.get(kind, kind)} are queued: wait, or cancel some by "
                     "`POST /admin/jobs/{job_id}/cancel`",
                     code="queue_full",
                 )

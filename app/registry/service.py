@@ -29,6 +29,7 @@ from app.registry.checkpoint_store import (
     check_files,
     checked_version,
 )
+from app.registry.exports import ExportStore, LocalExportStore
 from app.registry.repository import ModelRepository
 from app.registry.retention import RetentionRule
 from app.registry.schemas import Activation, ActivationChange, ClickThrough, ModelRow, Reason
@@ -461,3 +462,15 @@ def open_checkpoint_store(settings: Settings) -> CheckpointStore:
     from app.registry.object_store import RemoteCheckpointStore
 
     return RemoteCheckpointStore(settings.checkpoint_store, local)
+
+
+def open_export_store(settings: Settings) -> ExportStore:
+    """The exports of the store that the settings name. Raises SettingsError."""
+    local = settings.data_dir / "models"
+    if settings.checkpoint_store is None:
+        return LocalExportStore(local)
+    if "://" not in settings.checkpoint_store:
+        return LocalExportStore(Path(settings.checkpoint_store))
+    from app.registry.remote_exports import RemoteExportStore
+
+    return RemoteExportStore(settings.checkpoint_store, local)
