@@ -16,6 +16,7 @@ from app.core.tables import Place, now_us
 from app.jobs.repository import JobRepository
 from app.jobs.schemas import ENDED, ExportParams, JobRow, Kind, TrainParams, Trigger
 from app.registry.schemas import ModelRow
+from app.webhooks.outbox import Outbox
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
 
@@ -37,7 +38,7 @@ class JobService:
         serving_model: Callable[[], Awaitable[ModelRow | None]] | None = None,
     ) -> None:
         """``serving_model`` gives the served version, which a training may start from."""
-        self._repository = JobRepository(database)
+        self._repository = JobRepository(database, Outbox.from_settings(settings))
         self._settings = settings
         self._serving_model = serving_model
 

@@ -18,7 +18,7 @@ from app.core.logging import get_logger
 from app.core.requests import text_problem
 from app.core.settings import Settings
 from app.core.tables import Place, instance_id, now_us
-from app.registry.activation import ActivationService
+from app.registry.activation import ActivationService, change_told
 from app.registry.checkpoint_store import (
     CANDIDATES,
     MARK,
@@ -33,6 +33,7 @@ from app.registry.exports import ExportStore, LocalExportStore
 from app.registry.repository import ModelRepository
 from app.registry.retention import RetentionRule
 from app.registry.schemas import Activation, ActivationChange, ClickThrough, ModelRow, Reason
+from app.webhooks.outbox import Outbox
 from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.manifest import MANIFEST, verify_file
 
@@ -71,6 +72,7 @@ class ModelRegistry:
         versions_in_use: VersionsInUse = _no_versions,
         click_through: ClickThroughOf = _no_clicks,
         announce: Callable[[], None] = lambda: None,
+        outbox: Outbox | None = None,
     ) -> None:
         """Creates a registry.
 
@@ -81,6 +83,7 @@ class ModelRegistry:
             versions_in_use: names versions whose files another feature needs.
             click_through: the click-through of a version's lists.
             announce: called after a commit that changes which version is active.
+            outbox: takes a message of each change of the active version.
         """
         self._database = database
         self._repository = ModelRepository(database)
@@ -88,7 +91,10 @@ class ModelRegistry:
         self._retention = retention or RetentionRule()
         self._versions_in_use = versions_in_use
         self._announce = announce
-        self._activator = ActivationService(database, lambda row: self.load(row, "cpu"))
+        self._outbox = outbox or Outbox()
+        self._activator = ActivationService(
+            database, lambda row: self.load(row, "cpu"), self._outbox
+        )
         self.click_through = click_through
 
     def new_version(self) -> str:
@@ -339,6 +345,7 @@ class ModelRegistry:
             if reason is None:
                 after = Activation(row.version, before.version, before.generation + 1)
                 await self._repository.set_active(conn, before, after, "published", detail)
+                await self._outbox.add(conn, "model.published", change_told(before, after, detail))
         if reason is None:
             self._announce()
         return reason

@@ -34,6 +34,8 @@ from app.jobs.triggers import Triggers
 from app.registry.exports import ExportStore, discard
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry, open_export_store
+from app.webhooks.delivery import WebhookDelivery
+from app.webhooks.outbox import Outbox
 from app.wiring import Services
 from app.worker.child_process import (
     Cancelled,
@@ -63,6 +65,7 @@ END_TRIALS_SECONDS = 10.0
 ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
 FORGET_SECONDS = 3600.0
 ALIVE_SECONDS = 5.0
+WEBHOOK_SECONDS = 1.0
 DAY_SECONDS = 86_400.0
 
 
@@ -155,7 +158,7 @@ class Worker:
         self._database = database
         self._models = models
         self._settings = settings
-        self._jobs = JobRepository(database)
+        self._jobs = JobRepository(database, Outbox.from_settings(settings))
         self._run_task = run_task
         self._exports = exports
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
@@ -439,6 +442,10 @@ def build_worker(services: Services) -> Worker:
     if settings.worker_alive_file is not None:
         touch = partial(asyncio.to_thread, settings.worker_alive_file.touch)
         tasks.append(PeriodicTask("alive", ALIVE_SECONDS, touch))
+    if settings.webhook_targets:
+        webhooks = WebhookDelivery(services.database, settings)
+        tasks.append(PeriodicTask("webhooks", WEBHOOK_SECONDS, webhooks.deliver))
+        tasks.append(PeriodicTask("old webhooks", FORGET_SECONDS, webhooks.delete_old))
     if settings.return_drop > 0:
         from app.ab_tests.auto_rollback import AutoRollback  # optional
 
