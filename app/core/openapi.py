@@ -66,6 +66,11 @@ def _complete(document: dict[str, Any], table: AccessTable, keyed: bool) -> dict
             "name": "X-API-Key",
             "description": "Required as soon as the service has a key.",
         },
+        "bearer_key": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A key in the place of `X-API-Key`.",
+        },
         "token": {
             "type": "http",
             "scheme": "bearer",
@@ -87,7 +92,7 @@ def _complete_operation(
         del responses["422"]
         added.append(422)
     if access.role is not None:
-        operation["security"] = [{"key": []}]
+        operation["security"] = [{"key": []}, {"bearer_key": []}]
         if access.for_tokens:
             operation["security"].append({"token": []})
         if not keyed:
