@@ -153,7 +153,12 @@ class JobRepository:
                     .where(lost | queued)
                     # Lost jobs first: until one is claimed, the index lets no other training run.
                     # Then candidates, which are quick and wanted at once.
-                    .order_by(jobs.c.status.desc(), jobs.c.kind, jobs.c.created_at, jobs.c.job_id)
+                    .order_by(
+                        jobs.c.status.desc(),
+                        sa.case((jobs.c.kind == "candidates", 0), else_=1),
+                        jobs.c.created_at,
+                        jobs.c.job_id,
+                    )
                     .limit(1)
                 )
             ).all()

@@ -44,9 +44,14 @@ class BulkLists:
             for position in positions:
                 results[position] = await self._build(users[position], query)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(CONCURRENT_USERS, len(users))):
-                group.create_task(work(positions))
+        n = min(CONCURRENT_USERS, len(users))
+        tasks = [asyncio.create_task(work(positions)) for _ in range(n)]
+        try:
+            # Not a group of tasks: its errors would come in a group, and nobody tries those again.
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
         return [ranked for ranked in results if ranked is not None]
 
     async def _build(self, user: str, query: RecommendationQuery) -> RankedList:

@@ -32,10 +32,11 @@ from ncr_core.errors import CheckpointError
 
 LISTS = "lists"
 CHUNK_ROWS = 5_000
-LIST_CHUNK_USERS = 512
+LIST_CHUNK_USERS, LIST_CHUNK_ROWS = 512, 50_000
 LIST_CACHE_BYTES = CANDIDATE_CACHE_BYTES = 16 * 2**20
 """Of the child: each list is built once. In a pass, candidates are found and then ranked."""
-GROUP_ROWS = 50_000  # of a Parquet file, which is written a group at a time
+GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 2**20
+"""Of a Parquet file, which is written a group at a time; the bytes are those of attributes."""
 NEVER_SECONDS = 1e9  # the model stays the one that the export began with
 
 Row = dict[str, Any]
@@ -157,10 +158,11 @@ async def _write(
         try:
             lists = await recommend.bulk_lists()
             version, query = lists.version, _query(params.lists)
+            at_a_time = max(1, min(LIST_CHUNK_USERS, LIST_CHUNK_ROWS // query.n))
 
             async def chunks() -> Chunks:
                 nonlocal without_list
-                async for users in features.events.iter_users(LIST_CHUNK_USERS):
+                async for users in features.events.iter_users(at_a_time):
                     names = [user for user, _ in users]
                     rows: list[Row] = []
                     ranked = await lists.build(names, query)
@@ -265,15 +267,21 @@ def _writer(path: Path, table: str, form: ExportFormat) -> Iterator[Callable[[Ro
         return
     with pq.ParquetWriter(path, schema, compression="zstd") as parquet:
         waiting: list[Row] = []
+        waiting_bytes = 0
 
         def write_group() -> None:
+            nonlocal waiting_bytes
             parquet.write_table(pa.Table.from_pylist(waiting, schema))
             waiting.clear()
+            waiting_bytes = 0
 
         def write_rows(rows: Rows) -> None:
-            waiting.extend(_as_columns(row) for row in rows)
-            if len(waiting) >= GROUP_ROWS:
-                write_group()
+            nonlocal waiting_bytes
+            for row in map(_as_columns, rows):
+                waiting.append(row)
+                waiting_bytes += len(row.get("attributes", ""))
+                if len(waiting) >= GROUP_ROWS or waiting_bytes >= GROUP_BYTES:
+                    write_group()
 
         yield write_rows
         if waiting:
