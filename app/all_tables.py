@@ -7,7 +7,8 @@ import app.catalog.tables
 import app.events.tables
 import app.jobs.tables
 import app.keys.tables
-import app.registry.tables  # noqa: F401
+import app.registry.tables
+import app.webhooks.tables  # noqa: F401
 from app.core.tables import metadata
 
 __all__ = ["metadata"]

@@ -26,6 +26,7 @@ from app.jobs.service import JobService
 from app.keys.service import KeyService
 from app.registry.retention import RetentionRule
 from app.registry.service import ModelRegistry, open_checkpoint_store
+from app.webhooks.outbox import Outbox
 
 log = get_logger(__name__)
 
@@ -98,6 +99,7 @@ async def build_services(
         versions_in_use=ABTestRepository(database).versions_in_use,
         click_through=click_through.total,
         announce=lambda: announce("model"),
+        outbox=Outbox.from_settings(settings),
     )
     trials = ABTestService(
         database,

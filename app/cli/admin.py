@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,13 +12,14 @@ from rich.table import Table
 
 from app.cli.common import console, print_table, quiet_settings, with_services
 from app.core.access import Role
+from ncr_core.errors import NcrError
 
 if TYPE_CHECKING:
     from app.keys.schemas import KeyRow
     from app.wiring import Services
 
 db = typer.Typer(help="Manage the database's schema.", no_args_is_help=True, rich_markup_mode=None)
-jobs = typer.Typer(help="Show training jobs.", no_args_is_help=True, rich_markup_mode=None)
+jobs = typer.Typer(help="Show jobs, fetch exports.", no_args_is_help=True, rich_markup_mode=None)
 models = typer.Typer(help="Manage trained models.", no_args_is_help=True, rich_markup_mode=None)
 trials = typer.Typer(
     help="Compare a second version with the active one.",
@@ -77,12 +80,43 @@ def list_jobs(n: Count = 20) -> None:
         table.add_row(
             job["job_id"],
             job["status"],
-            f"{job['params'].get('model')} {job['params'].get('factors')}",
+            _content(job),
             where if job["status"] == "running" and progress else "",
             job["created_at"],
             job["model_version"] or job["error"] or "",
         )
     print_table(table)
+
+
+@jobs.command()
+def download(
+    job: Annotated[str, typer.Argument(help="The job of an export.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.")],
+) -> None:
+    """Fetch the files of an export from the checkpoint store, and verify them."""
+    from app.registry.exports import ExportManifest, fetch_export
+    from app.registry.service import open_export_store
+
+    async def work(services: Services) -> ExportManifest:
+        row = await services.jobs.get(job)
+        if row.kind != "export" or row.status != "succeeded":
+            raise NcrError(f"{job} is no export that has succeeded: its status is {row.status}")
+        store = open_export_store(services.settings)
+        return await asyncio.to_thread(fetch_export, store, job, folder)
+
+    try:
+        manifest = with_services(work, reads=True)
+    except FileExistsError:
+        raise NcrError(f"{folder} exists already; nothing is overwritten") from None
+    for name, file in manifest.files.items():
+        typer.echo(f"{folder / name}: {file.rows:,} rows, {file.bytes:,} bytes")
+
+
+def _content(job: dict[str, Any]) -> str:
+    """What a job is about: the model that it trains, or its kind."""
+    if job["kind"] != "train":
+        return str(job["kind"])
+    return f"{job['params'].get('model')} {job['params'].get('factors')}"
 
 
 def _status(model: dict[str, Any]) -> str:

@@ -5,11 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from app.core.access import AccessTable, RouteAccess
 from app.core.errors import PROBLEM_SCHEMA, problem_responses
 
 _WITH_BODY = ("post", "put", "patch")
+
+
+def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body that a route reads itself, without references of its own."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inlined(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        name = str(value.get("$ref", "")).removeprefix("#/$defs/")
+        if name in parts:
+            return inlined(parts[name])
+        return {key: inlined(one) for key, one in value.items()}
+
+    whole: dict[str, Any] = inlined(schema)
+    return whole
 
 
 def describe(app: FastAPI, table: AccessTable, *, keyed: bool) -> None:
@@ -46,6 +66,11 @@ def _complete(document: dict[str, Any], table: AccessTable, keyed: bool) -> dict
             "name": "X-API-Key",
             "description": "Required as soon as the service has a key.",
         },
+        "bearer_key": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A key in the place of `X-API-Key`.",
+        },
         "token": {
             "type": "http",
             "scheme": "bearer",
@@ -67,7 +92,7 @@ def _complete_operation(
         del responses["422"]
         added.append(422)
     if access.role is not None:
-        operation["security"] = [{"key": []}]
+        operation["security"] = [{"key": []}, {"bearer_key": []}]
         if access.for_tokens:
             operation["security"].append({"token": []})
         if not keyed:

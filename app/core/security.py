@@ -38,6 +38,7 @@ log = get_logger(__name__)
 
 RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset")
 MAX_CALLERS = 10_000  # with a token bucket in memory
+TOKEN_PREFIX = b"ncrt_"  # a bearer token that does not begin so is a key
 MAX_WRONG_KEYS = 100
 """Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
 WRONG_KEYS_PER_SECOND = 1.0
@@ -370,6 +371,10 @@ class Security:
 
     async def _caller(self, scope: Scope) -> Caller:
         key = header(scope, b"x-api-key")
+        bearer = _bearer(scope) if key is None else None
+        token = None
+        if bearer is not None:
+            key, token = (None, bearer) if bearer.startswith(TOKEN_PREFIX) else (bearer, None)
         wait = 0.0
         if key is not None and self._admin is not None:
             wait = self._wrong_keys.wait(_address(scope))
@@ -377,7 +382,6 @@ class Security:
             if not wait and hmac.compare_digest(_digest(key), self._admin):
                 return ADMIN
         keys = self._keys()
-        token = _bearer_token(scope) if key is None else None
         caller = None
         if key is not None:
             caller = await keys.identify(key)
@@ -389,12 +393,6 @@ class Security:
             if not self._open:
                 _check_local(scope)
             return LOCAL
-        if token is not None:
-            raise Unauthorized(
-                "the token is false, has expired, or was signed for a key that is revoked",
-                code="invalid_token",
-                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
-            )
         # Only the administrator's key may be worth a guess, as those of the database are random. It
         # was not compared while its address has to wait.
         if wait:
@@ -405,10 +403,17 @@ class Security:
             )
         if key is not None and self._admin is not None:
             await self._wrong_keys.count(_address(scope))
-        raise Unauthorized("send a valid key in the X-API-Key header")
+        if bearer is not None:
+            raise Unauthorized(
+                "the token is false, has expired, or was signed for a key that is revoked; "
+                "or the key is not valid",
+                code="invalid_token",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        raise Unauthorized("send a valid key in the X-API-Key header, or as a bearer token")
 
 
-def _bearer_token(scope: Scope) -> bytes | None:
+def _bearer(scope: Scope) -> bytes | None:
     scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
 

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -29,7 +30,8 @@ _DRIVERS = {
 }
 
 MIN_KEY_LENGTH = 16
-_SECRETS = ("database_url", "redis_url", "admin_key")
+_SECRETS = ("database_url", "redis_url", "admin_key", "webhook_urls", "webhook_secret")
+MAX_WEBHOOKS = 8
 MAX_SECRET_BYTES = 64 * 1024
 _OTHER_VARIABLES = (
     "NCR_DOWNLOAD_BASE_URL",  # read by one command
@@ -230,6 +232,9 @@ class Settings(BaseSettings):
     keep_rejected_days: float = Field(default=14, ge=0)
     """Days for which a rejected version keeps its files."""
 
+    keep_exports_days: float = Field(default=7, gt=0, le=36_500)
+    """Days for which the files of `POST /admin/export` stay in the checkpoint store."""
+
     keep_jobs_days: float = Field(default=90, gt=0, le=36_500)
     """Days for which a job that has ended stays in `GET /admin/jobs`. The job of a version that
     keeps its files stays with them."""
@@ -269,6 +274,19 @@ class Settings(BaseSettings):
     return_wait_hours: int = Field(default=1, ge=1, le=168)
     """Hours to wait for the clicks on a list after the hour in which it was served. Raise it
     if events are posted late, for example once a day."""
+
+    webhook_secret: SecretStr | None = None
+    """The secret that signs webhooks; at least 16 characters. `NCR_WEBHOOK_SECRET_FILE` names a
+    file that holds it instead. Needed with `NCR_WEBHOOK_URLS`."""
+
+    webhook_urls: SecretStr | None = None
+    """Receivers of webhooks, separated by commas: `https://…` addresses that are told of ended jobs
+    and of changes of the served model. A URL may hold a secret: `NCR_WEBHOOK_URLS_FILE` names a
+    file that holds them instead. Servers and workers need the same. Default: none."""
+
+    webhook_private: bool = False
+    """Send webhooks also to private, loopback and link-local addresses, such as those of a service
+    in the same cluster."""
 
     event_group_rows: int = Field(default=500, ge=1)
     """Number of waiting events that are written at once, as one group."""
@@ -342,6 +360,34 @@ class Settings(BaseSettings):
             raise ValueError(f"needs at least {MIN_KEY_LENGTH} characters")
         return key
 
+    @field_validator("webhook_urls")
+    @classmethod
+    def _webhook_urls(cls, urls: SecretStr | None, others: ValidationInfo) -> SecretStr | None:
+        targets = _split(urls)
+        if targets and others.data.get("webhook_secret") is None:
+            raise ValueError("needs NCR_WEBHOOK_SECRET, too")
+        if len(targets) > MAX_WEBHOOKS:
+            raise ValueError(f"at most {MAX_WEBHOOKS} receivers are possible")
+        for url in targets:
+            problem = _webhook_problem(url)
+            if problem is not None:
+                raise ValueError(problem)
+        return urls if targets else None
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _webhook_secret(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is None or not secret.get_secret_value():
+            return None
+        if len(secret.get_secret_value()) < MIN_KEY_LENGTH:
+            raise ValueError(f"needs at least {MIN_KEY_LENGTH} characters")
+        return secret
+
+    @property
+    def webhook_targets(self) -> list[str]:
+        """The receivers of webhooks."""
+        return _split(self.webhook_urls)
+
     @property
     def effective_default_recipe(self) -> str | None:
         """The recipe of a request without hyper-parameters; None: `default_model` and the like."""
@@ -354,6 +400,27 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url
         return f"sqlite+aiosqlite:///{self.data_dir / 'ncr.db'}"
+
+
+def _split(urls: SecretStr | None) -> list[str]:
+    values = "" if urls is None else urls.get_secret_value()
+    return list(dict.fromkeys(values.replace(",", " ").split()))
+
+
+def _webhook_problem(url: str) -> str | None:
+    """Why an address cannot receive webhooks; None if it can. Nothing of the address is said."""
+    if not (url.isascii() and url.isprintable()):
+        return "a URL must be percent-encoded ASCII"
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        return "needs addresses that begin with https:// or http://"
+    if parts.username is not None or parts.password is not None or "#" in url:
+        return "a URL without user, password and fragment is needed"
+    return None
 
 
 def unknown_variables() -> dict[str, str | None]:

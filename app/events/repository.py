@@ -113,6 +113,28 @@ class EventRepository:
         )
         return [(row[0], row[1], row[2]) for row in rows]
 
+    async def users_in_order(self, after: int, until: int, n: int) -> list[tuple[int, str, int]]:
+        """Return ``(internal id, client's id, created at)`` of at most ``n`` users, oldest first.
+
+        Args:
+            after: only users above this internal id.
+            until: only users up to this internal id.
+            n: the number of rows at most.
+        """
+        rows = await self._database.fetch(
+            sa.select(users.c.id, users.c.external_id, users.c.created_at)
+            .where(users.c.id > after, users.c.id <= until)
+            .order_by(users.c.id)
+            .limit(n)
+        )
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    async def count_users(self) -> tuple[int, int]:
+        """Return the number of users and the highest internal id; 0 and 0 without users."""
+        query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(users.c.id), 0))
+        rows = await self._database.fetch(query.select_from(users))
+        return int(rows[0][0]), int(rows[0][1])
+
     async def example_user(self) -> str | None:
         """Return the first user with 15 to 60 events, else the first with any, else None."""
         count = sa.func.count()

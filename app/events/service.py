@@ -305,6 +305,20 @@ class EventService:
             await next_values(conn, EVENT_SEQ)
         self._announce()
 
+    async def iter_users(self, chunk_size: int = 5_000) -> AsyncIterator[list[tuple[str, int]]]:
+        """Yield ``(client's id, created at)`` of all users, oldest first.
+
+        Users who are new since the beginning are left out.
+        """
+        after, (_, until) = 0, await self._repository.count_users()
+        while rows := await self._repository.users_in_order(after, until, chunk_size):
+            yield [(user, created_at) for _, user, created_at in rows]
+            after = rows[-1][0]
+
+    async def count_users(self) -> int:
+        """Return the number of users."""
+        return (await self._repository.count_users())[0]
+
     async def example_user(self) -> str | None:
         """Return a user with a history of medium length, for a demonstration; None without one."""
         return await self._repository.example_user()

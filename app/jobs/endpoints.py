@@ -1,4 +1,4 @@
-"""HTTP routes of trainings and jobs: `/admin/train` and `/admin/jobs`."""
+"""HTTP routes of trainings, exports and jobs: `/admin/train`, `/admin/export`, `/admin/jobs`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from app.core.access import Role, access
 from app.core.errors import problem_responses
+from app.core.openapi import inline_schema
 from app.core.requests import (
     OptionalJson,
     PageSize,
@@ -20,7 +21,7 @@ from app.core.requests import (
     invalid_body,
 )
 from app.core.security import CallerId
-from app.jobs.schemas import JobAccepted, JobOut, JobPage, JobRow, TrainParams
+from app.jobs.schemas import ExportParams, JobAccepted, JobOut, JobPage, JobRow, TrainParams
 from app.jobs.service import JobService
 
 router = APIRouter(tags=["jobs"], prefix="/admin", route_class=StrictQuery)
@@ -38,7 +39,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[!-~]+$",
-        description="A value of the client's own for one training, such as a UUID.",
+        description="A value of the client's own for one job, such as a UUID.",
     ),
 ]
 
@@ -72,6 +73,40 @@ async def train(
     except ValidationError as error:
         raise invalid_body(error) from None
     job_id = await service.submit_training(params, by, idempotency_key)
+    response.headers["Location"] = f"/admin/jobs/{job_id}"
+    return JobAccepted(job_id=job_id)
+
+
+@router.post(
+    "/export",
+    status_code=202,
+    summary="Export tables and lists to files",
+    responses=problem_responses(400, 409, 415, 422),
+    openapi_extra={
+        "requestBody": {
+            "required": False,
+            "content": {"application/json": {"schema": inline_schema(ExportParams)}},
+        }
+    },
+)
+@access(Role.ADMIN)
+async def export(
+    body: OptionalJson,
+    response: Response,
+    service: Service,
+    by: CallerId,
+    idempotency_key: IdempotencyKey = None,
+) -> JobAccepted:
+    """Queues a job for a worker, which writes files to `exports/{job_id}` in the checkpoint store.
+
+    The job's `metrics` name the files with their rows, bytes and SHA-256 sums. With
+    `Idempotency-Key`, a request that is sent again is answered with the job of the first.
+    """
+    try:
+        params = ExportParams.model_validate(body)
+    except ValidationError as error:
+        raise invalid_body(error) from None
+    job_id = await service.submit_export(params, by, idempotency_key)
     response.headers["Location"] = f"/admin/jobs/{job_id}"
     return JobAccepted(job_id=job_id)
 

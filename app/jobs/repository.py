@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -17,8 +17,12 @@ from app.core.errors import Conflict
 from app.core.tables import Place, clock_us, newest_first, now_us
 from app.jobs.schemas import ENDED, JobRow
 from app.jobs.tables import jobs, triggers
+from app.webhooks.outbox import Outbox
 
 _COLUMNS = [jobs.c[name] for name in JobRow._fields]
+_NAMES = {"train": "trainings", "export": "exports"}
+_TOLD = ("job_id", "kind", "status", "model_version", "error")
+_TOLD_COLUMNS = [jobs.c[name] for name in _TOLD]
 _GAVE_A_MODEL = jobs.c.status.in_(("succeeded", "rejected")) & (jobs.c.kind == "train")
 
 
@@ -35,8 +39,10 @@ class Claim(NamedTuple):
 class JobRepository:
     """Queries on the jobs table."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, outbox: Outbox | None = None) -> None:
+        """``outbox`` takes a message of each job that ends."""
         self.database = database
+        self._outbox = outbox or Outbox()
 
     async def insert(
         self,
@@ -63,7 +69,7 @@ class JobRepository:
             count = sa.select(sa.func.count()).select_from(jobs).where(queued)
             if (await conn.execute(count)).scalar_one() >= max_queued:
                 raise Conflict(
-                    f"{max_queued} trainings are queued: wait, or cancel some by "
+                    f"{max_queued} {_NAMES.get(kind, kind)} are queued: wait, or cancel some by "
                     "`POST /admin/jobs/{job_id}/cancel`",
                     code="queue_full",
                 )
@@ -127,7 +133,7 @@ class JobRepository:
         queued = (jobs.c.status == "queued") & ((jobs.c.kind != "train") | ~training)
         async with self.database.write() as conn:
             # Spent or cancelled while no worker was there to act on it.
-            await conn.execute(
+            ended = await conn.execute(
                 jobs.update()
                 .where(lost & (jobs.c.cancel_requested | (jobs.c.attempt >= max_attempts)))
                 .values(
@@ -138,14 +144,21 @@ class JobRepository:
                     ),
                     finished_at=now,
                 )
+                .returning(*_TOLD_COLUMNS)
             )
+            await self._tell(conn, ended.all())
             rows = (
                 await conn.execute(
                     sa.select(jobs.c.job_id, jobs.c.kind, jobs.c.attempt, jobs.c.params)
                     .where(lost | queued)
                     # Lost jobs first: until one is claimed, the index lets no other training run.
                     # Then candidates, which are quick and wanted at once.
-                    .order_by(jobs.c.status.desc(), jobs.c.kind, jobs.c.created_at, jobs.c.job_id)
+                    .order_by(
+                        jobs.c.status.desc(),
+                        sa.case((jobs.c.kind == "candidates", 0), else_=1),
+                        jobs.c.created_at,
+                        jobs.c.job_id,
+                    )
                     .limit(1)
                 )
             ).all()
@@ -231,8 +244,15 @@ class JobRepository:
                 metrics=metrics,
                 error=error,
             )
+            .returning(*_TOLD_COLUMNS)
         )
-        return result.rowcount == 1
+        ended = result.all()
+        await self._tell(conn, ended)
+        return len(ended) == 1
+
+    async def _tell(self, conn: AsyncConnection, ended: Sequence[sa.Row[Any]]) -> None:
+        for job in ended:
+            await self._outbox.add(conn, "job.ended", dict(zip(_TOLD, job, strict=True)))
 
     async def is_cancelled(self, conn: AsyncConnection, claim: Claim) -> bool:
         """Whether the claim is still valid and a client has cancelled the job."""
@@ -256,11 +276,13 @@ class JobRepository:
     async def request_cancel(self, job_id: str) -> None:
         """Cancels a queued job at once, and a running one at its next heartbeat."""
         async with self.database.write() as conn:
-            await conn.execute(
+            ended = await conn.execute(
                 jobs.update()
                 .where((jobs.c.job_id == job_id) & (jobs.c.status == "queued"))
                 .values(status="cancelled", cancel_requested=True, finished_at=now_us())
+                .returning(*_TOLD_COLUMNS)
             )
+            await self._tell(conn, ended.all())
             await conn.execute(
                 jobs.update()
                 .where((jobs.c.job_id == job_id) & (jobs.c.status == "running"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -13,8 +13,10 @@ from pydantic import (
     Field,
     TypeAdapter,
     create_model,
+    model_validator,
 )
 
+from app.core.requests import text_problem, text_schema
 from app.core.settings import Settings
 from app.registry.schemas import BY, iso
 from ncr_core.model_config import ModelConfig
@@ -22,7 +24,7 @@ from ncr_core.parameters import ConfigField, parameters_of
 from ncr_core.recipes import AUTO_RECIPE, RECIPES, SERVICE_RECIPES, Recipe
 from ncr_core.train_config import TrainConfig
 
-Kind = Literal["train", "candidates"]
+Kind = Literal["train", "candidates", "export"]
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
 Trigger = Literal["request", "schedule", "events"]
 """What queued a training: a client, the schedule, or the number of new events."""
@@ -168,6 +170,66 @@ class TrainOrder(TrainParams):
     trigger: Trigger = "request"
 
 
+MAX_EXPORTED_LIST = 1_000
+MAX_CATEGORIES, MAX_CATEGORY_BYTES = 64, 128
+
+ExportTable = Literal["events", "items", "users", "preferences"]
+EXPORT_TABLES: tuple[ExportTable, ...] = get_args(ExportTable)
+ExportFormat = Literal["jsonl", "parquet"]
+
+
+def _category(name: str) -> str:
+    problem = text_problem(name, MAX_CATEGORY_BYTES)
+    if problem is not None:
+        raise ValueError(f"a category {problem}")
+    return name
+
+
+Category = Annotated[
+    str, AfterValidator(_category), Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES))
+]
+
+
+class ExportedLists(BaseModel):
+    """Which lists an export ranks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    n: Integer = Field(
+        default=10, ge=1, le=MAX_EXPORTED_LIST, description="Number of items for each user."
+    )
+    exclude_seen: bool = Field(default=True, description="Leave out what the user has seen.")
+    category: list[Category] = Field(
+        default_factory=list, max_length=MAX_CATEGORIES, description="Items in any of them."
+    )
+
+
+class ExportParams(BaseModel):
+    """The body of `POST /admin/export`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    format: ExportFormat = Field(
+        default="jsonl", description="`jsonl` is JSON Lines; `parquet` is Apache Parquet."
+    )
+    tables: list[ExportTable] = Field(
+        default=list(EXPORT_TABLES),
+        max_length=len(EXPORT_TABLES),
+        description="The tables to write, a file each. By default all.",
+    )
+    lists: ExportedLists | None = Field(
+        default=None,
+        description="Write the list of every user, too, as the service would answer now with the "
+        "active model. By default no lists.",
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> ExportParams:
+        if not self.tables and self.lists is None:
+            raise ValueError("neither tables nor lists are asked for")
+        return self
+
+
 class JobRow(NamedTuple):
     """A job as stored; times are microseconds since 1970, UTC."""
 
@@ -232,7 +294,7 @@ class JobPage(BaseModel):
 
 
 class JobAccepted(BaseModel):
-    """The response to a request for training."""
+    """The response to a request for a job."""
 
     job_id: str
 
@@ -273,8 +335,6 @@ class TaskSettings(BaseModel):
 class _Task(BaseModel):
     model_config = _FROZEN
 
-    version: str
-    """The model version to write, or to compute candidates with."""
     device: str
     watchdog_seconds: float = Field(gt=0)
     """The child exits when it hears nothing from its worker for so long."""
@@ -287,6 +347,8 @@ class TrainingTask(_Task):
     """Train a model, compare it with the served one, and write its checkpoint."""
 
     kind: Literal["train"] = "train"
+    version: str
+    """The model version to write."""
     params: TrainOrder
     gate_margin: float
     """By which share of the served model's NDCG@10 the new model may be worse."""
@@ -298,9 +360,18 @@ class PrecomputeTask(_Task):
     """Compute the candidates of the most active users with a published model."""
 
     kind: Literal["candidates"] = "candidates"
+    version: str
+    """The model version to compute candidates with."""
 
 
-TASK: TypeAdapter[TrainingTask | PrecomputeTask] = TypeAdapter(
-    Annotated[TrainingTask | PrecomputeTask, Field(discriminator="kind")]
-)
+class ExportTask(_Task):
+    """Write tables and lists to the checkpoint store."""
+
+    kind: Literal["export"] = "export"
+    job_id: str
+    params: ExportParams
+
+
+Task = TrainingTask | PrecomputeTask | ExportTask
+TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 """Reads a task from JSON; raises ValidationError for what is no task of this version."""

@@ -14,14 +14,17 @@ from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.settings import Settings
 from app.core.tables import Place, now_us
 from app.jobs.repository import JobRepository
-from app.jobs.schemas import ENDED, JobRow, TrainParams, Trigger
+from app.jobs.schemas import ENDED, ExportParams, JobRow, Kind, TrainParams, Trigger
 from app.registry.schemas import ModelRow
+from app.webhooks.outbox import Outbox
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import AUTO_RECIPE
 
 MAX_QUEUED_TRAININGS = 100
+MAX_QUEUED_EXPORTS = 20
 DELETE_ROWS = 1000  # in one transaction
 DAY_US = 86_400_000_000
+_NAMES: dict[str, str] = {"train": "training", "export": "export"}
 _SET_BY_REQUESTS = {"seed", "min_interactions", "force"}  # no setting decides what is left out
 
 
@@ -35,7 +38,7 @@ class JobService:
         serving_model: Callable[[], Awaitable[ModelRow | None]] | None = None,
     ) -> None:
         """``serving_model`` gives the served version, which a training may start from."""
-        self._repository = JobRepository(database)
+        self._repository = JobRepository(database, Outbox.from_settings(settings))
         self._settings = settings
         self._serving_model = serving_model
 
@@ -55,30 +58,52 @@ class JobService:
             Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
                 recipe that chooses them, or such as do not fit each other.
         """
-        job_id = None
-        if idempotency_key is not None:
-            digest = hashlib.sha256(f"{by}\0{idempotency_key}".encode()).hexdigest()
-            job_id = f"key-{digest[:32]}"
-            if await self._is_queued(job_id, params):
-                return job_id
+        names = params.model_fields_set | _SET_BY_REQUESTS
+        given = params.model_dump(include=names, exclude_none=True)
+        job_id = _job_id_of(by, idempotency_key)
+        if job_id is not None and await self._is_queued(job_id, "train", given):
+            return job_id
         order = await self._complete(params, "request")
+        return await self._submit("train", order, by, job_id, given, MAX_QUEUED_TRAININGS)
+
+    async def submit_export(
+        self, params: ExportParams, by: str | None = None, idempotency_key: str | None = None
+    ) -> str:
+        """Queues an export and returns its job id; arguments as of `submit_training`.
+
+        Raises:
+            Conflict: The queue is full, or the first request with this value was another one.
+        """
+        order = params.model_dump()
+        job_id = _job_id_of(by, idempotency_key)
+        if job_id is not None and await self._is_queued(job_id, "export", order):
+            return job_id
+        return await self._submit("export", order, by, job_id, order, MAX_QUEUED_EXPORTS)
+
+    async def _submit(
+        self,
+        kind: Kind,
+        order: dict[str, Any],
+        by: str | None,
+        job_id: str | None,
+        given: dict[str, Any],
+        max_queued: int,
+    ) -> str:
         try:
             return await self._repository.insert(
-                "train", order, by=by, job_id=job_id, max_queued=MAX_QUEUED_TRAININGS
+                kind, order, by=by, job_id=job_id, max_queued=max_queued
             )
         except IntegrityError:
-            if job_id is None or not await self._is_queued(job_id, params):
+            if job_id is None or not await self._is_queued(job_id, kind, given):
                 raise
             return job_id
 
-    async def _is_queued(self, job_id: str, params: TrainParams) -> bool:
-        """Whether an earlier request has queued this training."""
+    async def _is_queued(self, job_id: str, kind: Kind, given: dict[str, Any]) -> bool:
+        """Whether an earlier request has queued a job with these parameters."""
         job = await self._repository.get(job_id)
-        names = params.model_fields_set | _SET_BY_REQUESTS
-        given = params.model_dump(include=names, exclude_none=True)
-        if job is not None and not given.items() <= job.params.items():
+        if job is not None and (job.kind != kind or not given.items() <= job.params.items()):
             raise Conflict(
-                "an earlier request with this Idempotency-Key asked for another training",
+                f"an earlier request with this Idempotency-Key asked for another {_NAMES[kind]}",
                 code="idempotency_key_used",
             )
         return job is not None
@@ -156,6 +181,14 @@ class JobService:
             if job.status not in ENDED or job.cancel_requested:
                 return job
         raise Conflict(f"the job has ended already: {job.status}", code="job_ended")
+
+
+def _job_id_of(by: str | None, idempotency_key: str | None) -> str | None:
+    """The id of the job that a key's requests with this value share; None without a value."""
+    if idempotency_key is None:
+        return None
+    digest = hashlib.sha256(f"{by}\0{idempotency_key}".encode()).hexdigest()
+    return f"key-{digest[:32]}"
 
 
 def _architecture(row: ModelRow) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from app.inference.model_manager import ModelManager
 from app.inference.new_items import NewItems
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.batch import BatchService
+from app.recommend.bulk_lists import BulkLists
 from app.recommend.details import ItemDetails
 from app.recommend.exploration import Exploration
 from app.recommend.list_builder import ListBuilder
@@ -29,6 +30,7 @@ from app.recommend.shadow_tests import ShadowTester
 from app.recommend.similar_items import SimilarItemsService
 from app.recommend.warm_up import WarmUp
 from app.registry.service import ModelRegistry
+from ncr_core.errors import CheckpointError
 
 
 class RecommendFeature:
@@ -50,10 +52,10 @@ class RecommendFeature:
         metrics: InferenceMetrics | None = None,
         on_model: Callable[[LoadedModel], None] = lambda model: None,
     ) -> None:
-        self._catalog = catalog
+        self._catalog, self._settings = catalog, settings
         cache_bytes = settings.list_cache_bytes
-        new_items = NewItems(events, catalog, settings.new_item_users)
-        contexts = ContextLoader(events, catalog)
+        self._new_items = new_items = NewItems(events, catalog, settings.new_item_users)
+        self._contexts = contexts = ContextLoader(events, catalog)
         self.popularity = popularity = PopularityRanking(events)
         # Newcomers' lists differ, and there may be any number of them: only parts are kept.
         exploration = Exploration(settings.exploration, cache_bytes // 16)
@@ -93,6 +95,18 @@ class RecommendFeature:
         catalogue = await self._catalog.catalogue()  # now, and not while the first requests wait
         if self.models.current is not None:
             self.models.current.items(catalogue)
+
+    async def bulk_lists(self) -> BulkLists:
+        """The lists of many users by the active model, with the items that are newer than it.
+
+        Raises:
+            CheckpointError: the active version cannot be loaded.
+        """
+        if self.models.current is None and self.models.refused is not None:
+            raise CheckpointError(self.models.refused)
+        if self._settings.new_items_seconds > 0:
+            await self.models.add_new_items(self._new_items)
+        return BulkLists(self._contexts, self.lists, self.models.current)
 
     async def stop(self) -> None:
         """Ends what runs in the background, and the inference threads."""

@@ -12,6 +12,7 @@ from app.core.errors import AppError, Conflict, NotFound, Unavailable
 from app.core.logging import get_logger
 from app.registry.repository import ModelRepository
 from app.registry.schemas import Activation, ActivationChange, ModelRow, Reason
+from app.webhooks.outbox import Outbox
 from ncr_core.errors import CheckpointError, CheckpointReadError
 
 log = get_logger(__name__)
@@ -24,8 +25,15 @@ Check = Callable[[ModelRow], Awaitable[object]]
 class ActivationService:
     """Activates, pins and rolls back versions."""
 
-    def __init__(self, database: Database, check: Check) -> None:
-        """``check`` reads a version's checkpoint before it is activated; raises CheckpointError."""
+    def __init__(self, database: Database, check: Check, outbox: Outbox) -> None:
+        """Creates the service.
+
+        Args:
+            database: holds the active version and the history.
+            check: reads a version's checkpoint before it is activated; raises CheckpointError.
+            outbox: takes a message of each change of the active version.
+        """
+        self._outbox = outbox
         self._database = database
         self._repository = ModelRepository(database)
         self._check = check
@@ -66,6 +74,9 @@ class ActivationService:
                 previous = await self._previous(conn, before, version, reason)
                 after = Activation(version, previous, before.generation + 1, before.pinned or pin)
                 await self._repository.set_active(conn, before, after, reason, detail, by)
+                if after.version != before.version:
+                    told = change_told(before, after, detail)
+                    await self._outbox.add(conn, f"model.{reason}", told)
                 log.info("model activated", version=version, reason=reason)
         return await self._repository.activation()
 
@@ -119,6 +130,13 @@ class ActivationService:
         """The last version below the top of the stack that is another one and still usable."""
         usable = await self._repository.with_status(conn, stack, "published")
         return next((v for v in stack[-2::-1] if v in usable and v != stack[-1]), None)
+
+
+def change_told(
+    before: Activation, after: Activation, detail: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A change of the active version, as webhooks tell it."""
+    return {"version": after.version, "previous": before.version, "detail": detail}
 
 
 def _not_usable(version: str, status: str | None) -> Conflict:

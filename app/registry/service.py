@@ -18,7 +18,7 @@ from app.core.logging import get_logger
 from app.core.requests import text_problem
 from app.core.settings import Settings
 from app.core.tables import Place, instance_id, now_us
-from app.registry.activation import ActivationService
+from app.registry.activation import ActivationService, change_told
 from app.registry.checkpoint_store import (
     CANDIDATES,
     MARK,
@@ -29,9 +29,11 @@ from app.registry.checkpoint_store import (
     check_files,
     checked_version,
 )
+from app.registry.exports import ExportStore, LocalExportStore
 from app.registry.repository import ModelRepository
 from app.registry.retention import RetentionRule
 from app.registry.schemas import Activation, ActivationChange, ClickThrough, ModelRow, Reason
+from app.webhooks.outbox import Outbox
 from ncr_core.errors import CheckpointError, CheckpointReadError
 from ncr_core.manifest import MANIFEST, verify_file
 
@@ -70,6 +72,7 @@ class ModelRegistry:
         versions_in_use: VersionsInUse = _no_versions,
         click_through: ClickThroughOf = _no_clicks,
         announce: Callable[[], None] = lambda: None,
+        outbox: Outbox | None = None,
     ) -> None:
         """Creates a registry.
 
@@ -80,6 +83,7 @@ class ModelRegistry:
             versions_in_use: names versions whose files another feature needs.
             click_through: the click-through of a version's lists.
             announce: called after a commit that changes which version is active.
+            outbox: takes a message of each change of the active version.
         """
         self._database = database
         self._repository = ModelRepository(database)
@@ -87,7 +91,10 @@ class ModelRegistry:
         self._retention = retention or RetentionRule()
         self._versions_in_use = versions_in_use
         self._announce = announce
-        self._activator = ActivationService(database, lambda row: self.load(row, "cpu"))
+        self._outbox = outbox or Outbox()
+        self._activator = ActivationService(
+            database, lambda row: self.load(row, "cpu"), self._outbox
+        )
         self.click_through = click_through
 
     def new_version(self) -> str:
@@ -338,6 +345,7 @@ class ModelRegistry:
             if reason is None:
                 after = Activation(row.version, before.version, before.generation + 1)
                 await self._repository.set_active(conn, before, after, "published", detail)
+                await self._outbox.add(conn, "model.published", change_told(before, after, detail))
         if reason is None:
             self._announce()
         return reason
@@ -461,3 +469,15 @@ def open_checkpoint_store(settings: Settings) -> CheckpointStore:
     from app.registry.object_store import RemoteCheckpointStore
 
     return RemoteCheckpointStore(settings.checkpoint_store, local)
+
+
+def open_export_store(settings: Settings) -> ExportStore:
+    """The exports of the store that the settings name. Raises SettingsError."""
+    local = settings.data_dir / "models"
+    if settings.checkpoint_store is None:
+        return LocalExportStore(local)
+    if "://" not in settings.checkpoint_store:
+        return LocalExportStore(Path(settings.checkpoint_store))
+    from app.registry.remote_exports import RemoteExportStore
+
+    return RemoteExportStore(settings.checkpoint_store, local)

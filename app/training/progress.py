@@ -25,6 +25,19 @@ def phase_progress(phase: str, eta_s: float | None = None) -> dict[str, Any]:
     return {"phase": phase, "epoch": 0, "epochs": 0, "loss": None, "ndcg": None, "eta_s": eta_s}
 
 
+def throttled(report: Report, seconds: float = 1.0) -> Callable[[str, int, int], None]:
+    """A function that reports how much of a phase is done, at most once in so many seconds."""
+    last, last_phase = 0.0, ""
+
+    def report_progress(phase: str, done: int, of: int) -> None:
+        nonlocal last, last_phase
+        if phase != last_phase or time.monotonic() - last > seconds:
+            last, last_phase = time.monotonic(), phase
+            report(phase_progress(phase) | {"epoch": done, "epochs": of})
+
+    return report_progress
+
+
 class ProgressReporter:
     """Reports the phases of a training, and times them."""
 

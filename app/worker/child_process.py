@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import app
 
 if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
-    from app.jobs.schemas import PrecomputeTask, TrainingTask
+    from app.jobs.schemas import Task
     from app.training.reader import Retry
 
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
@@ -74,7 +74,7 @@ class TrainingFailed(Exception):  # noqa: N818 - the job failed, not the worker
 
 
 async def run_in_child(
-    task: TrainingTask | PrecomputeTask,
+    task: Task,
     heartbeat: Heartbeat,
     heartbeat_seconds: float,
     stop: asyncio.Event,
@@ -250,17 +250,15 @@ def main() -> None:
         _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
 
 
-def run_task(
-    task: TrainingTask | PrecomputeTask, report: OnProgress, retry: Retry | None = None
-) -> dict[str, Any]:
+def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict[str, Any]:
     """Does a task in this process and returns its summary.
 
     What it writes is uploaded here rather than by the worker: a worker that loses the job, or is
     told to stop, kills the child in the middle of an upload.
     """
     from app.core.settings import load_settings
-    from app.jobs.schemas import PrecomputeTask
-    from app.registry.service import open_checkpoint_store
+    from app.jobs.schemas import ExportTask, PrecomputeTask
+    from app.registry.service import open_checkpoint_store, open_export_store
     from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
@@ -273,6 +271,10 @@ def run_task(
     store = open_checkpoint_store(settings)
     retry = retry or Retry(task.retry_seconds)
     reader = TrainingReader(settings, store, task.device, retry)
+    if isinstance(task, ExportTask):
+        from app.worker.export import export
+
+        return export(task.job_id, task.params, reader, open_export_store(settings), report)
     reader.check_store(task.version)
     if isinstance(task, PrecomputeTask):
         summary = precompute(task.version, reader, report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ from app.core.tables import now_us
 from app.events.training_snapshot import read_snapshot
 from app.inference.loaded_model import LoadedModel
 from app.inference.precomputed import ActiveUser, compute
-from app.training.progress import Report, phase_progress
+from app.training.progress import Report, throttled
 from app.training.reader import Features, TrainingReader
 from ncr_core.train_config import resolve_device
-
-REPORT_SECONDS = 1.0
 
 Visible = NDArray[np.bool_]
 KEPT_BYTES = 2**24  # of candidates, between their search and the lists that are made of them
@@ -33,15 +32,7 @@ def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str
     if inputs is None:
         return {"users": 0, "seconds": 0.0}
     model, users, visible, path = inputs
-    last_report = 0.0
-
-    def report_progress(done: int, of: int) -> None:
-        nonlocal last_report
-        if time.monotonic() - last_report > REPORT_SECONDS:
-            last_report = time.monotonic()
-            report(phase_progress("candidates") | {"epoch": done, "epochs": of})
-
-    computed = compute(model.engine, users, visible, report_progress)
+    computed = compute(model.engine, users, visible, partial(throttled(report), "candidates"))
     reader.retry.write(path.parent, lambda: computed.save(path))
     return {"users": len(computed), "seconds": round(time.perf_counter() - started, 1)}
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,10 +21,21 @@ from app.core.logging import get_logger
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.jobs.repository import Claim, JobRepository
-from app.jobs.schemas import PrecomputeTask, TaskSettings, TrainingTask, TrainOrder
+from app.jobs.schemas import (
+    ExportParams,
+    ExportTask,
+    PrecomputeTask,
+    Task,
+    TaskSettings,
+    TrainingTask,
+    TrainOrder,
+)
 from app.jobs.triggers import Triggers
+from app.registry.exports import ExportStore, discard
 from app.registry.schemas import ModelRow
-from app.registry.service import ModelRegistry
+from app.registry.service import ModelRegistry, open_export_store
+from app.webhooks.delivery import WebhookDelivery
+from app.webhooks.outbox import Outbox
 from app.wiring import Services
 from app.worker.child_process import (
     Cancelled,
@@ -40,6 +52,8 @@ from ncr_core.recipes import AUTO_RECIPE
 
 log = get_logger(__name__)
 
+Params = TypeVar("Params", bound=BaseModel)
+
 MAX_ATTEMPTS = 3
 UPLOAD_LEASES = 10  # how long a child retries: training again would cost more
 WATCHDOG_LEASES = 0.8  # the child is gone before its lease is over and another training starts
@@ -51,6 +65,8 @@ END_TRIALS_SECONDS = 10.0
 ROLLBACK_SECONDS = 300.0  # the click-through rates that it compares change once an hour
 FORGET_SECONDS = 3600.0
 ALIVE_SECONDS = 5.0
+WEBHOOK_SECONDS = 1.0
+DAY_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +118,7 @@ class TaskRunner(Protocol):
 
     async def __call__(
         self,
-        task: TrainingTask | PrecomputeTask,
+        task: Task,
         heartbeat: Heartbeat,
         heartbeat_seconds: float,
         stop: asyncio.Event,
@@ -113,7 +129,7 @@ class TaskRunner(Protocol):
 
 
 class Worker:
-    """Runs one job at a time: a training, or the precomputation of candidates.
+    """Runs one job at a time: a training, an export, or the precomputation of candidates.
 
     A job runs in a child process: a fresh interpreter, so that its memory is given back and the
     server beside it keeps answering.
@@ -127,6 +143,7 @@ class Worker:
         periodic_tasks: Sequence[PeriodicTask] = (),
         *,
         run_task: TaskRunner = run_in_child,
+        exports: ExportStore | None = None,
     ) -> None:
         """Builds a worker that is not running yet.
 
@@ -136,12 +153,14 @@ class Worker:
             settings: The service's.
             periodic_tasks: Repeated beside the jobs while the worker runs.
             run_task: Runs a job's task.
+            exports: Where exports are written; those of cancelled jobs are removed from it.
         """
         self._database = database
         self._models = models
         self._settings = settings
-        self._jobs = JobRepository(database)
+        self._jobs = JobRepository(database, Outbox.from_settings(settings))
         self._run_task = run_task
+        self._exports = exports
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(3).hex()}"
         self._lease_us = int(settings.job_lease_seconds * 1e6)
         sweep = PeriodicTask("sweep", SWEEP_SECONDS, models.sweep)
@@ -179,7 +198,7 @@ class Worker:
         if claim is None:
             return False
         log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
-        task: TrainingTask | PrecomputeTask | None = None
+        task: Task | None = None
         try:
             task = await self._task(claim)
             summary = await self._run_task(
@@ -189,9 +208,7 @@ class Worker:
                 stop or asyncio.Event(),
                 on_progress,
             )
-            training = isinstance(task, TrainingTask)
-            publish = self.publish_model if training else self.publish_candidates
-            await self._retry(partial(publish, claim, task.version, summary))
+            await self._retry(partial(self._publish, claim, task, summary))
         except LostJob:
             log.warning("job lost to another worker", job_id=claim.job_id)
         except (Stopped, asyncio.CancelledError) as outcome:
@@ -210,6 +227,8 @@ class Worker:
             log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
         except Cancelled:
             await self._end(claim, "cancelled")
+            if isinstance(task, ExportTask) and self._exports is not None:
+                await asyncio.to_thread(discard, self._exports, task.job_id)
         except TrainingFailed as error:
             await self._end(claim, "failed", error=str(error))
         except AWAY:
@@ -224,33 +243,38 @@ class Worker:
             await self._models.discard(task.version)
         return True
 
-    async def _task(self, claim: Claim) -> TrainingTask | PrecomputeTask:
+    async def _publish(self, claim: Claim, task: Task, summary: dict[str, Any]) -> None:
+        if isinstance(task, TrainingTask):
+            await self.publish_model(claim, task.version, summary)
+        elif isinstance(task, PrecomputeTask):
+            await self.publish_candidates(claim, task.version, summary)
+        else:
+            await self.publish_export(claim, summary)
+
+    async def _task(self, claim: Claim) -> Task:
         """The child's task for a claimed job. Raises TrainingFailed for invalid params."""
-        training = claim.kind == "train"
-        version = self._models.new_version() if training else claim.params["version"]
         lease_seconds = self._settings.job_lease_seconds
         common = {
-            "version": version,
             "device": self._settings.device,
             "watchdog_seconds": WATCHDOG_LEASES * lease_seconds,
             "retry_seconds": UPLOAD_LEASES * lease_seconds,
             "settings": TaskSettings.from_settings(self._settings),
         }
-        if not training:
-            return PrecomputeTask.model_validate(common)
-        try:
-            params = TrainOrder.model_validate(claim.params)
-        except ValidationError as error:
-            problem = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(map(str, problem["loc"]))
-            reason = f"the job's params are not valid: {where}: {problem['msg']}"
-            raise TrainingFailed(reason) from None
+        if claim.kind == "candidates":
+            return PrecomputeTask.model_validate(common | {"version": claim.params["version"]})
+        if claim.kind == "export":
+            export = _checked(ExportParams, claim.params)
+            return ExportTask.model_validate(common | {"job_id": claim.job_id, "params": export})
+        if claim.kind != "train":
+            raise TrainingFailed("the worker is of an older version, which has no such job")
+        params = _checked(TrainOrder, claim.params)
         last = None
         with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
             last = await self._jobs.last_training()
         return TrainingTask.model_validate(
             common
             | {
+                "version": self._models.new_version(),
                 "params": params,
                 "gate_margin": self._settings.gate_margin,
                 "expected_seconds": _seconds_of_last(last, params),
@@ -308,12 +332,18 @@ class Worker:
             await self._finish(conn, claim, "succeeded", version, summary)
         log.info("candidates computed", job_id=claim.job_id, version=version, **summary)
 
+    async def publish_export(self, claim: Claim, summary: dict[str, Any]) -> None:
+        """Ends a job whose files are in the store; raises as `publish_model`."""
+        async with self._database.write() as conn:
+            await self._finish(conn, claim, "succeeded", None, summary)
+        log.info("export written", job_id=claim.job_id, folder=summary["folder"])
+
     async def _finish(
         self,
         conn: AsyncConnection,
         claim: Claim,
         status: str,
-        version: str,
+        version: str | None,
         metrics: dict[str, Any],
     ) -> None:
         if not await self._jobs.finish(conn, claim, status, model_version=version, metrics=metrics):
@@ -357,6 +387,17 @@ class Worker:
                 await asyncio.sleep(self._settings.job_poll_seconds)
 
 
+def _checked(kind: type[Params], params: dict[str, Any]) -> Params:
+    """A job's stored params. Raises TrainingFailed for invalid ones."""
+    try:
+        return kind.model_validate(params)
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        reason = f"the job's params are not valid: {where}: {problem['msg']}"
+        raise TrainingFailed(reason) from None
+
+
 def _seconds_of_last(
     last: tuple[dict[str, Any], dict[str, Any]] | None, params: TrainOrder
 ) -> dict[str, float] | None:
@@ -382,7 +423,15 @@ def build_worker(services: Services) -> Worker:
     async def delete_old_jobs() -> None:
         await services.jobs.delete_old(await models.stored_versions())
 
+    exports = open_export_store(settings)
+
+    async def delete_old_exports() -> None:
+        await models.claim_store()  # nothing is removed from the store of another database
+        before = time.time() - settings.keep_exports_days * DAY_SECONDS
+        await asyncio.to_thread(exports.remove_old, before)
+
     tasks = [
+        PeriodicTask("exports", FORGET_SECONDS, delete_old_exports),
         PeriodicTask("jobs", FORGET_SECONDS, delete_old_jobs),
         PeriodicTask("triggers", TRIGGERS_SECONDS, triggers.fire),
         PeriodicTask("clean", CLEAN_SECONDS, models.clean),
@@ -393,9 +442,13 @@ def build_worker(services: Services) -> Worker:
     if settings.worker_alive_file is not None:
         touch = partial(asyncio.to_thread, settings.worker_alive_file.touch)
         tasks.append(PeriodicTask("alive", ALIVE_SECONDS, touch))
+    if settings.webhook_targets:
+        webhooks = WebhookDelivery(services.database, settings)
+        tasks.append(PeriodicTask("webhooks", WEBHOOK_SECONDS, webhooks.deliver))
+        tasks.append(PeriodicTask("old webhooks", FORGET_SECONDS, webhooks.delete_old))
     if settings.return_drop > 0:
         from app.ab_tests.auto_rollback import AutoRollback  # optional
 
         rollback = AutoRollback(services.database, models, trials.click_through, settings)
         tasks.append(PeriodicTask("return", ROLLBACK_SECONDS, rollback.check))
-    return Worker(services.database, models, settings, tasks)
+    return Worker(services.database, models, settings, tasks, exports=exports)

@@ -27,7 +27,7 @@ from app.core.tables import now_us
 from app.events.schemas import NewEvent
 from app.events.training_snapshot import EventSnapshot, read_snapshot
 from app.jobs.repository import Claim
-from app.jobs.schemas import TASK, JobRow, PrecomputeTask, TrainingTask, TrainParams
+from app.jobs.schemas import TASK, JobRow, Task, TrainParams
 from app.main import create_app
 from app.registry.schemas import ModelRow
 from app.training.pipeline import train_and_evaluate
@@ -93,7 +93,7 @@ async def publish_model(services: Services, **params: Any) -> str:
 
 
 async def run_in_thread(
-    task: TrainingTask | PrecomputeTask,
+    task: Task,
     heartbeat: Heartbeat,
     heartbeat_seconds: float,
     stop: asyncio.Event,

@@ -35,6 +35,15 @@ def test_the_types_of_answers_follow_the_openapi_document() -> None:
     assert script["ANSWERS"].read_text() == script["made"](), "run `python scripts/client.py`"
 
 
+def test_the_types_of_the_client_for_pages_follow_the_openapi_document(
+    document: dict[str, Any],
+) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "client.py"))
+    assert script["TYPES"].read_text() == script["types"](document), (
+        "run `python scripts/client.py`"
+    )
+
+
 def test_both_clients_offer_the_same() -> None:
     both = [
         {

@@ -47,6 +47,7 @@ BEYOND_THE_SCHEMA = {
     "PATCH /items/{item}": AVAILABILITY,
     "POST /compare": {"item_not_ranked"},
     "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
+    "POST /admin/export": {"invalid_request"},  # neither tables nor lists
     "POST /admin/trials": {"same_version"},
     "POST /preferences": {"same_item", "unknown_item", "invalid_timestamp"},  # of a date: its year
 }

@@ -154,7 +154,7 @@ class ItemsAnswer(TypedDict):
 
 
 class JobAccepted(TypedDict):
-    """The response to a request for training."""
+    """The response to a request for a job."""
 
     job_id: str
 

@@ -469,6 +469,18 @@ class AsyncClient:
         answer = await self._send("POST", "/admin/train", body=body, again=False)
         return cast(answers.JobAccepted, answer)
 
+    async def export(
+        self,
+        *,
+        format: Literal["jsonl", "parquet"] | None = None,  # noqa: A002 - the service's word
+        tables: Sequence[str] | None = None,
+        lists: dict[str, Any] | None = None,
+    ) -> answers.JobAccepted:
+        """Submits an export; ``lists``, as ``{"n": 10}``, adds the lists of all users."""
+        body = without_none({"format": format, "tables": tables, "lists": lists})
+        answer = await self._send("POST", "/admin/export", body=body, again=False)
+        return cast(answers.JobAccepted, answer)
+
     async def job(self, job_id: str) -> answers.JobOut:
         """How a job stands."""
         return cast(answers.JobOut, await self._send("GET", path("/admin/jobs/{}", job_id)))

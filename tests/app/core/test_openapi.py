@@ -46,11 +46,12 @@ async def test_responses_of_middleware_are_documented(client: httpx2.AsyncClient
 
 
 async def test_the_key_is_documented(tmp_path: Path) -> None:
-    for key, expected in ((None, [{"key": []}, {}]), ("k" * 16, [{"key": []}])):
+    keys: list[dict[str, list[str]]] = [{"key": []}, {"bearer_key": []}]
+    for key, expected in ((None, [*keys, {}]), ("k" * 16, keys)):
         app = create_app(load_settings(data_dir=tmp_path, admin_key=key))
         for name, operation in operations(app.openapi()).items():
             token = name in ("GET /recommend/{user}", "POST /events")
-            either = [expected[0], {"token": []}, *expected[1:]] if token else expected
+            either = [*keys, {"token": []}, *expected[2:]] if token else expected
             assert operation.get("security") == (None if "/health/" in name else either), name
 
 

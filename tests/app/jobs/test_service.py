@@ -331,6 +331,6 @@ async def test_states_without_jobs_are_zeros(services: Services) -> None:
     await metrics.refresh()
     states = next(metrics.collect())
     counts = {(s.labels["kind"], s.labels["status"]): s.value for s in states.samples}
-    assert len(counts) == 12
+    assert len(counts) == 18
     assert counts.pop(("train", "queued")) == 1
     assert set(counts.values()) == {0}

@@ -96,6 +96,9 @@ async def fill(services: Services) -> Filled:
         await conn.execute(
             metadata.tables["triggers"].insert().values(name="events", fired_at=5, fired_seq=3)
         )
+        message = {"message_id": "m", "target": "t", "type": "job.ended", "body": "{}"}
+        messages = metadata.tables["webhook_messages"]
+        await conn.execute(messages.insert().values(**message, created_at=5, next_at=2**52))
         await _add_trials(conn, version)
     return Filled(version, erased)
 

@@ -1,0 +1,65 @@
+"""Lists of all users, for exports: what the service would answer now, by one model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from app.core.errors import Unavailable
+from app.inference.loaded_model import LoadedModel
+from app.recommend.list_builder import ListBuilder
+from app.recommend.response import RankedList
+from app.recommend.schemas import RecommendationQuery
+from app.recommend.service import ContextLoader
+
+CONCURRENT_USERS = 128  # two passes: one is ranked while the profiles of the next are read
+RETRY_SECONDS = 0.05
+
+
+class BulkLists:
+    """Builds the lists of many users with one model, whatever is activated meanwhile.
+
+    Trials are left aside: nobody has asked for these lists.
+
+    Args:
+        contexts: looks up what a list is made from.
+        lists: builds the list.
+        model: ranks; None where popular items are served.
+    """
+
+    def __init__(
+        self, contexts: ContextLoader, lists: ListBuilder, model: LoadedModel | None
+    ) -> None:
+        self._contexts = contexts
+        self._lists = lists
+        self._model = model
+        self.version = None if model is None else model.version
+
+    async def build(self, users: Sequence[str], query: RecommendationQuery) -> list[RankedList]:
+        """The list of each of the users, in their order."""
+        results: list[RankedList | None] = [None] * len(users)
+        positions = iter(range(len(users)))
+
+        async def work(positions: Iterator[int]) -> None:
+            for position in positions:
+                results[position] = await self._build(users[position], query)
+
+        n = min(CONCURRENT_USERS, len(users))
+        tasks = [asyncio.create_task(work(positions)) for _ in range(n)]
+        try:
+            # Not a group of tasks: its errors would come in a group, and nobody tries those again.
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [ranked for ranked in results if ranked is not None]
+
+    async def _build(self, user: str, query: RecommendationQuery) -> RankedList:
+        while True:
+            context = await self._contexts.load(user, query)
+            try:
+                return await self._lists.build(context, self._model)
+            except Unavailable as error:
+                if error.code not in ("overloaded", "not_ready"):
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,1 @@
+"""Webhooks: what happened to jobs and models, told to other services by signed requests."""
