@@ -34,12 +34,22 @@ class RecommendationContext:
     """Called when the answer has to wait in the slow queue."""
     at_us: int = 0
     """The time of the request, in microseconds since 1970."""
+    basket: bytes = b""
+    """A digest of the items that ``profile`` has beside the user's own events, see `Basket`."""
 
     @property
     def user_key(self) -> Hashable:
         """What an answer depends on of the user."""
         profile = self.profile
+        if self.basket:
+            return (self.user, profile.last_seq, self.basket)
         return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
+
+    @property
+    def subject(self) -> bytes:
+        """Whose list it is, for its cursors; a digest of a basket has no NUL in hexadecimal."""
+        user = self.user.encode()
+        return user + b" " + self.basket.hex().encode() if self.basket else user
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
@@ -56,8 +66,11 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
     if row is None and evidence is None:
         return None
     key: Hashable = (context.user, profile.last_seq)
-    if evidence is not None and _is_about_newer(evidence, model.trained.n_items):
-        key = (context.user, profile.last_seq, model.revision)
+    if evidence is not None:
+        if context.basket:
+            key = context.user_key
+        if _is_about_newer(evidence, model.trained.n_items):
+            key = (key, model.revision)
     return UserState(row, evidence, key, model.gap_class(profile.timestamps, context.at_us))
 
 
@@ -94,6 +107,7 @@ def rank_request(context: RecommendationContext, model: LoadedModel) -> RankRequ
         key if not model.revision else (*key, model.revision),
         None if among is None else (user.key, user.gap_class, among),
         query.key_bytes,
+        query.page,
     )
 
 

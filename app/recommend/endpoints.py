@@ -19,6 +19,8 @@ from app.core.errors import (
 from app.core.middleware import RELEASE_KEY
 from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
 from app.core.security import caller_of, check_user
+from app.recommend.basket import Basket
+from app.recommend.cursor import QueryCursor
 from app.recommend.schemas import (
     CATEGORY,
     DIVERSITY,
@@ -32,6 +34,7 @@ from app.recommend.schemas import (
     MIN_SEQ,
     MODEL,
     SEQ_BOUND,
+    BasketRecommendation,
     BatchAnswer,
     BatchBody,
     CompareBody,
@@ -40,6 +43,7 @@ from app.recommend.schemas import (
     Questions,
     Recommendation,
     RecommendationQuery,
+    RecommendBody,
     RerankBody,
     SimilarItems,
     body_of,
@@ -76,6 +80,7 @@ async def recommend(
     min_seq: Annotated[int | None, Query(ge=0, lt=SEQ_BOUND, description=MIN_SEQ)] = None,
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
     diversity: Annotated[float, Query(ge=0, le=1, description=DIVERSITY)] = 0.0,
+    cursor: QueryCursor = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
     for item in exclude or ():
@@ -91,18 +96,24 @@ async def recommend(
         diversity=diversity,
         explain=explain,
     )
-    response = await answer(request, user, query)
-    request.state.answer = partial(answer, query=query)
+    response = await answer(request, user, query, cursor)
+    if cursor is None:  # each is sent once
+        request.state.answer = partial(answer, query=query)
     return response
 
 
-async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
+async def answer(
+    request: Request, user: str, query: RecommendationQuery, cursor: str | None = None
+) -> Response:
     """The response to a request whose parameters have been checked."""
     check_user(caller_of(request), user)
     feature: RecommendFeature = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)
-        body = await feature.service.recommend(user, query, request.is_disconnected, release)
+        if cursor is None:
+            body = await feature.service.recommend(user, query, request.is_disconnected, release)
+        else:
+            body = await feature.pages.page(user, query, cursor, request.is_disconnected)
     except Unavailable as error:
         # Answered here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))
@@ -120,6 +131,30 @@ _PROBLEMS = problem_responses(400, 404, 409, 413, 415, 422, 503)
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+@router.post(
+    "/recommend",
+    summary="What suits a basket, a session, or an item that is being looked at",
+    response_model=None,
+    responses={200: {"model": BasketRecommendation}, **_PROBLEMS},
+    openapi_extra=body_schema(RecommendBody),
+)
+@access(Role.RECOMMEND, concurrency="recommend", for_tokens=True)
+async def recommend_for_basket(request: Request, feature: Feature) -> Response:
+    """The list of a user who took the items up after all else that is known of them.
+
+    Nothing is stored. `user` alone is `GET /recommend/{user}`; without it the items are all that
+    is known. Items that the service does not know are left out and named in `ignored`. Too many
+    items are 413.
+    """
+    body = await body_of(request, RecommendBody, {"items": MAX_LIST, "exclude": MAX_LIST})
+    check_user(caller_of(request), body.user)
+    basket, is_gone = Basket(tuple(body.items or ()), body.item), request.is_disconnected
+    query = body.query()
+    if body.cursor is not None:
+        return _json(await feature.pages.page(body.user, query, body.cursor, is_gone, basket))
+    return _json(await feature.service.recommend_for_basket(body.user, basket, query, is_gone))
 
 
 @router.post(

@@ -97,6 +97,7 @@ class RerankService:
             RankedList.of(entries, [int(ids[position]) for position, _ in ranked]),
             started,
             new_recommendation_id(version or "none"),
+            None,
         )
 
     async def compare(

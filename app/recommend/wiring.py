@@ -18,7 +18,9 @@ from app.inference.new_items import NewItems
 from app.recommend.ab_tests import ABTestRouter
 from app.recommend.batch import BatchService
 from app.recommend.exploration import Exploration
+from app.recommend.frozen_lists import FrozenLists
 from app.recommend.list_builder import ListBuilder
+from app.recommend.pages import PageService
 from app.recommend.popularity import PopularityRanking
 from app.recommend.preference_elicitation import QuestionService
 from app.recommend.rerank import RerankService
@@ -74,6 +76,8 @@ class RecommendFeature:
                 self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
             self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
         self.service = RecommendService(contexts, models, lists, self.ab_tests, self.warm_up.record)
+        frozen = FrozenLists(cache_bytes // 16, redis)
+        self.pages = PageService(contexts, models, lists, batcher, frozen, self.ab_tests)
         self.batch = BatchService(models, self.service)
         self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
         self.questions = QuestionService(contexts, models, popularity, batcher)

@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from app.core.requests import encode_cursor
+from app.recommend.cursor import ListCursor
 
 NUMBERS = st.integers(0, 10**18 - 1)
 PLACES = st.builds(encode_cursor, NUMBERS, st.from_regex(r":[a-z0-9.-]{1,64}", fullmatch=True))
 schemathesis.openapi.format("cursor", NUMBERS.map(encode_cursor))
 schemathesis.openapi.format("place-cursor", PLACES)
 
+LISTS = st.builds(
+    lambda shown: ListCursor(None, 0, 0, np.array(sorted(shown), np.int64)).encode(b"", b""),
+    st.sets(st.integers(0, 2**31), max_size=50),
+)
+schemathesis.openapi.format("list-cursor", LISTS)
+
 SHORTEST_LIMIT = 64
 BY_ROW = {"POST /items", "POST /preferences"}  # an event by itself is answered as a list of one
 BEYOND_THE_SCHEMA = {
     "POST /compare": {"item_not_ranked"},
+    "GET /recommend/{user}": {"invalid_cursor"},  # it is another list's
+    "POST /recommend": {"invalid_cursor"},
     "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
     "POST /admin/trials": {"same_version"},
     "POST /preferences": {"same_item", "unknown_item", "invalid_timestamp"},  # of a date: its year

@@ -91,8 +91,12 @@ class AsyncClient:
         min_seq: int | None = None,
         model: str | None = None,
         diversity: float | None = None,
+        cursor: str | None = None,
     ) -> answers.Recommendation:
-        """The ``n`` items that the user would like next."""
+        """The ``n`` items that the user would like next.
+
+        ``cursor`` is the ``next_cursor`` of the page before, with the same other arguments.
+        """
         query = without_none(
             {
                 "n": n,
@@ -103,10 +107,51 @@ class AsyncClient:
                 "min_seq": min_seq,
                 "model": model,
                 "diversity": diversity,
+                "cursor": cursor,
             }
         )
         answer = await self._send("GET", path("/recommend/{}", user), query)
         return cast(answers.Recommendation, answer)
+
+    async def recommend_for(
+        self,
+        items: Sequence[str] | None = None,
+        n: int = 10,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        exclude_seen: bool | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        explain: Literal["none", "pairwise"] | None = None,
+        min_seq: int | None = None,
+        model: str | None = None,
+        diversity: float | None = None,
+        cursor: str | None = None,
+    ) -> answers.BasketRecommendation:
+        """The ``n`` items that suit a basket or session, the latest of ``items`` last.
+
+        ``item`` is what is being looked at; with ``user`` the user's own events count, too.
+        Nothing is stored.
+        """
+        body = without_none(
+            {
+                "user": user,
+                "items": None if items is None else list(items),
+                "item": item,
+                "n": n,
+                "exclude_seen": exclude_seen,
+                "category": category,
+                "exclude": exclude,
+                "explain": explain,
+                "min_seq": min_seq,
+                "model": model,
+                "diversity": diversity,
+                "cursor": cursor,
+            }
+        )
+        answer = await self._send("POST", "/recommend", body=body)
+        return cast(answers.BasketRecommendation, answer)
 
     async def recommend_batch(
         self,
