@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated
 
@@ -57,6 +58,21 @@ list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 `answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""
 
 
+Category = Annotated[
+    list[str] | None, Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES)
+]
+Exclude = Annotated[
+    list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
+]
+SIMILAR_USER = "Leave out what this user has seen or dislikes."
+
+
+def _check_ids(name: str, ids: Iterable[str]) -> None:
+    for item in ids:
+        if problem := text_problem(item):
+            raise Unprocessable(f"{name}: an id {problem}", code="invalid_id")
+
+
 @list_router.get(
     "/recommend/{user}",
     summary="What this user would like next",
@@ -69,13 +85,8 @@ async def recommend(
     user: PathId,
     n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many.")] = 10,
     exclude_seen: Annotated[bool, Query(description=EXCLUDE_SEEN)] = True,
-    category: Annotated[
-        list[str] | None,
-        Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES),
-    ] = None,
-    exclude: Annotated[
-        list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
-    ] = None,
+    category: Category = None,
+    exclude: Exclude = None,
     explain: Annotated[Explain, Query(description=EXPLAIN)] = "none",
     min_seq: Annotated[int | None, Query(ge=0, lt=SEQ_BOUND, description=MIN_SEQ)] = None,
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
@@ -83,9 +94,7 @@ async def recommend(
     cursor: QueryCursor = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
-    for item in exclude or ():
-        if problem := text_problem(item):
-            raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
+    _check_ids("exclude", exclude or ())
     query = RecommendationQuery.canonical(
         n=n,
         exclude_seen=exclude_seen,
@@ -222,17 +231,29 @@ async def compare(request: Request, feature: Feature) -> Comparison:
 @router.get(
     "/items/{item}/similar",
     summary="Items like an item",
-    response_model=SimilarItems,
-    responses=problem_responses(404, 422, 503),
+    response_model=None,
+    responses={200: {"model": SimilarItems}, **problem_responses(404, 422, 503)},
 )
 @access(Role.RECOMMEND)
 async def similar(
     feature: Feature,
     item: PathId,
-    n: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 10,
-) -> SimilarItems:
-    """By the active model; where it does not know the item, by the users who took both up."""
-    return await feature.similar.similar(item, n)
+    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")] = 10,
+    user: Annotated[Id | None, Query(description=SIMILAR_USER)] = None,
+    category: Category = None,
+    exclude: Exclude = None,
+    cursor: QueryCursor = None,
+) -> Response:
+    """By the active model; where it does not know the item, by the users who took both up.
+
+    The order is by similarity alone. `POST /recommend` with `user` and `item` orders by taste, too.
+    """
+    _check_ids("exclude", exclude or ())
+    _check_ids("user", () if user is None else (user,))
+    query = RecommendationQuery(
+        n, categories=tuple(sorted({*(category or ())})), exclude=tuple(sorted({*(exclude or ())}))
+    )
+    return _json(await feature.similar.similar(item, query, user, cursor))
 
 
 @router.get(

@@ -384,6 +384,9 @@ class SimilarItem(BaseModel):
 class SimilarItems(BaseModel):
     """The answer of `GET /items/{id}/similar`."""
 
+    recommendation_id: str = Field(
+        description="Send it with the events that the list leads to: clicks are counted by it."
+    )
     item: str
     model_version: str | None = Field(
         description="The version that `score` is by: the cosine of what it knows of the items, "
@@ -391,6 +394,7 @@ class SimilarItems(BaseModel):
         "model: then it is the cosine of who took them up."
     )
     items: list[SimilarItem] = Field(description="Most alike first.")
+    next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]

@@ -81,7 +81,10 @@ class RecommendFeature:
         self.batch = BatchService(models, self.service)
         self.rerank = RerankService(contexts, models, popularity, batcher, self.ab_tests)
         self.questions = QuestionService(contexts, models, popularity, batcher)
-        self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)
+        on_list = (lambda version: None) if self.ab_tests is None else self.ab_tests.record
+        self.similar = SimilarItemsService(
+            catalog, events, models, popularity, frozen, cache_bytes // 16, on_list
+        )
 
     async def start(self) -> None:
         """Loads the active model, if there is one, follows the registry, and counts the items."""

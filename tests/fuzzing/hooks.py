@@ -30,6 +30,7 @@ BEYOND_THE_SCHEMA = {
     "POST /compare": {"item_not_ranked"},
     "GET /recommend/{user}": {"invalid_cursor"},  # it is another list's
     "POST /recommend": {"invalid_cursor"},
+    "GET /items/{item}/similar": {"invalid_cursor"},
     "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
     "POST /admin/trials": {"same_version"},
     "POST /preferences": {"same_item", "unknown_item", "invalid_timestamp"},  # of a date: its year

@@ -366,9 +366,11 @@ class SimilarItem(TypedDict):
 class SimilarItems(TypedDict):
     """The answer of `GET /items/{id}/similar`."""
 
+    recommendation_id: str
     item: str
     model_version: str | None
     items: list[SimilarItem]
+    next_cursor: str | None
 
 
 class TokenOut(TypedDict):

@@ -208,9 +208,21 @@ class AsyncClient:
         body = without_none(fields)
         return cast(answers.Comparison, await self._send("POST", "/compare", body=body))
 
-    async def similar(self, item: str, n: int = 10) -> answers.SimilarItems:
-        """Items that are liked by the same users."""
-        answer = await self._send("GET", path("/items/{}/similar", item), {"n": n})
+    async def similar(
+        self,
+        item: str,
+        n: int = 10,
+        *,
+        user: str | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        cursor: str | None = None,
+    ) -> answers.SimilarItems:
+        """Items that are liked by the same users, without those that ``user`` has seen."""
+        query = without_none(
+            {"n": n, "user": user, "category": category, "exclude": exclude, "cursor": cursor}
+        )
+        answer = await self._send("GET", path("/items/{}/similar", item), query)
         return cast(answers.SimilarItems, answer)
 
     async def questions(self, user: str, n: int = 5) -> answers.Questions:
