@@ -14,6 +14,7 @@ from app.events.profile import Profile
 NOBODY = ""  # in the place of a user: no user's id is empty
 FIRST_SEQ = 2**53  # above every seq: no model was trained on it
 HOUR_US = 3_600_000_000
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class Basket:
 
 
 def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Profile, bytes]:
-    """The profile with one more event of weight 1 for each item, and a digest of what was added.
+    """The profile with one more event of weight 1 for each item, and the key of what was added.
+
+    The key is a digest of the items, followed by the hour where that counts.
 
     The events come after all others of the user, in the order of the items. Their time is the
     beginning of the hour, so that the list is the same for an hour where weights decay.
@@ -56,9 +59,9 @@ def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Pro
         return profile, b""
     ids, n = np.array(items, dtype=np.int64), len(items)
     start = at_us - at_us % HOUR_US
-    digest = hashlib.blake2b(ids.tobytes(), digest_size=16)
+    key = hashlib.blake2b(ids.tobytes(), digest_size=DIGEST_BYTES).digest()
     if profile.event_weights.half_life_days is not None:
-        digest.update(start.to_bytes(8))
+        key += start.to_bytes(8)
     first = max(start, int(profile.timestamps.max(initial=0)) + 1)
     extended = replace(
         profile,
@@ -68,7 +71,7 @@ def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Pro
         timestamps=np.concatenate([profile.timestamps, first + np.arange(n)]),
         _resolved=[],
     )
-    return extended, digest.digest()
+    return extended, key
 
 
 def _last_of_each(names: Sequence[str]) -> Iterable[str]:

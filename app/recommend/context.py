@@ -12,6 +12,7 @@ from app.catalog.snapshot import Catalogue
 from app.events.profile import Profile
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
+from app.recommend.basket import DIGEST_BYTES
 from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
@@ -35,7 +36,7 @@ class RecommendationContext:
     at_us: int = 0
     """The time of the request, in microseconds since 1970."""
     basket: bytes = b""
-    """A digest of the items that ``profile`` has beside the user's own events, see `Basket`."""
+    """The key of the items that ``profile`` has beside the user's own events, see `with_basket`."""
 
     @property
     def user_key(self) -> Hashable:
@@ -47,9 +48,11 @@ class RecommendationContext:
 
     @property
     def subject(self) -> bytes:
-        """Whose list it is, for its cursors; a digest of a basket has no NUL in hexadecimal."""
+        """Whose list it is, for its cursors, which outlive the hour of a basket."""
         user = self.user.encode()
-        return user + b" " + self.basket.hex().encode() if self.basket else user
+        if not self.basket:
+            return user
+        return user + b" " + self.basket[:DIGEST_BYTES].hex().encode()
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
