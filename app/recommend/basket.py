@@ -74,5 +74,12 @@ def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Pro
     return extended, key
 
 
+def subject_of(user: str, basket: bytes) -> bytes:
+    """Whose list it is, for cursors, which outlive the hour in the key of a basket."""
+    if not basket:
+        return user.encode()
+    return user.encode() + b" " + basket[:DIGEST_BYTES].hex().encode()
+
+
 def _last_of_each(names: Sequence[str]) -> Iterable[str]:
     return reversed(dict.fromkeys(reversed(names)))

@@ -12,7 +12,7 @@ from app.catalog.snapshot import Catalogue
 from app.events.profile import Profile
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
-from app.recommend.basket import DIGEST_BYTES
+from app.recommend.basket import subject_of
 from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.fold_in import Evidence
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
@@ -48,11 +48,8 @@ class RecommendationContext:
 
     @property
     def subject(self) -> bytes:
-        """Whose list it is, for its cursors, which outlive the hour of a basket."""
-        user = self.user.encode()
-        if not self.basket:
-            return user
-        return user + b" " + self.basket[:DIGEST_BYTES].hex().encode()
+        """Whose list it is, for its cursors."""
+        return subject_of(self.user, self.basket)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:

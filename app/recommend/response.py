@@ -13,6 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
+from app.recommend.basket import subject_of
 from app.recommend.cursor import KEPT_SECONDS, MAX_PLACES, first_cursor
 from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.inference.engine import RankedItem
@@ -81,7 +82,12 @@ class RankedList:
         return len(self.json) + 8 * len(self.ids)
 
     def cursor(
-        self, query: RecommendationQuery, subject: bytes, version: str | None, last_seq: int
+        self,
+        query: RecommendationQuery,
+        user: str,
+        version: str | None,
+        last_seq: int,
+        basket: bytes = b"",
     ) -> str | None:
         """The cursor of the places after these; None where nothing follows.
 
@@ -89,16 +95,18 @@ class RankedList:
 
         Args:
             query: the parameters of the list.
-            subject: whose list it is, see `RecommendationContext.subject`.
+            user: whose list it is.
             version: the model version that ranked it.
             last_seq: the user's last seq then.
+            basket: as of `RecommendationContext`.
         """
         if len(self.ids) < query.n or len(self.ids) >= MAX_PLACES:
             return None
         at = int(time.time())
-        key = (at // KEPT_SECONDS, subject, version, last_seq, query.list_digest)
+        key = (at // KEPT_SECONDS, user, version, last_seq, basket, query)
         if self.kept_cursor and self.kept_cursor[0][0] == key:
             return self.kept_cursor[0][1]
+        subject = subject_of(user, basket)
         text = first_cursor(self.ids, at, last_seq, version, subject, query.list_digest)
         self.kept_cursor[:] = [(key, text)]
         return text

@@ -153,7 +153,7 @@ class RecommendService:
                 recommendation_id = new_recommendation_id(model.version if model else "none")
         self._on_list(user, query)
         version = None if model is None else model.version
-        following = ranked.cursor(query, user.encode(), version, last_seq)
+        following = ranked.cursor(query, user, version, last_seq)
         return response_body(
             user, version, as_of_seq, ranked, started, recommendation_id, following
         )
@@ -180,7 +180,9 @@ class RecommendService:
             ranked = await self._lists.build(context, model)
             recommendation_id = new_recommendation_id(version or "none")
         as_of_seq = context.profile.event_seq
-        following = ranked.cursor(query, context.subject, version, context.profile.last_seq)
+        following = ranked.cursor(
+            query, context.user, version, context.profile.last_seq, context.basket
+        )
         body = response_body(
             user, version, as_of_seq, ranked, started, recommendation_id, following
         )
