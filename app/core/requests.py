@@ -196,7 +196,8 @@ class KnownQueries(StrictQuery):
     """A route below one id that parses a query string once.
 
     Its endpoint leaves in ``request.state.answer`` what answers a request for an id, with the
-    parsed query. The next request with the same query string goes straight there, past FastAPI.
+    parsed query, where the query may come again. The next request with the same query string
+    goes straight there, past FastAPI.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -6,7 +6,7 @@ whether the user likes or dislikes it. Of their preferences about two items, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,25 @@ class Profile:
             max(self.catalog_seq, catalog_seq),
             self.event_weights,
             self._resolved,
+        )
+
+    def until(self, seq: int) -> Profile:
+        """Return the profile as it was at a seq of the user, without what came after it.
+
+        What was deleted since is missing.
+        """
+        if seq >= self.last_seq:
+            return self
+        earlier, stated = self.seqs <= seq, self.preferences[:, 2] <= seq
+        return replace(
+            self,
+            last_seq=seq,
+            seen=self.seen[earlier],
+            seqs=self.seqs[earlier],
+            weights=self.weights[earlier],
+            timestamps=self.timestamps[earlier],
+            preferences=self.preferences[stated],
+            _resolved=[],
         )
 
     @property

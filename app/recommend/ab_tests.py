@@ -13,6 +13,7 @@ from app.core.ids import new_recommendation_id
 from app.core.logging import get_logger
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
+from app.recommend.basket import NOBODY
 from app.recommend.context import NEWCOMER, RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList
@@ -144,6 +145,7 @@ def is_tested(test: RunningABTest, context: RecommendationContext, model: Loaded
         context.query.model is None
         and model.version == test.version_a
         and context.user_key is not NEWCOMER
+        and context.user != NOBODY
     )
 
 

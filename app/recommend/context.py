@@ -12,6 +12,7 @@ from app.catalog.snapshot import Catalogue
 from app.events.profile import Profile
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
+from app.recommend.basket import subject_of
 from app.recommend.schemas import RecommendationQuery, Source
 from app.recommend.selection import Selection
 from ncr_core.fold_in import Evidence
@@ -44,11 +45,21 @@ class RecommendationContext:
         selection = self.selection
         return self.query.key if selection is None else (self.query.key, selection.state)
 
+    basket: bytes = b""
+    """The key of the items that ``profile`` has beside the user's own events, see `with_basket`."""
+
     @property
     def user_key(self) -> Hashable:
         """What an answer depends on of the user."""
         profile = self.profile
+        if self.basket:
+            return (self.user, profile.last_seq, self.basket)
         return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
+
+    @property
+    def subject(self) -> bytes:
+        """Whose list it is, for its cursors."""
+        return subject_of(self.user, self.basket)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
@@ -65,8 +76,11 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
     if row is None and evidence is None:
         return None
     key: Hashable = (context.user, profile.last_seq)
-    if evidence is not None and _is_about_newer(evidence, model.trained.n_items):
-        key = (context.user, profile.last_seq, model.revision)
+    if evidence is not None:
+        if context.basket:
+            key = context.user_key
+        if _is_about_newer(evidence, model.trained.n_items):
+            key = (key, model.revision)
     return UserState(row, evidence, key, model.gap_class(profile.timestamps, context.at_us))
 
 
@@ -118,6 +132,7 @@ def rank_request(
         None if among is None else (user.key, user.gap_class, among),
         query.key_bytes,
         None if selection is None else selection.boost(items.internal, model.engine.temperature),
+        query.page,
     )
 
 

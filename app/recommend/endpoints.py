@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from app.core.errors import (
 from app.core.middleware import RELEASE_KEY
 from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
 from app.core.security import caller_of, check_user
+from app.recommend.basket import Basket
+from app.recommend.cursor import QueryCursor
 from app.recommend.recent_popularity import WINDOW
 from app.recommend.schemas import (
     CATEGORY,
@@ -35,6 +38,7 @@ from app.recommend.schemas import (
     MIN_SEQ,
     MODEL,
     SEQ_BOUND,
+    BasketRecommendation,
     BatchAnswer,
     BatchBody,
     CompareBody,
@@ -44,6 +48,7 @@ from app.recommend.schemas import (
     Questions,
     Recommendation,
     RecommendationQuery,
+    RecommendBody,
     RerankBody,
     SimilarItems,
     TrendingItems,
@@ -73,6 +78,19 @@ IncludeText = Annotated[
     str | None,
     Query(max_length=100, description=INCLUDE, json_schema_extra={"format": "include"}),
 ]
+Category = Annotated[
+    list[str] | None, Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES)
+]
+Exclude = Annotated[
+    list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
+]
+SIMILAR_USER = "Leave out what this user has seen or dislikes."
+
+
+def _check_ids(name: str, ids: Iterable[str]) -> None:
+    for item in ids:
+        if problem := text_problem(item):
+            raise Unprocessable(f"{name}: an id {problem}", code="invalid_id")
 
 
 @list_router.get(
@@ -87,13 +105,8 @@ async def recommend(
     user: PathId,
     n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many.")] = 10,
     exclude_seen: Annotated[bool, Query(description=EXCLUDE_SEEN)] = True,
-    category: Annotated[
-        list[str] | None,
-        Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES),
-    ] = None,
-    exclude: Annotated[
-        list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
-    ] = None,
+    category: Category = None,
+    exclude: Exclude = None,
     explain: Annotated[Explain, Query(description=EXPLAIN)] = "none",
     min_seq: Annotated[int | None, Query(ge=0, lt=SEQ_BOUND, description=MIN_SEQ)] = None,
     model: Annotated[str | None, Query(max_length=256, description=MODEL)] = None,
@@ -101,11 +114,10 @@ async def recommend(
     filter: FilterText = None,  # noqa: A002 - as a request has it
     boost: BoostText = None,
     include: IncludeText = None,
+    cursor: QueryCursor = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
-    for item in exclude or ():
-        if problem := text_problem(item):
-            raise Unprocessable(f"exclude: an id {problem}", code="invalid_id")
+    _check_ids("exclude", exclude or ())
     query = RecommendationQuery.canonical(
         n=n,
         exclude_seen=exclude_seen,
@@ -119,18 +131,24 @@ async def recommend(
         boost=read_boosts(boost),
         include=read_include(include),
     )
-    response = await answer(request, user, query)
-    request.state.answer = partial(answer, query=query)
+    response = await answer(request, user, query, cursor)
+    if cursor is None:  # each is sent once
+        request.state.answer = partial(answer, query=query)
     return response
 
 
-async def answer(request: Request, user: str, query: RecommendationQuery) -> Response:
+async def answer(
+    request: Request, user: str, query: RecommendationQuery, cursor: str | None = None
+) -> Response:
     """The response to a request whose parameters have been checked."""
     check_user(caller_of(request), user)
     feature: RecommendFeature = request.app.state.recommend
     try:
         release = request.scope.get(RELEASE_KEY)
-        body = await feature.service.recommend(user, query, request.is_disconnected, release)
+        if cursor is None:
+            body = await feature.service.recommend(user, query, request.is_disconnected, release)
+        else:
+            body = await feature.pages.page(user, query, cursor, request.is_disconnected)
     except Unavailable as error:
         # Answered here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))
@@ -148,6 +166,30 @@ _PROBLEMS = problem_responses(400, 404, 409, 413, 415, 422, 503)
 
 def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
+
+
+@router.post(
+    "/recommend",
+    summary="What suits a basket, a session, or an item that is being looked at",
+    response_model=None,
+    responses={200: {"model": BasketRecommendation}, **_PROBLEMS},
+    openapi_extra=body_schema(RecommendBody),
+)
+@access(Role.RECOMMEND, concurrency="recommend", for_tokens=True)
+async def recommend_for_basket(request: Request, feature: Feature) -> Response:
+    """The list of a user who took the items up after all else that is known of them.
+
+    Nothing is stored. `user` alone is `GET /recommend/{user}`; without it the items are all that
+    is known. Items that the service does not know are left out and named in `ignored`. Too many
+    items are 413.
+    """
+    body = await body_of(request, RecommendBody, {"items": MAX_LIST, "exclude": MAX_LIST})
+    check_user(caller_of(request), body.user)
+    basket, is_gone = Basket(tuple(body.items or ()), body.item), request.is_disconnected
+    query = body.query()
+    if body.cursor is not None:
+        return _json(await feature.pages.page(body.user, query, body.cursor, is_gone, basket))
+    return _json(await feature.service.recommend_for_basket(body.user, basket, query, is_gone))
 
 
 @router.post(
@@ -215,26 +257,37 @@ async def compare(request: Request, feature: Feature) -> Comparison:
 @router.get(
     "/items/{item}/similar",
     summary="Items like an item",
-    response_model=SimilarItems,
-    response_model_exclude_unset=True,
-    responses=problem_responses(404, 422, 503),
+    response_model=None,
+    responses={200: {"model": SimilarItems}, **problem_responses(404, 422, 503)},
 )
 @access(Role.RECOMMEND)
 async def similar(
     feature: Feature,
     item: PathId,
-    n: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 10,
+    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")] = 10,
+    user: Annotated[Id | None, Query(description=SIMILAR_USER)] = None,
+    category: Category = None,
+    exclude: Exclude = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
     include: IncludeText = None,
-) -> SimilarItems:
-    """By the active model; where it does not know the item, by the users who took both up."""
-    return await feature.similar.similar(item, n, read_filter(filter), read_include(include))
+    cursor: QueryCursor = None,
+) -> Response:
+    """By the active model; where it does not know the item, by the users who took both up.
+
+    The order is by similarity alone. `POST /recommend` with `user` and `item` orders by taste, too.
+    """
+    _check_ids("exclude", exclude or ())
+    _check_ids("user", () if user is None else (user,))
+    query = RecommendationQuery(
+        n,
+        categories=tuple(sorted({*(category or ())})),
+        exclude=tuple(sorted({*(exclude or ())})),
+        filter=read_filter(filter),
+        include=read_include(include),
+    )
+    return _json(await feature.similar.similar(item, query, user, cursor))
 
 
-_Category = Annotated[
-    list[str] | None,
-    Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES),
-]
 _HowMany = Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")]
 _WINDOW = "The last 1h to 24h, or 1d to 30d"
 
@@ -252,7 +305,7 @@ async def popular(
     window: Annotated[
         str | None, Query(pattern=WINDOW, description=f"{_WINDOW}. Default: all time.")
     ] = None,
-    category: _Category = None,
+    category: Category = None,
 ) -> PopularItems:
     """Items by the number of their users. Hidden items and those without users are not among them.
 
@@ -274,7 +327,7 @@ async def trending(
     window: Annotated[
         str, Query(pattern=WINDOW, description=f"{_WINDOW}, against the same time before.")
     ] = "1d",
-    category: _Category = None,
+    category: Category = None,
 ) -> TrendingItems:
     """Items with more users than in the window before, the clearest rise first."""
     return await feature.recent.trending(n, category or (), window)

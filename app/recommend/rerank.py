@@ -112,6 +112,7 @@ class RerankService:
             await self._details.added(answered, query.include),
             started,
             new_recommendation_id(version or "none"),
+            None,
         )
 
     async def compare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import orjson
 from numpy.typing import NDArray
 
 from app.catalog.snapshot import Catalogue
-from app.recommend.schemas import Source
+from app.recommend.basket import subject_of
+from app.recommend.cursor import KEPT_SECONDS, MAX_PLACES, first_cursor
+from app.recommend.schemas import RecommendationQuery, Source
 from ncr_core.inference.engine import RankedItem
 
 Entry = dict[str, Any]
@@ -28,6 +30,8 @@ class RankedList:
     """Objects with commas between them."""
     ids: tuple[int, ...]
     """The catalogue's ids of the items."""
+    kept_cursor: list[tuple[Hashable, str]] = field(default_factory=list, repr=False)
+    """Filled by `cursor`."""
 
     @classmethod
     def of(cls, entries: Sequence[Entry], ids: Sequence[int]) -> RankedList:
@@ -52,7 +56,7 @@ class RankedList:
         ]
         if explain:
             for entry, item in zip(entries, items, strict=True):
-                entry["because"] = _reasons(catalogue, internal, item)
+                entry["because"] = reasons(catalogue, internal, item)
         return cls.of(entries, ids)
 
     @classmethod
@@ -76,6 +80,36 @@ class RankedList:
     def nbytes(self) -> int:
         """The memory of the list, in bytes."""
         return len(self.json) + 8 * len(self.ids)
+
+    def cursor(
+        self,
+        query: RecommendationQuery,
+        user: str,
+        version: str | None,
+        last_seq: int,
+        basket: bytes = b"",
+    ) -> str | None:
+        """The cursor of the places after these; None where nothing follows.
+
+        It is kept for the next request that this list answers.
+
+        Args:
+            query: the parameters of the list.
+            user: whose list it is.
+            version: the model version that ranked it.
+            last_seq: the user's last seq then.
+            basket: as of `RecommendationContext`.
+        """
+        if len(self.ids) < query.n or len(self.ids) >= MAX_PLACES:
+            return None
+        at = int(time.time())
+        key = (at // KEPT_SECONDS, user, version, last_seq, basket, query)
+        if self.kept_cursor and self.kept_cursor[0][0] == key:
+            return self.kept_cursor[0][1]
+        subject = subject_of(user, basket)
+        text = first_cursor(self.ids, at, last_seq, version, subject, query.list_digest)
+        self.kept_cursor[:] = [(key, text)]
+        return text
 
     def entries(self) -> list[Entry]:
         """The objects again."""
@@ -122,7 +156,7 @@ def ranked_entry(
     }
 
 
-def _reasons(catalogue: Catalogue, internal: NDArray[np.int64], item: RankedItem) -> list[Entry]:
+def reasons(catalogue: Catalogue, internal: NDArray[np.int64], item: RankedItem) -> list[Entry]:
     """The user's own items that an item is due to, the one with the largest effect first.
 
     ``internal`` (n_items,) are the catalogue's ids of the model's rows.
@@ -138,12 +172,13 @@ def _reasons(catalogue: Catalogue, internal: NDArray[np.int64], item: RankedItem
 
 
 def response_body(
-    user: str,
+    user: str | None,
     model_version: str | None,
     as_of_seq: int,
     ranked: RankedList,
     started: float,
     recommendation_id: str,
+    next_cursor: str | None,
 ) -> bytes:
     """The body of an answer; ``started`` is a moment of `time.perf_counter`."""
     return orjson.dumps(
@@ -154,8 +189,14 @@ def response_body(
             "as_of_seq": as_of_seq,
             "took_ms": round((time.perf_counter() - started) * 1000, 2),
             "items": orjson.Fragment(b"[" + ranked.json + b"]"),
+            "next_cursor": next_cursor,
         }
     )
+
+
+def with_ignored(body: bytes, ignored: list[str]) -> bytes:
+    """The body of an answer, with the items of the request that do not exist."""
+    return body[:-1] + b',"ignored":' + orjson.dumps(ignored) + b"}"
 
 
 def shared_list_name(key: Hashable) -> str:

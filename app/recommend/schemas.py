@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from app.catalog.filters import (
     BOOST,
@@ -20,6 +29,7 @@ from app.catalog.filters import (
 )
 from app.core.errors import PayloadTooLarge, Unprocessable
 from app.core.requests import invalid_body, read_json, text_problem, text_schema
+from app.recommend.cursor import BodyCursor
 
 MAX_LIST = 1_000
 MAX_COMPARED = 100
@@ -41,6 +51,10 @@ DIVERSITY = (
     "(1 − diversity)·(1 − r/P) − diversity·(its highest similarity to the items above it), r being "
     "its place from 0 in the exact list of P = max(5n, 50) items, and similarities those of "
     "`/items/{id}/similar`. 0 is the exact list; the first place always stays."
+)
+NEXT_CURSOR = (
+    "Send it as `cursor` with the same parameters for the next places. Null at the end, and after "
+    "1,000 places; the page after may be empty."
 )
 Explain = Literal["none", "pairwise"]
 
@@ -93,6 +107,8 @@ class RecommendationQuery:
     """Sorted, each filter once."""
     include: tuple[str, ...] = ()
     """What the answer shows of items; no list depends on it."""
+    page: int | None = None
+    """The places of a page, where ``n`` are those of all pages."""
 
     @classmethod
     def canonical(
@@ -137,7 +153,17 @@ class RecommendationQuery:
             self.explain,
             None if self.filter is None else self.filter.key,
             tuple((one.filter.key, one.by) for one in self.boost),
+            self.page if self.diversity else None,
         )
+
+    @cached_property
+    def list_digest(self) -> bytes:
+        """A digest of what all pages of a list have in common; ``n`` only where it decides."""
+        n = self.n if self.diversity else 0
+        key = (replace(self, n=n, explain=False).key, self.model)
+        return hashlib.blake2b(
+            repr(key).encode("utf-8", "backslashreplace"), digest_size=16
+        ).digest()
 
     @cached_property
     def key_bytes(self) -> int:
@@ -200,15 +226,10 @@ def filter_of(value: Any) -> AttributeFilter | None:
     return None if value is None else parse_filter(value)
 
 
-class BatchBody(_Body):
-    """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
+class _ListBody(_Body):
+    """The parameters of `GET /recommend/{user}` in a body."""
 
-    users: list[str] = Field(
-        max_length=MAX_USERS,
-        description="Each gets a result of its own, also one whose id is not valid. Users times "
-        "`n` may be 100,000 at most.",
-    )
-    n: int = Field(default=10, ge=1, le=MAX_LIST, description="How many items for each.")
+    n: int = Field(default=10, ge=1, le=MAX_LIST, description="How many items a list has.")
     exclude_seen: bool = Field(default=True, description=EXCLUDE_SEEN)
     category: list[str] = Field(
         default_factory=list, max_length=MAX_CATEGORIES, description=CATEGORY
@@ -226,13 +247,59 @@ class BatchBody(_Body):
         Raises:
             Unprocessable: the filter, a boost or a detail is none.
         """
-        given = self.model_dump(exclude={"users", "filter", "boost", "include"})
+        given = self.model_dump(include={*_ListBody.model_fields} - {"filter", "boost", "include"})
         return RecommendationQuery.canonical(
             **given,
             filter=filter_of(self.filter),
             boost=boosts_of(self.boost),
             include=parse_include(self.include),
         )
+
+
+class BatchBody(_ListBody):
+    """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
+
+    users: list[str] = Field(
+        max_length=MAX_USERS,
+        description="Each gets a result of its own, also one whose id is not valid. Users times "
+        "`n` may be 100,000 at most.",
+    )
+
+
+class RecommendBody(_ListBody):
+    """The body of `POST /recommend`: at least one of `user`, `items` and `item` is there."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": [name]} for name in ("user", "items", "item")]}
+    )
+
+    cursor: BodyCursor = None
+    user: BodyId | None = Field(default=None, description="Whose events count, too.")
+    items: list[BodyId] | None = Field(
+        default=None,
+        max_length=MAX_LIST,
+        description="A basket or a session, the latest item last. The list is that of a user who "
+        "took these items up after all else that is known of them; nothing is stored. An item that "
+        "repeats counts at its last place.",
+    )
+    item: BodyId | None = Field(
+        default=None,
+        description="What is being looked at: it counts as the latest of `items`, and it is never "
+        "in the list.",
+    )
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if self.user is None and self.items is None and self.item is None:
+            raise ValueError("a list needs `user`, `items` or `item`")
+        return self
+
+    def query(self) -> RecommendationQuery:
+        """The parameters as a query. Raises as that of a batch."""
+        query = super().query()
+        if self.item is None:
+            return query
+        return replace(query, exclude=tuple(sorted({*query.exclude, self.item})))
 
 
 class RerankBody(_Body):
@@ -370,6 +437,14 @@ class Recommendation(BaseModel):
     as_of_seq: int = Field(description="Every event of this user up to here has been taken in.")
     took_ms: float
     items: list[RecommendedItem]
+    next_cursor: str | None = Field(description=NEXT_CURSOR)
+
+
+class BasketRecommendation(Recommendation):
+    """The answer of `POST /recommend`."""
+
+    user: str | None = Field(description="Null where the body names none.")  # type: ignore[assignment]
+    ignored: list[str] = Field(description="Those of `items` and `item` that do not exist.")
 
 
 class BatchList(Recommendation):
@@ -420,6 +495,9 @@ class SimilarItem(_Details):
 class SimilarItems(BaseModel):
     """The answer of `GET /items/{id}/similar`."""
 
+    recommendation_id: str = Field(
+        description="Send it with the events that the list leads to: clicks are counted by it."
+    )
     item: str
     model_version: str | None = Field(
         description="The version that `score` is by: the cosine of what it knows of the items, "
@@ -427,6 +505,7 @@ class SimilarItems(BaseModel):
         "model: then it is the cosine of who took them up."
     )
     items: list[SimilarItem] = Field(description="Most alike first.")
+    next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 class PopularItem(BaseModel):

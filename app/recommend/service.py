@@ -15,10 +15,11 @@ from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
 from app.inference.precomputed import LIST_ITEMS, PrecomputedCandidates
 from app.recommend.ab_tests import ABTestRouter
+from app.recommend.basket import NOBODY, Basket, with_basket
 from app.recommend.context import RecommendationContext
 from app.recommend.details import ItemDetails
 from app.recommend.list_builder import ListBuilder
-from app.recommend.response import RankedList, response_body
+from app.recommend.response import RankedList, response_body, with_ignored
 from app.recommend.schemas import RecommendationQuery
 from app.recommend.selection import Selector
 
@@ -63,10 +64,16 @@ class ContextLoader:
         if query.filter is not None or query.boost:
             await self._selector.select(await self._catalog.catalogue(), query)
 
+    def add_basket(self, context: RecommendationContext, basket: Basket) -> list[str]:
+        """Make a basket the user's latest events, and return its unknown items."""
+        items, ignored = basket.resolve(context.catalogue)
+        context.profile, context.basket = with_basket(context.profile, items, context.at_us)
+        return ignored
+
     async def precomputed_list(
         self, user: str, query: RecommendationQuery, model: LoadedModel
-    ) -> tuple[RankedList, int] | None:
-        """The list that a worker ranked, and the seq up to which it takes in every event.
+    ) -> tuple[RankedList, int, int] | None:
+        """The list that a worker ranked, the seq up to which it is complete, and the user's last.
 
         None where it is not just the list that would be ranked now. The user's profile is not read.
         """
@@ -88,7 +95,7 @@ class ContextLoader:
         if best is None:
             return None
         ranked = RankedList.ranked(catalogue, items.internal, "model", best, explain=False)
-        return ranked, event_seq
+        return ranked, event_seq, last_seq
 
 
 class RecommendService:
@@ -146,13 +153,14 @@ class RecommendService:
         if model is not None and user in model.listed and (tests is None or tests.is_idle):
             ahead = await self._contexts.precomputed_list(user, query, model)
         if ahead is not None and model is not None:
-            ranked, as_of_seq = ahead
+            ranked, as_of_seq, last_seq = ahead
             if tests is not None:
                 tests.record(model.version)
             recommendation_id = new_recommendation_id(model.version)
         else:
             context = await self._contexts.load(user, query, is_gone, on_slow)
-            model, as_of_seq = self._models.current, context.profile.event_seq
+            model, profile = self._models.current, context.profile
+            as_of_seq, last_seq = profile.event_seq, profile.last_seq
             if query.model is not None:
                 model = await self._models.get(query.model)
             if tests is not None and model is not None:
@@ -161,7 +169,41 @@ class RecommendService:
                 ranked = await self._lists.build(context, model)
                 recommendation_id = new_recommendation_id(model.version if model else "none")
         self._on_list(user, query)
+        version = None if model is None else model.version
+        following = ranked.cursor(query, user, version, last_seq)
         if query.include:
             ranked = await self._details.added(ranked, query.include)
+        return response_body(
+            user, version, as_of_seq, ranked, started, recommendation_id, following
+        )
+
+    async def recommend_for_basket(
+        self,
+        user: str | None,
+        basket: Basket,
+        query: RecommendationQuery,
+        is_gone: IsGone | None = None,
+    ) -> bytes:
+        """The body of an answer by a basket, and by the user's own events where there is a user.
+
+        Raises as `recommend`.
+        """
+        started = time.perf_counter()
+        context = await self._contexts.load(user or NOBODY, query, is_gone)
+        ignored = self._contexts.add_basket(context, basket)
+        model = await self._models.get(query.model)
         version = None if model is None else model.version
-        return response_body(user, version, as_of_seq, ranked, started, recommendation_id)
+        if self._ab_tests is not None and model is not None:
+            ranked, recommendation_id = await self._ab_tests.build(context, model)
+        else:
+            ranked = await self._lists.build(context, model)
+            recommendation_id = new_recommendation_id(version or "none")
+        as_of_seq = context.profile.event_seq
+        following = ranked.cursor(
+            query, context.user, version, context.profile.last_seq, context.basket
+        )
+        ranked = await self._details.added(ranked, query.include)
+        body = response_body(
+            user, version, as_of_seq, ranked, started, recommendation_id, following
+        )
+        return with_ignored(body, ignored)

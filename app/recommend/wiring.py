@@ -20,7 +20,9 @@ from app.recommend.batch import BatchService
 from app.recommend.bulk_lists import BulkLists
 from app.recommend.details import ItemDetails
 from app.recommend.exploration import Exploration
+from app.recommend.frozen_lists import FrozenLists
 from app.recommend.list_builder import ListBuilder
+from app.recommend.pages import PageService
 from app.recommend.popularity import PopularityRanking
 from app.recommend.preference_elicitation import QuestionService
 from app.recommend.recent_popularity import RecentPopularity
@@ -81,13 +83,20 @@ class RecommendFeature:
         self.service = RecommendService(
             contexts, models, lists, self.ab_tests, self.warm_up.record, details=details
         )
+        frozen = FrozenLists(cache_bytes // 16, redis)
+        self.pages = PageService(
+            contexts, models, lists, batcher, frozen, self.ab_tests, details=details
+        )
         self.batch = BatchService(models, self.service, contexts)
         self.rerank = RerankService(
             contexts, models, popularity, batcher, self.ab_tests, details=details
         )
         self.questions = QuestionService(contexts, models, popularity, batcher)
         self.recent = RecentPopularity(events, catalog, popularity)
-        self.similar = SimilarItemsService(catalog, events, models, popularity, cache_bytes // 16)
+        on_list = (lambda version: None) if self.ab_tests is None else self.ab_tests.record
+        self.similar = SimilarItemsService(
+            catalog, events, models, popularity, frozen, cache_bytes // 16, on_list
+        )
 
     async def start(self) -> None:
         """Loads the active model, if there is one, follows the registry, and counts the items."""

@@ -42,6 +42,23 @@ export interface ActivationPage {
   next_cursor: string | null;
 }
 
+/** The answer of `POST /recommend`. */
+export interface BasketRecommendation {
+  /** Send it with the events that the list leads to: clicks are counted by it. */
+  recommendation_id: string;
+  /** Null where the body names none. */
+  user: string | null;
+  model_version: string | null;
+  /** Every event of this user up to here has been taken in. */
+  as_of_seq: number;
+  took_ms: number;
+  items: RecommendedItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
+  /** Those of `items` and `item` that do not exist. */
+  ignored: string[];
+}
+
 /** The answer of `POST /recommend/batch`. */
 export interface BatchAnswer {
   /** In the order of the users. */
@@ -58,6 +75,8 @@ export interface BatchList {
   as_of_seq: number;
   took_ms: number;
   items: RecommendedItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
   status: 200;
 }
 
@@ -135,6 +154,8 @@ export interface ItemOut {
   categories: string[];
   hidden: boolean;
   attributes: Record<string, unknown>;
+  available_from: string | null;
+  available_until: string | null;
 }
 
 /** A page of the catalogue. */
@@ -188,6 +209,16 @@ export interface JobProgress {
   ndcg: number | null;
   /** Seconds left, as far as it can be told. */
   eta_s: number | null;
+}
+
+/** What a merge has moved. */
+export interface MergeOut {
+  id: string;
+  into: string;
+  events: number;
+  preferences: number;
+  /** For `min_seq`: a list of `into` that takes in what moved. */
+  last_seq: number;
 }
 
 /** A model version with its activations and click-through. */
@@ -251,6 +282,23 @@ export interface PinOut {
   pinned: boolean;
 }
 
+/** A popular item. */
+export interface PopularItem {
+  id: string;
+  title: string | null;
+  rank: number;
+  /** Users with a positive event about it, each once. */
+  users: number;
+}
+
+/** The answer of `GET /popular`. */
+export interface PopularItems {
+  /** Null: all time. */
+  window: string | null;
+  /** Most users first. */
+  items: PopularItem[];
+}
+
 /** The seq of a stored preference, in the order of all events and preferences. */
 export interface PreferenceAnswer {
   seq: number;
@@ -308,10 +356,16 @@ export interface Recommendation {
   as_of_seq: number;
   took_ms: number;
   items: RecommendedItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
 }
 
 /** One place of the list. */
 export interface RecommendedItem {
+  /** With `include=categories`. Otherwise it is not there. */
+  categories?: string[] | null;
+  /** With `include=attributes`. Otherwise it is not there. */
+  attributes?: Record<string, unknown> | null;
   id: string;
   title: string | null;
   /** From 1. */
@@ -340,8 +394,19 @@ export interface RejectedRow {
   detail: string;
 }
 
+/** A rejected user, by its index in the list. */
+export interface RejectedUser {
+  index: number;
+  code: string;
+  detail: string;
+}
+
 /** An item that is like another. */
 export interface SimilarItem {
+  /** With `include=categories`. Otherwise it is not there. */
+  categories?: string[] | null;
+  /** With `include=attributes`. Otherwise it is not there. */
+  attributes?: Record<string, unknown> | null;
   id: string;
   title: string | null;
   /** Its similarity, at most 1. */
@@ -350,15 +415,56 @@ export interface SimilarItem {
 
 /** The answer of `GET /items/{id}/similar`. */
 export interface SimilarItems {
+  /** Send it with the events that the list leads to: clicks are counted by it. */
+  recommendation_id: string;
   item: string;
   /** The version that `score` is by: the cosine of what it knows of the items, their popularity left out. Null where the model does not know the item, or there is no model: then it is the cosine of who took them up. */
   model_version: string | null;
   /** Most alike first. */
   items: SimilarItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
 }
 
 /** A signed token. */
 export interface TokenOut {
   token: string;
   expires_at: string;
+}
+
+/** An item on the rise. */
+export interface TrendingItem {
+  id: string;
+  title: string | null;
+  rank: number;
+  /** Users in the window, each once. */
+  users: number;
+  /** Users in the window before. */
+  users_before: number;
+}
+
+/** The answer of `GET /trending`. */
+export interface TrendingItems {
+  window: string;
+  /** The clearest rise first. */
+  items: TrendingItem[];
+}
+
+/** A user. */
+export interface UserOut {
+  id: string;
+  attributes: Record<string, unknown>;
+  created_at: string;
+}
+
+/** A page of users. */
+export interface UserPage {
+  items: UserOut[];
+  next_cursor: string | null;
+}
+
+/** The outcome of the rows of `POST /users`. */
+export interface UsersAnswer {
+  accepted: number;
+  rejected: RejectedUser[];
 }

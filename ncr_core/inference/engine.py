@@ -397,7 +397,7 @@ class InferenceEngine:
             rows = rows[rows != PAD]
             if request.diversity:
                 vectors = self.item_space.vectors[rows.numpy()]
-                rows = rows[torch.from_numpy(diversified(vectors, request.n, request.diversity))]
+                rows = rows[torch.from_numpy(_in_pools(vectors, request))]
             lists.append(rows[: request.n])
         return pad_sequence(lists, batch_first=True, padding_value=PAD).to(ranked.device)
 
@@ -464,6 +464,23 @@ def _left_filled(ranked: Tensor) -> Tensor:
     """(B, k) item rows with −1 anywhere → the same with all −1 at the end."""
     order = (ranked == PAD).to(torch.int8).argsort(dim=1, stable=True)
     return ranked.gather(1, order)
+
+
+def _in_pools(vectors: NDArray[np.float32], request: RankRequest) -> NDArray[np.int64]:
+    """The places of a diverse list, from the (P, D) vectors of the ranked one.
+
+    Where there are pages, each pool of ranked items is put in order after the one before it: the
+    list begins with what the first page alone would be.
+    """
+    if request.page is None:
+        return diversified(vectors, request.n, request.diversity)
+    starts = range(0, len(vectors), request.pool)
+    pools = [vectors[start : start + request.pool] for start in starts]
+    places = [
+        start + diversified(pool, len(pool), request.diversity)
+        for start, pool in zip(starts, pools, strict=True)
+    ]
+    return np.concatenate(places) if places else np.zeros(0, dtype=np.int64)
 
 
 def _largest(own: IntArray, effects: NDArray[np.float64]) -> tuple[Reason, ...]:

@@ -122,11 +122,18 @@ class RankRequest:
     boost: NDArray[np.float64] | None = None
     """(n_items,) b: the margin of i over j is b_i − b_j larger. Requests share the array; ``key``
     changes with it. None: nothing is added."""
+    page: int | None = None
+    """The items of a page, where ``n`` are those of all pages of a diverse list."""
+
+    @property
+    def pool(self) -> int:
+        """The number of ranked items that each diverse page, or all of ``n``, is chosen from."""
+        return max(MIN_POOL, POOL_FACTOR * (self.page or self.n))
 
     @property
     def depth(self) -> int:
         """The length of the ranked list that the ``n`` items are chosen from."""
-        return max(MIN_POOL, POOL_FACTOR * self.n) if self.diversity else self.n
+        return self.pool if self.diversity and self.page is None else self.n
 
     def mask(self) -> BoolArray:
         """(n_items,) items that may be in the list, in an array of the caller's own."""

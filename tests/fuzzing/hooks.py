@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from app.core.requests import encode_cursor
+from app.recommend.cursor import ListCursor
 
 NUMBERS = st.integers(0, 10**18 - 1)
 PLACES = st.builds(encode_cursor, NUMBERS, st.from_regex(r":[a-z0-9.-]{1,64}", fullmatch=True))
@@ -33,14 +35,21 @@ schemathesis.openapi.format("filter", FILTERS.map(json.dumps))
 schemathesis.openapi.format("boost", BOOSTS.map(json.dumps))
 schemathesis.openapi.format("include", st.sampled_from(INCLUDED))
 
+LISTS = st.builds(
+    lambda shown: ListCursor(None, 0, 0, np.array(sorted(shown), np.int64)).encode(b"", b""),
+    st.sets(st.integers(0, 2**31), max_size=50),
+)
+schemathesis.openapi.format("list-cursor", LISTS)
+
 SHORTEST_LIMIT = 64
 # An event by itself is answered as a list of one.
 BY_ROW = {"POST /items", "POST /preferences", "POST /users"}
 SELECTION = {"invalid_filter", "filter_type_mismatch", "invalid_boost", "invalid_include"}
 AVAILABILITY = {"invalid_available_from", "invalid_available_until"}
 BEYOND_THE_SCHEMA = {
-    "GET /recommend/{user}": SELECTION,
-    "GET /items/{item}/similar": SELECTION,
+    "GET /recommend/{user}": SELECTION | {"invalid_cursor"},  # it is another list's
+    "POST /recommend": SELECTION | {"invalid_cursor"},
+    "GET /items/{item}/similar": SELECTION | {"invalid_cursor"},
     "POST /recommend/batch": SELECTION,
     "POST /rerank": SELECTION,
     "PUT /items/{item}": AVAILABILITY,

@@ -45,6 +45,19 @@ class ActivationPage(TypedDict):
     next_cursor: str | None
 
 
+class BasketRecommendation(TypedDict):
+    """The answer of `POST /recommend`."""
+
+    recommendation_id: str
+    user: str | None
+    model_version: str | None
+    as_of_seq: int
+    took_ms: float
+    items: list[RecommendedItem]
+    next_cursor: str | None
+    ignored: list[str]
+
+
 class BatchAnswer(TypedDict):
     """The answer of `POST /recommend/batch`."""
 
@@ -60,6 +73,7 @@ class BatchList(TypedDict):
     as_of_seq: int
     took_ms: float
     items: list[RecommendedItem]
+    next_cursor: str | None
     status: Literal[200]
 
 
@@ -338,6 +352,7 @@ class Recommendation(TypedDict):
     as_of_seq: int
     took_ms: float
     items: list[RecommendedItem]
+    next_cursor: str | None
 
 
 class RecommendedItem(TypedDict):
@@ -391,9 +406,11 @@ class SimilarItem(TypedDict):
 class SimilarItems(TypedDict):
     """The answer of `GET /items/{id}/similar`."""
 
+    recommendation_id: str
     item: str
     model_version: str | None
     items: list[SimilarItem]
+    next_cursor: str | None
 
 
 class TokenOut(TypedDict):

@@ -95,12 +95,14 @@ class AsyncClient:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         boost: Sequence[Mapping[str, Any]] | None = None,
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        cursor: str | None = None,
     ) -> answers.Recommendation:
         """The ``n`` items that the user would like next.
 
         ``filter`` leaves items by their attributes, as ``{"brand": "x", "price": {"lt": 50}}``;
         ``boost`` adds log-odds, as ``[{"filter": {"brand": "x"}, "by": 0.5}]``; ``include`` says
-        what is shown of each item.
+        what is shown of each item. ``cursor`` is the ``next_cursor`` of the page before, with the
+        same other arguments.
         """
         query = without_none(
             {
@@ -115,10 +117,57 @@ class AsyncClient:
                 "filter": as_text(filter),
                 "boost": as_text(boost),
                 "include": include and ",".join(include),
+                "cursor": cursor,
             }
         )
         answer = await self._send("GET", path("/recommend/{}", user), query)
         return cast(answers.Recommendation, answer)
+
+    async def recommend_for(
+        self,
+        items: Sequence[str] | None = None,
+        n: int = 10,
+        *,
+        user: str | None = None,
+        item: str | None = None,
+        exclude_seen: bool | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        explain: Literal["none", "pairwise"] | None = None,
+        min_seq: int | None = None,
+        model: str | None = None,
+        diversity: float | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        boost: Sequence[Mapping[str, Any]] | None = None,
+        include: Sequence[Literal["categories", "attributes"]] | None = None,
+        cursor: str | None = None,
+    ) -> answers.BasketRecommendation:
+        """The ``n`` items that suit a basket or session, the latest of ``items`` last.
+
+        ``item`` is what is being looked at; with ``user`` the user's own events count, too.
+        Nothing is stored. ``filter``, ``boost`` and ``include`` as in ``recommend``.
+        """
+        body = without_none(
+            {
+                "user": user,
+                "items": None if items is None else list(items),
+                "item": item,
+                "n": n,
+                "exclude_seen": exclude_seen,
+                "category": category,
+                "exclude": exclude,
+                "explain": explain,
+                "min_seq": min_seq,
+                "model": model,
+                "diversity": diversity,
+                "filter": filter,
+                "boost": boost,
+                "include": include,
+                "cursor": cursor,
+            }
+        )
+        answer = await self._send("POST", "/recommend", body=body)
+        return cast(answers.BasketRecommendation, answer)
 
     async def recommend_batch(
         self,
@@ -201,12 +250,29 @@ class AsyncClient:
         item: str,
         n: int = 10,
         *,
+        user: str | None = None,
+        category: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        cursor: str | None = None,
     ) -> answers.SimilarItems:
-        """Items that are liked by the same users; ``filter`` and ``include`` as ``recommend``."""
-        query = {"n": n, "filter": as_text(filter), "include": include and ",".join(include)}
-        answer = await self._send("GET", path("/items/{}/similar", item), without_none(query))
+        """Items that are liked by the same users, without those that ``user`` has seen.
+
+        ``filter`` and ``include`` as in ``recommend``.
+        """
+        query = without_none(
+            {
+                "n": n,
+                "user": user,
+                "category": category,
+                "exclude": exclude,
+                "filter": as_text(filter),
+                "include": include and ",".join(include),
+                "cursor": cursor,
+            }
+        )
+        answer = await self._send("GET", path("/items/{}/similar", item), query)
         return cast(answers.SimilarItems, answer)
 
     async def popular(

@@ -81,6 +81,7 @@ def test_every_route_but_those_for_probes_knows_its_query_parameters(application
             {
                 *(
                     "GET /recommend/{user}",
+                    "POST /recommend",
                     "POST /recommend/batch",
                     "POST /rerank",
                     "POST /compare",
@@ -129,6 +130,7 @@ def test_undeclared_routes_come_after_all_declared_ones(application: FastAPI) ->
             [
                 "GET /recommend/user-1",
                 "GET /recommend/batch",
+                "POST /recommend",
                 "POST /recommend/batch",
                 "POST /rerank",
                 "POST /compare",

@@ -50,7 +50,7 @@ async def test_the_key_is_documented(tmp_path: Path) -> None:
     for key, expected in ((None, [*keys, {}]), ("k" * 16, keys)):
         app = create_app(load_settings(data_dir=tmp_path, admin_key=key))
         for name, operation in operations(app.openapi()).items():
-            token = name in ("GET /recommend/{user}", "POST /events")
+            token = name in ("GET /recommend/{user}", "POST /recommend", "POST /events")
             either = [*keys, {"token": []}, *expected[2:]] if token else expected
             assert operation.get("security") == (None if "/health/" in name else either), name
 

@@ -131,3 +131,66 @@ async def test_a_new_item_is_found_once_it_is_fitted(
     after = await similar(client, ITEMS[0], n=1000)
     assert set(ids(after)) == {*ids(before), "late"}
     assert after["model_version"] == before["model_version"] == trained
+
+
+async def test_filters_leave_the_order(
+    client: httpx2.AsyncClient, trained: str, app: FastAPI
+) -> None:
+    """By the model, and by who took both up: here of an item that no model knows."""
+    rows = [{"user": f"user-{n}", "item": "late"} for n in range(1, 6)]
+    await client.post("/events", json=rows)
+    genres = {item.id: item.genre for item in SMALL.items}
+    for item in (ITEMS[0], "late"):
+        whole = ids(await similar(client, item, n=1000))
+        genre = genres[whole[0]]
+        answer = await similar(client, item, category=genre, n=3)
+        assert ids(answer) == [other for other in whole if genres.get(other) == genre][:3]
+        answer = await similar(client, item, exclude=[whole[0], whole[2], "no such"], n=5)
+        assert ids(answer) == [whole[1], *whole[3:7]]
+        await client.post("/events", json={"user": "visitor", "item": whole[1]})
+        await client.post("/events", json={"user": "visitor", "item": whole[2], "type": "dislike"})
+        answer = await similar(client, item, user="visitor", n=4)
+        gone = {event["item"] for event in await history(client, "visitor")}
+        assert ids(answer) == [other for other in whole if other not in gone][:4]
+        assert ids(await similar(client, item, user="stranger")) == whole[:10]
+    ids_given = {(await similar(client, ITEMS[0]))["recommendation_id"] for _ in range(3)}
+    assert len(ids_given) == 3
+    assert all(given.startswith(f"{trained}.") for given in ids_given)
+
+
+async def history(client: httpx2.AsyncClient, user: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = (await client.get(f"/users/{user}/events")).json()["items"]
+    return events
+
+
+async def test_pages_follow_while_another_model_comes(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str
+) -> None:
+    whole = ids(await similar(client, ITEMS[0], n=1000, user="user-1"))
+    answer = await similar(client, ITEMS[0], n=4, user="user-1")
+    shown = ids(answer)
+    while (cursor := answer["next_cursor"]) is not None:
+        answer = await similar(client, ITEMS[0], n=4, user="user-1", cursor=cursor)
+        shown += ids(answer)
+        if len(shown) == 8:
+            await publish_model(filled, seed=4)
+            await app.state.recommend.models.refresh()
+            await client.post("/events", json={"user": "user-1", "item": whole[9]})
+    assert shown == [item for item in whole if item != whole[9]]
+    first = (await similar(client, ITEMS[0], n=4, user="user-1"))["next_cursor"]
+    for path, params in (
+        (ITEMS[1], {"user": "user-1"}),
+        (ITEMS[0], {"user": "user-2"}),
+        (ITEMS[0], {}),
+        (ITEMS[0], {"user": "user-1", "exclude": ITEMS[3]}),
+    ):
+        response = await client.get(f"/items/{path}/similar", params={"cursor": first, **params})
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+    response = await client.get("/recommend/user-1", params={"cursor": first})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+
+
+@pytest.mark.parametrize("query", ["user=", "user=%00", "exclude=%00", "cursor=x", "category=a%00"])
+async def test_bad_filters(client: httpx2.AsyncClient, filled: Services, query: str) -> None:
+    response = await client.get(f"/items/{ITEMS[0]}/similar?{query}")
+    assert response.status_code == (200 if query.startswith("category") else 422)

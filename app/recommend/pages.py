@@ -1,0 +1,161 @@
+"""The next pages of a user's list: what follows a cursor."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.core.errors import AppError
+from app.core.ids import new_recommendation_id
+from app.inference.batcher import Batcher, IsGone
+from app.inference.loaded_model import LoadedModel
+from app.inference.model_manager import ModelManager
+from app.recommend.ab_tests import ABTestRouter
+from app.recommend.basket import NOBODY, Basket
+from app.recommend.context import RecommendationContext, rank_request
+from app.recommend.cursor import MAX_PLACES, decode
+from app.recommend.details import ItemDetails
+from app.recommend.frozen_lists import FrozenList, FrozenLists
+from app.recommend.list_builder import ListBuilder
+from app.recommend.popularity import backfill_items
+from app.recommend.response import Entry, RankedList, reasons, response_body, with_ignored
+from app.recommend.schemas import RecommendationQuery
+from app.recommend.service import ContextLoader
+from ncr_core.inference.retrieval import ItemFilter
+
+
+class PageService:
+    """Goes on where a page ended.
+
+    The list is ranked once more to its end, by the version and the events that the first page was
+    ranked from, and kept as a `FrozenList`; later pages are cut from it. What the user has seen
+    since then, and what was hidden, is passed over. Where the version is gone, the active one
+    ranks. Whoever ranked, what the cursor says was shown is left out.
+    """
+
+    def __init__(
+        self,
+        contexts: ContextLoader,
+        models: ModelManager,
+        lists: ListBuilder,
+        batcher: Batcher,
+        frozen: FrozenLists,
+        ab_tests: ABTestRouter | None = None,
+        *,
+        details: ItemDetails,
+    ) -> None:
+        self._contexts = contexts
+        self._models = models
+        self._lists = lists
+        self._batcher = batcher
+        self._frozen = frozen
+        self._ab_tests = ab_tests
+        self._details = details
+
+    async def page(
+        self,
+        user: str | None,
+        query: RecommendationQuery,
+        text: str,
+        is_gone: IsGone | None = None,
+        basket: Basket | None = None,
+    ) -> bytes:
+        """The body of the answer: the next ``query.n`` places after the cursor in ``text``.
+
+        Raises:
+            Unprocessable: ``invalid_cursor``: the cursor is none of this list, or too old.
+            Conflict: ``min_seq`` is not reached.
+            Unavailable: too many requests wait to be ranked, or the client has gone.
+        """
+        started = time.perf_counter()
+        context = await self._contexts.load(user or NOBODY, query, is_gone)
+        ranked_from = context.profile
+        ignored: list[str] | None = None
+        if basket is not None:
+            ignored = self._contexts.add_basket(context, basket)
+        cursor = decode(text, context.subject, query.list_digest)
+
+        async def rank() -> FrozenList:
+            profile = ranked_from.until(cursor.last_seq)
+            whole = replace(query, n=MAX_PLACES, page=query.n, explain=False)
+            then = replace(
+                context,
+                query=whole,
+                profile=profile,
+                basket=b"",
+                at_us=cursor.at * 1_000_000,
+            )
+            if basket is not None:
+                self._contexts.add_basket(then, basket)
+            model = await self._model_of(cursor.version)
+            version = None if model is None else model.version
+            return FrozenList.of(version, await self._lists.build(then, model))
+
+        frozen = await self._frozen.get(cursor.list_key(context.subject, query.list_digest), rank)
+        places = frozen.places(backfill_items(context), cursor.shown)
+        n = min(query.n, MAX_PLACES - len(cursor.shown))
+        page, first = places[:n], len(cursor.shown) + 1
+        entries = frozen.entries(page, context.catalogue, first)
+        if query.explain:
+            await self._explain(context, frozen, page, entries)
+        following = None
+        if len(places) > n and n == query.n and len(cursor.shown) + n < MAX_PLACES:
+            cursor = cursor.after(frozen.ids[page].tolist())
+            following = cursor.encode(context.subject, query.list_digest)
+        if self._ab_tests is not None and frozen.version is not None:
+            self._ab_tests.record(frozen.version)
+        ranked = RankedList.of(entries, frozen.ids[page].tolist())
+        body = response_body(
+            user,
+            frozen.version,
+            cursor.last_seq,
+            await self._details.added(ranked, query.include),
+            started,
+            new_recommendation_id(frozen.version or "none"),
+            following,
+        )
+        return body if ignored is None else with_ignored(body, ignored)
+
+    async def _model_of(self, version: str | None) -> LoadedModel | None:
+        """The version that ranked the first page; the active one where it cannot be had."""
+        if version is None:
+            return None
+        try:
+            return await self._models.get(version)
+        except AppError:
+            return self._models.current
+
+    async def _explain(
+        self,
+        context: RecommendationContext,
+        frozen: FrozenList,
+        page: NDArray[np.int64],
+        entries: list[Entry],
+    ) -> None:
+        """Adds the reasons for the places of a page, by what is known of the user now."""
+        for entry in entries:
+            entry["because"] = []
+        ids = frozen.ids[page[~np.isnan(frozen.scores[page])]]
+        model = await self._model_of(frozen.version)
+        request = None if model is None or not len(ids) else rank_request(context, model)
+        if model is None or request is None:
+            return
+        items = model.items(context.catalogue)
+        request = replace(
+            request,
+            n=len(ids),
+            items=ItemFilter(request.items.allowed, within=[ids], row_of=items.row_of),
+            diversity=0.0,
+            key=None,
+            trained_key=None,
+        )
+        best = await self._batcher.rank(model.engine, request, context.is_gone, ready=False)
+        because = {
+            int(items.internal[item.row]): reasons(context.catalogue, items.internal, item)
+            for item in best
+        }
+        for place, entry in zip(page.tolist(), entries, strict=True):
+            entry["because"] = because.get(int(frozen.ids[place]), [])
