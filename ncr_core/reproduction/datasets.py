@@ -22,6 +22,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -46,6 +47,7 @@ from ncr_core.data.readers.text import cannot_read, first_line, read_records
 from ncr_core.data.splits import Split, check_rankable
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
+from ncr_core.reproduction.sequences import SequenceSplit, load_sequences
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -379,7 +381,13 @@ def _padded(lists: list[array[int]], held_out: IntArray) -> IntArray:
 
 
 MIN_INTERACTIONS = 10  # interactions an item needs, in one pass (§5.1)
-DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf")
+SEQUENCES = {
+    "ml-1m-sasrec": "ml-1m-sasrec/sequences.csv",
+    "beauty-s3rec": "amazon-s3rec/Beauty.txt",
+    "sports-s3rec": "amazon-s3rec/Sports_and_Outdoors.txt",
+}
+"""The data sets of the SASRec line and their files, which may be gzipped."""
+DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES)
 
 
 @dataclass(frozen=True)
@@ -389,7 +397,11 @@ class BenchmarkDataset:
     name: str
 
     protocol: str
-    """``p1``, ``p2``, or ``given`` for published negatives."""
+    """``p1``, ``p2``, ``given`` for published negatives, or ``sasrec`` for sequences.
+
+    By ``sasrec`` the test items are ranked among all items that the user has not had, and never
+    among sampled ones; see `SequenceSplit`.
+    """
 
     split: Split
 
@@ -402,7 +414,7 @@ class BenchmarkDataset:
     def description(self) -> dict[str, Any]:
         """Counts, and a fingerprint of everything the results depend on."""
         seen = self.split.all_seen
-        return {
+        description = {
             "name": self.name,
             "protocol": self.protocol,
             "users": seen.n_users,
@@ -411,6 +423,11 @@ class BenchmarkDataset:
             "test_users": int((self.split.test >= 0).sum()),
             "fingerprint": fingerprint(self.split),
         }
+        if isinstance(self.split, SequenceSplit):
+            left_out = self.split.untrained_test_items
+            description["interactions"] = seen.nnz + left_out
+            description["untrained_test_items"] = left_out
+        return description
 
 
 def load_dataset(name: str, root: Path) -> BenchmarkDataset:
@@ -425,6 +442,7 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
         "amusic-deepcf": lambda path: BenchmarkDataset(
             "amusic-deepcf", "given", load_deepcf_amusic(path)
         ),
+        **{key: partial(_sequences, key) for key in SEQUENCES},
     }
     if name not in loaders:
         raise ConfigError(f"unknown data set {name!r}: {', '.join(DATASETS)}")
@@ -433,6 +451,15 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
     data = loaders[name](root)
     check_rankable(data.split)
     return data
+
+
+def _sequences(name: str, root: Path) -> BenchmarkDataset:
+    path = root / SEQUENCES[name]
+    if not path.exists():
+        path = path.with_name(f"{path.name}.gz")
+    if not path.exists():
+        raise DataError(f"{root} has no {SEQUENCES[name]} (nor {SEQUENCES[name]}.gz)")
+    return BenchmarkDataset(name, "sasrec", load_sequences(path))
 
 
 def fingerprint(split: Split) -> str:

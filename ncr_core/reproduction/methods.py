@@ -16,7 +16,9 @@ from ncr_core.evaluation.protocols import (
     Metrics,
     ModelRanks,
     Ranks,
+    evaluate_full,
     evaluate_sampled,
+    of_random_users,
 )
 from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
@@ -26,14 +28,16 @@ from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
 from ncr_core.reproduction.baselines.scoring import (
     Markov,
     Popularity,
+    ScoreModel,
     fit_cornac_bpr,
     fit_ease,
     fit_linear_next_item,
     fit_pure_svd,
 )
+from ncr_core.reproduction.sequences import SequenceSplit
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
-from ncr_core.training.trainer import validation_candidates
+from ncr_core.training.trainer import FULL_VALIDATION_USERS, remember, validation_candidates
 
 MethodSettings = Mapping[str, Any]
 
@@ -45,6 +49,9 @@ class FittedMethod:
     ranks: Ranks
     seconds: float
     validation: Metrics | None = None
+
+    cpu_seconds: float | None = None
+    """Processor time of all threads, where it was measured."""
 
     rounds: int | None = None
     """The epoch or iteration that the validation items chose, for a refit without them."""
@@ -81,20 +88,35 @@ def _requested_recipe(request: FitRequest) -> Recipe:
 def _fit_ranker(request: FitRequest) -> FittedMethod:
     """A PairwiseRanker by ``train_model``."""
     recipe = _requested_recipe(request)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     trained = train_model(
         recipe.model, recipe.training, request.split, request.on_progress, request.parts
     )
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     last = trained.history[-1]
     return FittedMethod(
         ModelRanks(trained.model),
         seconds,
         _best_epoch_metrics(last, request.split, full=recipe.training.validation == "full"),
+        cpu_seconds,
         last.best_epoch,
         trained.history,
         trained.model,
     )
+
+
+def with_test_input(fitted: FittedMethod, split: SequenceSplit) -> Ranks:
+    """How a fitted method ranks users by their training items and their validation item.
+
+    Nothing is trained: a model that pools its users from their items pools them anew. One with a
+    vector of its own for each user does not see the validation item.
+    """
+    if fitted.model is not None:
+        remember(fitted.model, split.test_input)
+        return ModelRanks(fitted.model)
+    if isinstance(fitted.ranks, ScoreModel):
+        return fitted.ranks.with_input(split.test_input)
+    return fitted.ranks
 
 
 def _fit_popularity(request: FitRequest) -> FittedMethod:
@@ -160,6 +182,7 @@ def _fit_neumf(request: FitRequest) -> FittedMethod:
         fitted,
         seconds,
         _best_epoch_metrics(last_phase, request.split),
+        None,
         last_phase.best_epoch,
         list(fitted.history),
     )
@@ -219,11 +242,21 @@ def fit_method(method: str, request: FitRequest) -> FittedMethod:
 
 
 def _timed(request: FitRequest, make: Callable[[], Ranks]) -> FittedMethod:
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     ranks = make()
-    seconds = time.perf_counter() - started
-    held_out = _validation(request)
-    return FittedMethod(ranks, seconds, evaluate_sampled(ranks, held_out) if held_out else None)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    if isinstance(request.split, SequenceSplit):
+        validation: Metrics | None = _full_validation(ranks, request.split)
+    else:
+        held_out = _validation(request)
+        validation = evaluate_sampled(ranks, held_out) if held_out else None
+    return FittedMethod(ranks, seconds, validation, cpu_seconds)
+
+
+def _full_validation(ranks: Ranks, split: Split) -> Metrics:
+    """On the same users as a model in training that is validated over the whole catalogue."""
+    held_out = of_random_users(split.validation, FULL_VALIDATION_USERS)
+    return evaluate_full(ranks, split, held_out, seed=0)
 
 
 def _best_iteration(
@@ -250,7 +283,7 @@ def _best_iteration(
     seconds = time.perf_counter() - started - evaluation_seconds
     if held_out is None:
         return FittedMethod(last, seconds)
-    return FittedMethod(best["model"], seconds, best["metrics"], best["iteration"])
+    return FittedMethod(best["model"], seconds, best["metrics"], None, best["iteration"])
 
 
 def _validation(request: FitRequest) -> CandidateSet | None:

@@ -458,7 +458,7 @@ def _forms(store: ResultsStore) -> str:
 
 def _tuning(store: ResultsStore) -> str:
     sections = []
-    for data, method in ((d, m) for d in DATASETS for m in GRIDS[d]):
+    for data, method in ((d, m) for d in DATASETS for m in GRIDS.get(d, {})):
         results = _results(store, suites.tuning(Selection(data, methods=(method,))))
         if not results:
             continue

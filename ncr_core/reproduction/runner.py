@@ -23,7 +23,13 @@ from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.ranking.ranker import PAD
 from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
-from ncr_core.reproduction.methods import FitRequest, FittedMethod, fit_method, resolved_settings
+from ncr_core.reproduction.methods import (
+    FitRequest,
+    FittedMethod,
+    fit_method,
+    resolved_settings,
+    with_test_input,
+)
 from ncr_core.reproduction.results_store import (
     FORMAT,
     Payload,
@@ -32,6 +38,7 @@ from ncr_core.reproduction.results_store import (
     provenance,
     ranks_as_text,
 )
+from ncr_core.reproduction.sequences import SequenceSplit
 from ncr_core.reproduction.suites import RunSpec
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts
@@ -158,7 +165,7 @@ class Runner:
             "data": description,
             "validation": chosen["validation"] if chosen else validation,
             "rounds": chosen["rounds"] if chosen else fitted.rounds,
-            "seconds": {"train": round(fitted.seconds, 1)},
+            "seconds": _seconds(fitted),
             "history": [_rounded(vars(phase)) for phase in fitted.history],
         }
         if spec.test:
@@ -173,18 +180,25 @@ class Runner:
         return stored or result
 
     def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
+        if isinstance(data.split, SequenceSplit):
+            return self._measure_full(with_test_input(fitted, data.split), data)
         sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
         texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
         metrics = {"sampled": summary(sampled)}
         if spec.full:
-            lists = self._full_lists(fitted.ranks, data)
-            users = np.flatnonzero(data.split.test >= 0)
-            full = held_out_ranks(lists, data.split.test[users])
-            texts["full"] = ranks_as_text(full)
-            metrics["full"] = summary([full])
-            statistics = list_statistics(users, lists, data.split.train).as_dict()
-            metrics["lists"] = {name: round(value, 5) for name, value in statistics.items()}
+            over_all = self._measure_full(fitted.ranks, data)
+            metrics |= over_all["metrics"]
+            texts |= over_all["ranks"]
         return {"metrics": metrics, "ranks": texts}
+
+    def _measure_full(self, ranks: Ranks, data: BenchmarkDataset) -> Payload:
+        lists = self._full_lists(ranks, data)
+        users = np.flatnonzero(data.split.test >= 0)
+        full = held_out_ranks(lists, data.split.test[users])
+        statistics = list_statistics(users, lists, data.split.train).as_dict()
+        of_lists = {name: round(value, 5) for name, value in statistics.items()}
+        metrics = {"full": summary([full]), "lists": of_lists}
+        return {"metrics": metrics, "ranks": {"full": ranks_as_text(full)}}
 
     def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
         """(n, K) the first items of all unseen ones for each test user, −1 where there are none."""
@@ -247,6 +261,13 @@ class Runner:
 
 def _resolved(spec: RunSpec) -> dict[str, Any]:
     return resolved_settings(spec.settings, spec.method, spec.factors)
+
+
+def _seconds(fitted: FittedMethod) -> dict[str, float]:
+    seconds = {"train": round(fitted.seconds, 1)}
+    if fitted.cpu_seconds is not None:
+        seconds["cpu"] = round(fitted.cpu_seconds, 1)
+    return seconds
 
 
 def summary(ranks: list[IntArray]) -> dict[str, Any]:

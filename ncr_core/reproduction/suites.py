@@ -10,13 +10,14 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import SIZES, merge_sections
+from ncr_core.reproduction.datasets import SEQUENCES
 from ncr_core.reproduction.hyperparameters import (
     GRIDS,
-    LARGE,
     METHODS,
     PARTS,
     SIZELESS,
     settings_of,
+    size_of,
 )
 
 
@@ -103,6 +104,10 @@ ORDERED = (
     "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
+SEQUENTIAL = (
+    "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
+    "NBPR attention", "DNCR next-item", "NeuPR next-item"
+)  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
 NEGATIVES = tuple(range(1, 11))
@@ -272,13 +277,33 @@ def best(selection: Selection) -> list[RunSpec]:
     )
     if selection.data in WITHOUT_TIMES:
         names = [name for name in names if name not in ORDERED]
+    if selection.data in SEQUENCES:
+        raise ConfigError(f"best is not for {selection.data}: its target is sequential")
     runs = []
     for name in names:
-        for d in selection.sizes((LARGE.get(name, 64),)):
+        for d in selection.sizes((size_of(name, selection.data),)):
             runs.append(make_run(name, selection, d))
             if selection.data == "ml-1m":
                 runs.append(make_run(name, selection, d, refit=True))
     return runs
+
+
+def sequential(selection: Selection) -> list[RunSpec]:
+    """Next items by the protocol of the SASRec line: the validation item is input, not trained on.
+
+    Raises ConfigError for a data set without such a split, and without the ranking over all items.
+    """
+    if selection.data not in SEQUENCES:
+        raise ConfigError(
+            f"sequential is not for {selection.data}: give --set {' or '.join(SEQUENCES)}"
+        )
+    if not selection.full:
+        raise ConfigError("sequential ranks over all items: --no-full leaves nothing to measure")
+    return [
+        make_run(name, selection, d, refit=False)
+        for name in selection.names(SEQUENTIAL)
+        for d in selection.sizes((size_of(name, selection.data),))
+    ]
 
 
 def forms(selection: Selection) -> list[RunSpec]:
@@ -293,7 +318,7 @@ def forms(selection: Selection) -> list[RunSpec]:
 def tuning(selection: Selection) -> list[RunSpec]:
     """The grids the settings were chosen from, on validation items alone."""
     runs = []
-    grids = GRIDS[selection.data]
+    grids = GRIDS.get(selection.data, {})
     for name in selection.names(tuple(grids)):
         size, grid = grids[name]
         for d in selection.sizes((size,)):
@@ -324,5 +349,6 @@ TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
     "loss": loss,
     "best": best,
     "forms": forms,
+    "sequential": sequential,
     "tuning": tuning,
 }
