@@ -74,6 +74,11 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    # As published on the split of the SASRec line: of Klenitskiy & Vasilev (RecSys 2023), and of
+    # the authors' code of gSASRec.
+    "SASRec": lambda factors: {"loss": "bce"},
+    "SASRec CE": lambda factors: {"loss": "ce"},
+    "gSASRec": lambda factors: {"loss": "gbce", "negatives": 256, "calibration": 0.75, "blocks": 3},
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NBPR attention": _of_recipe("next-item-attention"),
@@ -97,6 +102,7 @@ LARGE = {
     "NBPR attention": 128,
     "NeuPR next-item": 16,
     "DNCR next-item": 16,
+    "gSASRec": 256,
 }
 """Factors in the comparison with strong baselines, where they are not 64."""
 
@@ -135,6 +141,11 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
     ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{
         ("NBPR next-item", data): {"training": on_small_data("next-item-nbpr")}
+        for data in _SMALL_SEQUENCES
+    },
+    **{
+        (method, data): {"window": 50}
+        for method in ("SASRec", "SASRec CE", "gSASRec")
         for data in _SMALL_SEQUENCES
     },
     **{("linear next-item", data): {"l2": None} for data in _SMALL_SEQUENCES},

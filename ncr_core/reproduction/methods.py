@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ncr_core.data.splits import Split
@@ -25,6 +26,7 @@ from ncr_core.optional_imports import require
 from ncr_core.recipes import Recipe, from_sections
 from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
 from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
+from ncr_core.reproduction.baselines.sasrec import SASRecConfig, fit_sasrec
 from ncr_core.reproduction.baselines.scoring import (
     Markov,
     Popularity,
@@ -34,6 +36,7 @@ from ncr_core.reproduction.baselines.scoring import (
     fit_linear_next_item,
     fit_pure_svd,
 )
+from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.reproduction.sequences import SequenceSplit
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
@@ -74,6 +77,9 @@ class FitRequest:
 
     parts: Parts | None = None
     on_progress: OnProgress | None = None
+
+    progress_file: Path | None = None
+    """Where a training of hours leaves its state after each epoch, and goes on from."""
 
 
 def _requested_recipe(request: FitRequest) -> Recipe:
@@ -188,6 +194,30 @@ def _fit_neumf(request: FitRequest) -> FittedMethod:
     )
 
 
+def _fit_sasrec(request: FitRequest) -> FittedMethod:
+    settings = dict(request.settings, factors=request.factors, seed=request.seed)
+    if request.rounds is not None:
+        settings["epochs"] = request.rounds
+    cpu_started = time.process_time()
+    fitted = fit_sasrec(
+        request.split,
+        SASRecConfig(**settings),
+        request.on_progress,
+        request.progress_file,
+        fingerprint(request.split),
+    )
+    # The processor time of epochs before a stop is not known.
+    cpu_seconds = time.process_time() - cpu_started if request.progress_file is None else None
+    return FittedMethod(
+        fitted.model,
+        sum(fitted.history.seconds),
+        fitted.validation,
+        cpu_seconds,
+        fitted.history.best_epoch,
+        [fitted.history],
+    )
+
+
 def resolved_settings(settings: MethodSettings, method: str, factors: int) -> dict[str, Any]:
     """Every choice a method is run with, defaults included, as JSON has it.
 
@@ -214,6 +244,9 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
     "eALS": EALSConfig,
     "iALS": IALSConfig,
     "NeuMF": NeuMFConfig,
+    "SASRec": SASRecConfig,
+    "SASRec CE": SASRecConfig,
+    "gSASRec": SASRecConfig,
 }
 FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "ItemPop": _fit_popularity,
@@ -226,6 +259,9 @@ FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "iALS": _fit_ials,
     "NeuMF": _fit_neumf,
     "cornac BPR": _fit_cornac,
+    "SASRec": _fit_sasrec,
+    "SASRec CE": _fit_sasrec,
+    "gSASRec": _fit_sasrec,
 }
 
 

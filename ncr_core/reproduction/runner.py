@@ -152,6 +152,7 @@ class Runner:
             rounds=chosen["rounds"] if chosen else None,
             parts=self._parts(spec),
             on_progress=self._callbacks.progress,
+            progress_file=self._work / f"{spec.name}.progress",
         )
         fitted = fit_method(spec.method, request)
         if fitted.model is not None and spec.group == "cells":

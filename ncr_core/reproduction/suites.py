@@ -106,7 +106,8 @@ ORDERED = (
 WITHOUT_TIMES = ("amusic-deepcf",)
 SEQUENTIAL = (
     "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
-    "NBPR attention", "DNCR next-item", "NeuPR next-item"
+    "NBPR attention", "DNCR next-item", "NeuPR next-item",
+    "SASRec CE", "SASRec", "gSASRec"  # hours on a CPU
 )  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8

@@ -161,3 +161,23 @@ def test_sequential_and_best_are_each_for_their_own_data() -> None:
         sequential(Selection("ml-1m-sasrec", full=False))
     with pytest.raises(ConfigError, match="its target is sequential"):
         best(Selection("ml-1m-sasrec"))
+
+
+def test_sasrec_is_a_method_that_goes_on_and_is_refused_on_other_data(
+    tmp_path: Path, make_runner: Callable[[], tuple[Runner, Log]]
+) -> None:
+    root = write_sequences(tmp_path / "data")
+    few = {"epochs": 2, "window": 8, "blocks": 1}
+    run = make_run("SASRec CE", Selection("beauty-s3rec"), 8, refit=False, overrides=few)
+    (result,) = make_runner()[0].run([run])
+    assert result["resolved"]["loss"] == "ce"
+    assert result["validation"]["ndcg"] == pytest.approx(
+        max(result["history"][0]["ndcg"]), abs=1e-5
+    )
+    progress = tmp_path / "work" / f"{run.name}.progress"
+    assert progress.exists()
+    (tmp_path / "results" / "cells" / "beauty-s3rec.jsonl").unlink()
+    path = root / "amazon-s3rec/Beauty.txt"
+    path.write_text(path.read_text() + "extra 1 2 3 4\n")
+    with pytest.raises(DataError, match="training on other data"):
+        make_runner()[0].run([run])
