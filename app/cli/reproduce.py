@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 Target = Literal[
     "table1", "table2", "table3", "figure3", "figure4", "figure5", "figure6", "loss",
-    "best", "forms", "sequential", "tuning", "page",
+    "best", "forms", "sequential", "temporal", "tuning", "page",
 ]  # fmt: skip
 SetName = Literal[
-    "ml-1m", "ncf-ml-1m", "amusic-deepcf", "ml-1m-sasrec", "beauty-s3rec", "sports-s3rec"
-]
+    "ml-1m", "ncf-ml-1m", "amusic-deepcf", "ml-1m-sasrec", "beauty-s3rec", "sports-s3rec",
+    "ml-100k",
+]  # fmt: skip
+
+
+_DEFAULT_SETS = {"sequential": "ml-1m-sasrec", "temporal": "ml-100k"}
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +35,8 @@ def reproduce(
         Target,
         typer.Argument(
             help="A table or figure of the paper; `best`: our models beside the strongest "
-            "baselines; `sequential`: next items, by the protocol of SASRec; `forms`: eq. 7-9 and "
+            "baselines; `sequential`: next items, by the protocol of SASRec; `temporal`: first "
+            "items after one time for all; `forms`: eq. 7-9 and "
             "24; `tuning`: the grids; `page`: only the page."
         ),
     ],
@@ -40,7 +45,10 @@ def reproduce(
     ] = None,
     data_set: Annotated[
         SetName | None,
-        typer.Option("--set", help="The data set: ml-1m, or ml-1m-sasrec of `sequential`."),
+        typer.Option(
+            "--set",
+            help="The data set: ml-1m, or of `sequential` ml-1m-sasrec and of `temporal` ml-100k.",
+        ),
     ] = None,
     factors: Annotated[
         list[int] | None, typer.Option(help="Only this size; may be repeated.")
@@ -75,7 +83,7 @@ def reproduce(
     if target != "page":
         if data is None:
             raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
-        name = data_set or ("ml-1m-sasrec" if target == "sequential" else "ml-1m")
+        name = data_set or _DEFAULT_SETS.get(target, "ml-1m")
         selection = Selection(name, tuple(factors or ()), tuple(method or ()), full, seed)
         runs = TARGETS[target](selection)
         if not runs:

@@ -44,10 +44,17 @@ from ncr_core.data.readers.rows import (
 from ncr_core.data.readers.source import bare_name, open_source
 from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv
 from ncr_core.data.readers.text import cannot_read, first_line, read_records
-from ncr_core.data.splits import Split, check_rankable
+from ncr_core.data.splits import (
+    QUANTILE,
+    NextItemSplit,
+    Split,
+    TemporalSplit,
+    check_rankable,
+    temporal_split,
+)
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
-from ncr_core.reproduction.sequences import SequenceSplit, load_sequences
+from ncr_core.reproduction.sequences import load_sequences
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -387,7 +394,9 @@ SEQUENCES = {
     "sports-s3rec": "amazon-s3rec/Sports_and_Outdoors.txt",
 }
 """The data sets of the SASRec line and their files, which may be gzipped."""
-DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES)
+TEMPORAL = ("ml-100k",)
+"""The data sets with times, which are split at one time for all users."""
+DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES, *TEMPORAL)
 
 
 @dataclass(frozen=True)
@@ -397,10 +406,10 @@ class BenchmarkDataset:
     name: str
 
     protocol: str
-    """``p1``, ``p2``, ``given`` for published negatives, or ``sasrec`` for sequences.
+    """``p1``, ``p2``, ``given`` for published negatives, ``sasrec`` for sequences, ``temporal``.
 
-    By ``sasrec`` the test items are ranked among all items that the user has not had, and never
-    among sampled ones; see `SequenceSplit`.
+    By the last two the test items are ranked among all items that the user has not had, and never
+    among sampled ones; see `NextItemSplit`.
     """
 
     split: Split
@@ -423,10 +432,13 @@ class BenchmarkDataset:
             "test_users": int((self.split.test >= 0).sum()),
             "fingerprint": fingerprint(self.split),
         }
-        if isinstance(self.split, SequenceSplit):
+        if isinstance(self.split, NextItemSplit):
             left_out = self.split.untrained_test_items
-            description["interactions"] = seen.nnz + left_out
+            if self.protocol == "sasrec":
+                description["interactions"] = seen.nnz + left_out
             description["untrained_test_items"] = left_out
+        if isinstance(self.split, TemporalSplit):
+            description |= {"cut": self.split.cut, "newcomers": self.split.newcomers}
         return description
 
 
@@ -443,6 +455,7 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
             "amusic-deepcf", "given", load_deepcf_amusic(path)
         ),
         **{key: partial(_sequences, key) for key in SEQUENCES},
+        **{key: partial(_temporal, key) for key in TEMPORAL},
     }
     if name not in loaders:
         raise ConfigError(f"unknown data set {name!r}: {', '.join(DATASETS)}")
@@ -460,6 +473,14 @@ def _sequences(name: str, root: Path) -> BenchmarkDataset:
     if not path.exists():
         raise DataError(f"{root} has no {SEQUENCES[name]} (nor {SEQUENCES[name]}.gz)")
     return BenchmarkDataset(name, "sasrec", load_sequences(path))
+
+
+def _temporal(name: str, root: Path) -> BenchmarkDataset:
+    folder = root / name
+    if not folder.exists():
+        raise DataError(f"{root} has no folder {name}; see docs/data.md for where to download it")
+    interactions = read_source(open_source(folder), on_bad=lambda _: None)
+    return BenchmarkDataset(name, "temporal", temporal_split(interactions, QUANTILE))
 
 
 def fingerprint(split: Split) -> str:

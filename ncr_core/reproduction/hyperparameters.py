@@ -108,7 +108,7 @@ LARGE = {
 
 # The recipe `auto` has more factors for the closed form, and more passes at a lower rate, where
 # there are so few interactions.
-_SMALL_SEQUENCES = ("beauty-s3rec", "sports-s3rec")
+_SMALL_SEQUENCES = ("beauty-s3rec", "sports-s3rec", "ml-100k")
 _SMALL_SIZES = {"next-item start": MANY_FACTORS, "NBPR next-item": CLOSED_FORM_FACTORS}
 
 

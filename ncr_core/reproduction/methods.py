@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import NextItemSplit, Split
 from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import (
     NEGATIVES,
@@ -37,7 +37,6 @@ from ncr_core.reproduction.baselines.scoring import (
     fit_pure_svd,
 )
 from ncr_core.reproduction.datasets import fingerprint
-from ncr_core.reproduction.sequences import SequenceSplit
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
 from ncr_core.training.trainer import FULL_VALIDATION_USERS, remember, validation_candidates
@@ -111,7 +110,7 @@ def _fit_ranker(request: FitRequest) -> FittedMethod:
     )
 
 
-def with_test_input(fitted: FittedMethod, split: SequenceSplit) -> Ranks:
+def with_test_input(fitted: FittedMethod, split: NextItemSplit) -> Ranks:
     """How a fitted method ranks users by their training items and their validation item.
 
     Nothing is trained: a model that pools its users from their items pools them anew. One with a
@@ -281,7 +280,7 @@ def _timed(request: FitRequest, make: Callable[[], Ranks]) -> FittedMethod:
     started, cpu_started = time.perf_counter(), time.process_time()
     ranks = make()
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    if isinstance(request.split, SequenceSplit):
+    if isinstance(request.split, NextItemSplit):
         validation: Metrics | None = _full_validation(ranks, request.split)
     else:
         held_out = _validation(request)

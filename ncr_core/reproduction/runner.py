@@ -13,11 +13,12 @@ import numpy as np
 
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import NextItemSplit, Split, TemporalSplit
 from ncr_core.errors import CheckpointError, DataError
 from ncr_core.evaluation.beyond_accuracy import list_statistics
+from ncr_core.evaluation.by_gap import metrics_by_gap
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
-from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
+from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_candidates, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
@@ -38,7 +39,6 @@ from ncr_core.reproduction.results_store import (
     provenance,
     ranks_as_text,
 )
-from ncr_core.reproduction.sequences import SequenceSplit
 from ncr_core.reproduction.suites import RunSpec
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts
@@ -181,7 +181,7 @@ class Runner:
         return stored or result
 
     def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
-        if isinstance(data.split, SequenceSplit):
+        if isinstance(data.split, NextItemSplit):
             return self._measure_full(with_test_input(fitted, data.split), data)
         sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
         texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
@@ -199,6 +199,9 @@ class Runner:
         statistics = list_statistics(users, lists, data.split.train).as_dict()
         of_lists = {name: round(value, 5) for name, value in statistics.items()}
         metrics = {"full": summary([full]), "lists": of_lists}
+        if isinstance(data.split, TemporalSplit):
+            by_gap = metrics_by_gap(full, data.split.gaps[users], data.split.train.n_items)
+            metrics["gaps"] = {name: _rounded_metrics(of_gap) for name, of_gap in by_gap.items()}
         return {"metrics": metrics, "ranks": {"full": ranks_as_text(full)}}
 
     def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
@@ -286,6 +289,10 @@ def summary(ranks: list[IntArray]) -> dict[str, Any]:
         "seeds": [{"hr": round(hit_ratio(r, K), 5), "ndcg": round(ndcg(r, K), 5)} for r in ranks],
         "users": len(evaluation.hr),
     }
+
+
+def _rounded_metrics(metrics: Metrics) -> dict[str, float | int]:
+    return {"hr": round(metrics.hr, 5), "ndcg": round(metrics.ndcg, 5), "users": metrics.users}
 
 
 def _rounded(phase: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ Two forms, plain or gzipped:
 - a line a user, ``user item item …`` by spaces, oldest first (S3-Rec, Zhou et al., CIKM'20): the
   last item is for test and the one before it for validation.
 
-Figures are compared with other people's, so a line that cannot be read is an error.
+By the protocol of this line the validation item is input at test time and not trained on. Figures
+are compared with other people's, so a line that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,34 +23,14 @@ import numpy as np
 
 from ncr_core.data.interactions import IdIndex, IntArray, Interactions
 from ncr_core.data.readers.text import cannot_read
-from ncr_core.data.splits import MIN_ITEMS, Split
+from ncr_core.data.splits import MIN_ITEMS, NextItemSplit
 from ncr_core.errors import DataError
 
 HEADER = ["user", "item", "position", "part"]
 _ORDER = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class SequenceSplit(Split):
-    """A leave-one-out split of sequences, by the protocol of the SASRec line.
-
-    At test time the validation item is the latest item of a user's input; it is never trained on.
-    Items and users are numbered in the order of their first appearance.
-    """
-
-    untrained_test_items: int = 0
-    """Users whose test item no user has in training: they have no test item here."""
-
-    @property
-    def test_input(self) -> Interactions:
-        """What each user is ranked by at test time: the training items, then the validation item.
-
-        Users and items are numbered as in ``train``.
-        """
-        return self.with_validation_in_train().train
-
-
-def load_sequences(path: Path) -> SequenceSplit:
+def load_sequences(path: Path) -> NextItemSplit:
     """Reads one of the two forms.
 
     Users with one or two items are trained on and not tested. A test item that no training
@@ -80,7 +60,7 @@ def load_sequences(path: Path) -> SequenceSplit:
 
 def _split(
     sequences: list[tuple[int, list[int], bool]], user_ids: list[str], item_ids: list[str]
-) -> SequenceSplit:
+) -> NextItemSplit:
     validation = np.full(len(user_ids), -1, dtype=np.int64)
     test = validation.copy()
     lengths, flat = [], list[int]()
@@ -100,7 +80,7 @@ def _split(
             f"no user has {MIN_ITEMS} items of which the last is in another user's training: "
             "there is nothing to test on"
         )
-    return SequenceSplit(train, validation, test, len(untrained))
+    return NextItemSplit(train, validation, test, len(untrained))
 
 
 def _untrained(train: Interactions, test: IntArray) -> IntArray:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import SIZES, merge_sections
-from ncr_core.reproduction.datasets import SEQUENCES
+from ncr_core.reproduction.datasets import SEQUENCES, TEMPORAL
 from ncr_core.reproduction.hyperparameters import (
     GRIDS,
     METHODS,
@@ -108,6 +108,10 @@ SEQUENTIAL = (
     "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
     "NBPR attention", "DNCR next-item", "NeuPR next-item",
     "SASRec CE", "SASRec", "gSASRec"  # hours on a CPU
+)  # fmt: skip
+IN_TIME = (
+    "ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item", "next-item start",
+    "NBPR next-item", "NBPR attention"
 )  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
@@ -278,8 +282,9 @@ def best(selection: Selection) -> list[RunSpec]:
     )
     if selection.data in WITHOUT_TIMES:
         names = [name for name in names if name not in ORDERED]
-    if selection.data in SEQUENCES:
-        raise ConfigError(f"best is not for {selection.data}: its target is sequential")
+    if selection.data in (*SEQUENCES, *TEMPORAL):
+        target = "sequential" if selection.data in SEQUENCES else "temporal"
+        raise ConfigError(f"best is not for {selection.data}: its target is {target}")
     runs = []
     for name in names:
         for d in selection.sizes((size_of(name, selection.data),)):
@@ -303,6 +308,22 @@ def sequential(selection: Selection) -> list[RunSpec]:
     return [
         make_run(name, selection, d, refit=False)
         for name in selection.names(SEQUENTIAL)
+        for d in selection.sizes((size_of(name, selection.data),))
+    ]
+
+
+def temporal(selection: Selection) -> list[RunSpec]:
+    """Users' first items after one time, by how long they had been away.
+
+    Raises ConfigError for a data set without times, and without the ranking over all items.
+    """
+    if selection.data not in TEMPORAL:
+        raise ConfigError(f"temporal is not for {selection.data}: give --set {TEMPORAL[0]}")
+    if not selection.full:
+        raise ConfigError("temporal ranks over all items: --no-full leaves nothing to measure")
+    return [
+        make_run(name, selection, d, refit=False)
+        for name in selection.names(IN_TIME)
         for d in selection.sizes((size_of(name, selection.data),))
     ]
 
@@ -351,5 +372,6 @@ TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
     "best": best,
     "forms": forms,
     "sequential": sequential,
+    "temporal": temporal,
     "tuning": tuning,
 }
