@@ -117,3 +117,17 @@ def write_sequences(root: Path, users: int = 120) -> Path:
     lines.append("odd 1 2 never")
     (folder / "Beauty.txt").write_text("\n".join(lines) + "\n")
     return root
+
+
+def write_timed(root: Path, users: int = 60) -> Path:
+    """Ratings with times in the form of ``ml-100k``: everybody has items over a hundred days."""
+    folder = root / "ml-100k"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(2)
+    lines = ["user,item,rating,timestamp"]
+    for user in range(users):
+        items = rng.permutation(30)[:10]
+        days = np.sort(rng.random(10)) * 100
+        lines += [f"{user},{i},5,{int(d * 86_400)}" for i, d in zip(items, days, strict=True)]
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    return root
