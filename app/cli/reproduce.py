@@ -78,14 +78,14 @@ def reproduce(
     from ncr_core.errors import ConfigError
     from ncr_core.reproduction.report import terminal_table, write_page
     from ncr_core.reproduction.runner import Runner, RunnerCallbacks
-    from ncr_core.reproduction.suites import TARGETS, Selection
+    from ncr_core.reproduction.suites import Selection, runs_of
 
     if target != "page":
         if data is None:
             raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
         name = data_set or _DEFAULT_SETS.get(target, "ml-1m")
         selection = Selection(name, tuple(factors or ()), tuple(method or ()), full, seed)
-        runs = TARGETS[target](selection)
+        runs = runs_of(target, selection)
         if not runs:
             raise ConfigError(f"{target} has no run of these methods")
         with EpochLines() as lines:

@@ -282,9 +282,6 @@ def best(selection: Selection) -> list[RunSpec]:
     )
     if selection.data in WITHOUT_TIMES:
         names = [name for name in names if name not in ORDERED]
-    if selection.data in (*SEQUENCES, *TEMPORAL):
-        target = "sequential" if selection.data in SEQUENCES else "temporal"
-        raise ConfigError(f"best is not for {selection.data}: its target is {target}")
     runs = []
     for name in names:
         for d in selection.sizes((size_of(name, selection.data),)):
@@ -375,3 +372,15 @@ TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
     "temporal": temporal,
     "tuning": tuning,
 }
+
+
+def runs_of(target: str, selection: Selection) -> list[RunSpec]:
+    """The runs of a target.
+
+    Raises ConfigError if the target is not for the selected data set.
+    """
+    only = dict.fromkeys(SEQUENCES, "sequential") | dict.fromkeys(TEMPORAL, "temporal")
+    if only.get(selection.data, target) != target:
+        own = only[selection.data]
+        raise ConfigError(f"{target} is not for {selection.data}: its target is {own}")
+    return TARGETS[target](selection)

@@ -17,7 +17,7 @@ from ncr_core.reproduction.methods import FitRequest, fit_method, with_test_inpu
 from ncr_core.reproduction.results_store import ranks_from_text
 from ncr_core.reproduction.runner import Runner
 from ncr_core.reproduction.sequences import load_sequences
-from ncr_core.reproduction.suites import Selection, best, make_run, sequential
+from ncr_core.reproduction.suites import Selection, best, make_run, runs_of, sequential
 from tests.ncr_core.reproduction.conftest import Log, write_sequences
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -159,8 +159,12 @@ def test_sequential_and_best_are_each_for_their_own_data() -> None:
         sequential(Selection("ml-1m"))
     with pytest.raises(ConfigError, match="leaves nothing to measure"):
         sequential(Selection("ml-1m-sasrec", full=False))
-    with pytest.raises(ConfigError, match="its target is sequential"):
-        best(Selection("ml-1m-sasrec"))
+    for target in ("best", "table1", "temporal"):
+        with pytest.raises(ConfigError, match="its target is sequential"):
+            runs_of(target, Selection("ml-1m-sasrec"))
+    with pytest.raises(ConfigError, match="its target is temporal"):
+        runs_of("loss", Selection("ml-100k"))
+    assert runs_of("best", Selection()) == best(Selection())
 
 
 def test_sasrec_is_a_method_that_goes_on_and_is_refused_on_other_data(
