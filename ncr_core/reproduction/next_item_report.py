@@ -94,11 +94,11 @@ def sequential(
         "Leave-one-out as SASRec and its followers publish it: the last item is for test, the one "
         "before it for validation. At test time the validation item is the latest of the input; it "
         "is not trained on. Items that the user has had are left out of the ranking, all others "
-        "are ranked. Epochs are chosen on the validation items of 2,000 users. Settings are those of P1 and "
-        "of the recipes; of NBPR attention, the weight of a user's first items was chosen on "
-        "validation items of this split. P1 has the same data in another order: some of its "
-        "validation items are test items here. Rows "
-        "in italics are as their authors print them. Seconds (s) were taken while other work used "
+        "are ranked. Epochs are chosen on the validation items of 2,000 users. Settings are those "
+        "of P1 and of the recipes; of NBPR attention, the weight of a user's first items was "
+        "chosen on validation items of this split. P1 has the same data in another order: "
+        "some of its validation items are test items here. Rows in italics are as "
+        "their authors print them. Seconds (s) were taken while other work used "
         "the machine; the processor's (CPU s) are those of both cores, with validation.\n\n"
     )
     return "## Next items: the protocol of SASRec\n\n" + intro + "\n".join(texts)
