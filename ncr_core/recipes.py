@@ -284,6 +284,12 @@ _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
 }
 
 
+def on_small_data(name: str) -> dict[str, Any]:
+    """What training changes in a recipe of the choice `auto` where there are few interactions."""
+    changes = _ON_SMALL_DATA.get(name, {})
+    return {key: value for key, value in changes.items() if key in _TRAINING_FIELDS}
+
+
 def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
     """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 

@@ -24,7 +24,7 @@ RatingColumn = Annotated[str, typer.Option(help="The column that holds the ratin
 TimeColumn = Annotated[str, typer.Option(help="The column that holds the time, if any.")]
 
 DataOption = Annotated[Path, typer.Option("--data", help="A file or a folder of interactions.")]
-Protocol = Literal["p1", "p2"]
+Protocol = Literal["p1", "p2", "temporal"]
 
 MAX_SHOWN = 10
 

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 
 Target = Literal[
     "table1", "table2", "table3", "figure3", "figure4", "figure5", "figure6", "loss",
-    "best", "forms", "tuning", "page",
+    "best", "forms", "sequential", "temporal", "tuning", "page",
 ]  # fmt: skip
-SetName = Literal["ml-1m", "ncf-ml-1m", "amusic-deepcf"]
+SetName = Literal[
+    "ml-1m", "ncf-ml-1m", "amusic-deepcf", "ml-1m-sasrec", "beauty-s3rec", "sports-s3rec",
+    "ml-100k",
+]  # fmt: skip
+
+
+_DEFAULT_SETS = {"sequential": "ml-1m-sasrec", "temporal": "ml-100k"}
 
 
 def register(app: typer.Typer) -> None:
@@ -29,13 +35,21 @@ def reproduce(
         Target,
         typer.Argument(
             help="A table or figure of the paper; `best`: our models beside the strongest "
-            "baselines; `forms`: eq. 7-9 and 24; `tuning`: the grids; `page`: only the page."
+            "baselines; `sequential`: next items, by the protocol of SASRec; `temporal`: first "
+            "items after one time for all; `forms`: eq. 7-9 and "
+            "24; `tuning`: the grids; `page`: only the page."
         ),
     ],
     data: Annotated[
         Path | None, typer.Option("--data", help="The folder that holds the data sets' folders.")
     ] = None,
-    data_set: Annotated[SetName, typer.Option("--set", help="The data set.")] = "ml-1m",
+    data_set: Annotated[
+        SetName | None,
+        typer.Option(
+            "--set",
+            help="The data set: ml-1m, or of `sequential` ml-1m-sasrec and of `temporal` ml-100k.",
+        ),
+    ] = None,
     factors: Annotated[
         list[int] | None, typer.Option(help="Only this size; may be repeated.")
     ] = None,
@@ -64,13 +78,14 @@ def reproduce(
     from ncr_core.errors import ConfigError
     from ncr_core.reproduction.report import terminal_table, write_page
     from ncr_core.reproduction.runner import Runner, RunnerCallbacks
-    from ncr_core.reproduction.suites import TARGETS, Selection
+    from ncr_core.reproduction.suites import Selection, runs_of
 
     if target != "page":
         if data is None:
             raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
-        selection = Selection(data_set, tuple(factors or ()), tuple(method or ()), full, seed)
-        runs = TARGETS[target](selection)
+        name = data_set or _DEFAULT_SETS.get(target, "ml-1m")
+        selection = Selection(name, tuple(factors or ()), tuple(method or ()), full, seed)
+        runs = runs_of(target, selection)
         if not runs:
             raise ConfigError(f"{target} has no run of these methods")
         with EpochLines() as lines:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ncr_core.checkpoint import Checkpoint
     from ncr_core.data import Interactions, Split
     from ncr_core.data.readers import Columns
+    from ncr_core.data.splits import TemporalSplit
     from ncr_core.evaluation.protocols import CandidateSet
     from ncr_core.reproduction.datasets import PublishedSplit
 
@@ -66,8 +67,14 @@ def train(
     ] = None,
     protocol: Annotated[
         Protocol,
-        typer.Option(help="p2: the published NCF split; DATA holds ncf-ml-1m and ml-1m."),
+        typer.Option(
+            help="p2: the published NCF split; DATA holds ncf-ml-1m and ml-1m. temporal: tested "
+            "on each user's first item after one time for all."
+        ),
     ] = "p1",
+    quantile: Annotated[
+        float, typer.Option(help="Of temporal: the share of interactions before that time.")
+    ] = 0.9,
     refit: Annotated[
         bool,
         typer.Option(
@@ -103,7 +110,7 @@ def train(
     base.training.torch_device()
     chosen = None if name == AUTO_RECIPE else base
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
-    split, description = read_split(data, protocol, format_, columns, min_interactions)
+    split, description = read_split(data, protocol, format_, columns, min_interactions, quantile)
     with EpochLines() as lines:
         training = train_checkpoint(
             chosen,
@@ -173,7 +180,8 @@ def evaluate(
         Protocol | None,
         typer.Option(
             help="p1: latest item out, 100 sampled items, and all; p2: the published NCF split, "
-            "its 99 items, and all. What the checkpoint was trained for, unless given."
+            "its 99 items, and all; temporal: first items after one time, over all items, by how "
+            "long users had been away. What the checkpoint was trained for, unless given."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampled items.")] = 0,
@@ -199,6 +207,9 @@ def evaluate(
             f"tests on may be what it learned; train one with --protocol {protocol}"
         )
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
+    if trained_protocol == "temporal":
+        _evaluate_temporal(checkpoint, loaded, data, format_, columns, seed, as_json)
+        return
     split, candidates = _read_test_items(checkpoint, loaded, data, format_, columns, seed)
     model = ModelRanks(loaded.model)
     sampled = evaluate_sampled(model, candidates)
@@ -230,7 +241,66 @@ def _trained_protocol(checkpoint: Path, loaded: Checkpoint) -> Protocol:
             f"{checkpoint} was not made by `ncr train`, so what it was trained on is not known: "
             "its own figures are in its manifest"
         )
-    return "p2" if data.get("protocol") == "p2" else "p1"
+    trained: Protocol = data["protocol"] if data.get("protocol") in ("p2", "temporal") else "p1"
+    return trained
+
+
+def _evaluate_temporal(
+    checkpoint: Path,
+    loaded: Checkpoint,
+    data: Path,
+    format_: Format,
+    columns: Columns,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Prints the metrics of users' first items after the cut, by the gap before them.
+
+    Raises:
+        DataError: The data set is not the one that the checkpoint was trained on.
+    """
+    import numpy as np
+
+    from ncr_core.evaluation.by_gap import evaluate_temporal
+    from ncr_core.evaluation.protocols import ModelRanks
+    from ncr_core.models.user_embeddings import GAPS_SECONDS
+    from ncr_core.training.trainer import remember
+
+    trained_on = loaded.manifest["data"]
+    split = read_temporal_split(
+        data, format_, columns, trained_on["min_interactions"], trained_on["quantile"]
+    )
+    _check_counts(checkpoint, loaded, data, split.all_seen)
+    if (split.train.user_ids, split.train.item_ids) != (loaded.user_ids, loaded.item_ids):
+        raise DataError(f"{data} has other users or items than {checkpoint} was trained on")
+    remember(loaded.model, split.test_input)
+    classes = None
+    if loaded.model.fitted_gaps:
+        gaps = np.searchsorted(GAPS_SECONDS, np.nan_to_num(split.gaps))
+        classes = np.where(np.isin(gaps, list(loaded.model.fitted_gaps)), gaps, 0)
+    with bar(counted=True) as progress:
+        task = progress.add_task("full ranking", total=int((split.test >= 0).sum()))
+        found = evaluate_temporal(
+            ModelRanks(loaded.model, classes),
+            split,
+            seed,
+            on_users=lambda n: progress.advance(task, n),
+        )
+    if as_json:
+        report = {
+            "protocol": "temporal",
+            "quantile": trained_on["quantile"],
+            "cut": split.cut,
+            "seed": seed,
+            "model": loaded.model.config.as_dict(),
+            "untrained_test_items": split.untrained_test_items,
+            "newcomers": split.newcomers,
+            "gaps": {name: metrics.as_dict() for name, metrics in found.items()},
+        }
+        typer.echo(json.dumps(report))
+        return
+    for name, metrics in found.items():
+        typer.echo(metrics.line(name))
 
 
 def _read_test_items(
@@ -281,16 +351,23 @@ def _check_counts(
 
 
 def read_split(
-    path: Path, protocol: Protocol, format_: Format, columns: Columns, min_interactions: int
+    path: Path,
+    protocol: Protocol,
+    format_: Format,
+    columns: Columns,
+    min_interactions: int,
+    quantile: float,
 ) -> tuple[Split, dict[str, Any]]:
     """Reads a data set and splits it by a protocol.
 
     Args:
         path: A file or a folder; for p2 the folder that holds ncf-ml-1m and ml-1m.
-        protocol: p1: the latest item of each user is for test; p2: the published NCF split.
+        protocol: p1: the latest item of each user is for test; p2: the published NCF split;
+            temporal: see `temporal_split`.
         format_: What the files are.
         columns: The names of their columns.
-        min_interactions: Interactions that an item needs, by p1.
+        min_interactions: Interactions that an item needs, by p1; by temporal before the cut.
+        quantile: The share of interactions before the cut, by temporal.
 
     Returns:
         The split, and a description of the data set for a checkpoint's manifest.
@@ -303,6 +380,8 @@ def read_split(
     if protocol == "p2":
         split: Split = read_published_split(path)
         min_interactions = 1
+    elif protocol == "temporal":
+        split = read_temporal_split(path, format_, columns, min_interactions, quantile)
     else:
         split = leave_latest_out(read_interactions(path, format_, columns, min_interactions))
     check_rankable(split)
@@ -310,8 +389,26 @@ def read_split(
         "name": path.name,
         "protocol": "leave-latest-out" if protocol == "p1" else protocol,
         "min_interactions": min_interactions,
+        **({"quantile": quantile} if protocol == "temporal" else {}),
         **counts(split.all_seen),
     }
+
+
+def read_temporal_split(
+    path: Path, format_: Format, columns: Columns, min_interactions: int, quantile: float
+) -> TemporalSplit:
+    """A data set split at one time for all users; says who is left out."""
+    from ncr_core.data.splits import temporal_split
+
+    # Which items are kept must not depend on what comes after the cut.
+    interactions = read_interactions(path, format_, columns, 1)
+    split = temporal_split(interactions, quantile, min_interactions)
+    console.print(
+        f"{int((split.test >= 0).sum()):,} users have a test item; "
+        f"{split.untrained_test_items:,} test items that no training has are left out, and "
+        f"{split.newcomers:,} users without an item before the cut"
+    )
+    return split
 
 
 def read_published_split(root: Path) -> PublishedSplit:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ncr_core.data.interactions import BoolArray, IntArray, Interactions
-from ncr_core.errors import DataError
+from ncr_core.data.interactions import (
+    BoolArray,
+    IntArray,
+    Interactions,
+    TimeArray,
+    compact,
+    row_indices,
+)
+from ncr_core.errors import ConfigError, DataError
 
 HashArray = npt.NDArray[np.uint64]
 
@@ -134,6 +142,112 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
         feedback = train.feedback.without_pairs_about(test).without_pairs_about(validation)
         train = replace(train, feedback=feedback)
     return Split(train, validation, test)
+
+
+@dataclass(frozen=True)
+class NextItemSplit(Split):
+    """A split whose validation items are input at test time, and never trained on."""
+
+    untrained_test_items: int = 0
+    """Users whose test item no user has in training: they have no test item here."""
+
+    @property
+    def test_input(self) -> Interactions:
+        """What users are ranked by at test time: training items, then the validation item.
+
+        Users and items are numbered as in ``train``.
+        """
+        return self.with_validation_in_train().train
+
+
+@dataclass(frozen=True)
+class TemporalSplit(NextItemSplit):
+    """A split at one time for all users, see `temporal_split`."""
+
+    cut: float = 0.0
+    """Seconds since 1970."""
+
+    gaps: TimeArray = field(default_factory=lambda: np.zeros(0))
+    """(n_users,) seconds from a user's last item before the cut to the test item; NaN without."""
+
+    newcomers: int = 0
+    """Users whose first item comes after the cut: they are not part of the split."""
+
+
+QUANTILE = 0.9
+
+
+def temporal_split(
+    interactions: Interactions, quantile: float = QUANTILE, at_least: int = 1
+) -> TemporalSplit:
+    """Splits at the time before which the share ``quantile`` of all interactions lies.
+
+    Whoever has items on both sides is tested on the first item after the cut; what follows it is
+    left out. The latest of a user's two or more items before the cut is for validation. All else
+    before the cut is for training, so that nothing is learned from after it. Users and items are
+    those before the cut, renumbered.
+
+    Args:
+        interactions: what to split, with times.
+        quantile: between 0 and 1.
+        at_least: how many interactions before the cut an item needs to be kept.
+
+    Raises:
+        ConfigError: the quantile is not between 0 and 1.
+        DataError: the interactions have no times, or no user has items on both sides of the cut.
+    """
+    if not 0 < quantile < 1:
+        raise ConfigError(f"the quantile must be between 0 and 1, not {quantile}")
+    times = interactions.times
+    if times is None:
+        raise DataError(
+            "the data set has no times: a temporal split needs the time of each interaction"
+        )
+    cut = float(np.quantile(times, quantile))
+    before = times < cut
+    counts = np.bincount(interactions.items[before], minlength=interactions.n_items)
+    past = _before_cut(interactions, before & (counts >= at_least)[interactions.items], cut)
+    rows = row_indices(past.user_ids, interactions.user_ids)
+    columns = row_indices(interactions.item_ids, past.item_ids)
+    validation = np.full(past.n_users, -1, dtype=np.int64)
+    test, gaps = validation.copy(), np.full(past.n_users, np.nan)
+    mask = np.ones(past.nnz, dtype=np.bool_)
+    with_two = np.flatnonzero(np.diff(past.indptr) >= 2)
+    latest = past.indptr[1:] - 1
+    validation[with_two] = past.items[latest[with_two]]
+    mask[latest[with_two]] = False
+    # A user's items are in the order of time, so those after the cut stand at the end.
+    passed = np.concatenate([[0], np.cumsum(before)])[interactions.indptr]
+    first_after = interactions.indptr[:-1] + np.diff(passed)
+    both_sides = np.flatnonzero(first_after[rows] < interactions.indptr[1:][rows])
+    first = first_after[rows[both_sides]]
+    # Counted from the latest item of all before the cut, one that was dropped as rare included.
+    gaps[both_sides] = times[first] - times[first - 1]
+    test[both_sides] = columns[interactions.items[first]]
+    train = past.select(mask)
+    trained = train.item_counts() > 0
+    known = (test >= 0) & trained[test]
+    untrained = len(both_sides) - int(known.sum())
+    test[~known], gaps[~known] = -1, np.nan
+    if not known.any():
+        raise DataError(
+            f"no user has an item before {_when(cut)} and, after it, one that training has: "
+            "choose another quantile"
+        )
+    newcomers = interactions.n_users - past.n_users
+    return TemporalSplit(train, validation, test, untrained, cut, gaps, newcomers)
+
+
+def _before_cut(interactions: Interactions, mask: BoolArray, cut: float) -> Interactions:
+    """The entries of the mask, with their users and items alone. Raises DataError without any."""
+    if not mask.any():
+        raise DataError(f"no interaction is left before {_when(cut)}: choose another quantile")
+    return compact(interactions.select(mask))
+
+
+def _when(seconds: float) -> str:
+    """A time in seconds since 1970 as a message has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def check_rankable(split: Split) -> None:

@@ -22,6 +22,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -43,9 +44,17 @@ from ncr_core.data.readers.rows import (
 from ncr_core.data.readers.source import bare_name, open_source
 from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv
 from ncr_core.data.readers.text import cannot_read, first_line, read_records
-from ncr_core.data.splits import Split, check_rankable
+from ncr_core.data.splits import (
+    QUANTILE,
+    NextItemSplit,
+    Split,
+    TemporalSplit,
+    check_rankable,
+    temporal_split,
+)
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
+from ncr_core.reproduction.sequences import load_sequences
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -379,7 +388,15 @@ def _padded(lists: list[array[int]], held_out: IntArray) -> IntArray:
 
 
 MIN_INTERACTIONS = 10  # interactions an item needs, in one pass (§5.1)
-DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf")
+SEQUENCES = {
+    "ml-1m-sasrec": "ml-1m-sasrec/sequences.csv",
+    "beauty-s3rec": "amazon-s3rec/Beauty.txt",
+    "sports-s3rec": "amazon-s3rec/Sports_and_Outdoors.txt",
+}
+"""The data sets of the SASRec line and their files, which may be gzipped."""
+TEMPORAL = ("ml-100k",)
+"""The data sets with times, which are split at one time for all users."""
+DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES, *TEMPORAL)
 
 
 @dataclass(frozen=True)
@@ -389,7 +406,11 @@ class BenchmarkDataset:
     name: str
 
     protocol: str
-    """``p1``, ``p2``, or ``given`` for published negatives."""
+    """``p1``, ``p2``, ``given`` for published negatives, ``sasrec`` for sequences, ``temporal``.
+
+    By the last two the test items are ranked among all items that the user has not had, and never
+    among sampled ones; see `NextItemSplit`.
+    """
 
     split: Split
 
@@ -402,7 +423,7 @@ class BenchmarkDataset:
     def description(self) -> dict[str, Any]:
         """Counts, and a fingerprint of everything the results depend on."""
         seen = self.split.all_seen
-        return {
+        description = {
             "name": self.name,
             "protocol": self.protocol,
             "users": seen.n_users,
@@ -411,6 +432,14 @@ class BenchmarkDataset:
             "test_users": int((self.split.test >= 0).sum()),
             "fingerprint": fingerprint(self.split),
         }
+        if isinstance(self.split, NextItemSplit):
+            left_out = self.split.untrained_test_items
+            if self.protocol == "sasrec":
+                description["interactions"] = seen.nnz + left_out
+            description["untrained_test_items"] = left_out
+        if isinstance(self.split, TemporalSplit):
+            description |= {"cut": self.split.cut, "newcomers": self.split.newcomers}
+        return description
 
 
 def load_dataset(name: str, root: Path) -> BenchmarkDataset:
@@ -425,6 +454,8 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
         "amusic-deepcf": lambda path: BenchmarkDataset(
             "amusic-deepcf", "given", load_deepcf_amusic(path)
         ),
+        **{key: partial(_sequences, key) for key in SEQUENCES},
+        **{key: partial(_temporal, key) for key in TEMPORAL},
     }
     if name not in loaders:
         raise ConfigError(f"unknown data set {name!r}: {', '.join(DATASETS)}")
@@ -433,6 +464,23 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
     data = loaders[name](root)
     check_rankable(data.split)
     return data
+
+
+def _sequences(name: str, root: Path) -> BenchmarkDataset:
+    path = root / SEQUENCES[name]
+    if not path.exists():
+        path = path.with_name(f"{path.name}.gz")
+    if not path.exists():
+        raise DataError(f"{root} has no {SEQUENCES[name]} (nor {SEQUENCES[name]}.gz)")
+    return BenchmarkDataset(name, "sasrec", load_sequences(path))
+
+
+def _temporal(name: str, root: Path) -> BenchmarkDataset:
+    folder = root / name
+    if not folder.exists():
+        raise DataError(f"{root} has no folder {name}; see docs/data.md for where to download it")
+    interactions = read_source(open_source(folder), on_bad=lambda _: None)
+    return BenchmarkDataset(name, "temporal", temporal_split(interactions, QUANTILE))
 
 
 def fingerprint(split: Split) -> str:

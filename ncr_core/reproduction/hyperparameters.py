@@ -13,7 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ncr_core.errors import ConfigError
-from ncr_core.recipes import TUNED, Recipe, merge_sections, recipe
+from ncr_core.recipes import (
+    CLOSED_FORM_FACTORS,
+    MANY_FACTORS,
+    TUNED,
+    Recipe,
+    merge_sections,
+    on_small_data,
+    recipe,
+)
 
 Settings = dict[str, Any]
 """What a method is run with: of our models, the sections ``model`` and ``training``."""
@@ -45,6 +53,15 @@ def _of_recipe(name: str) -> Callable[[int], Settings]:
     return lambda factors: settings
 
 
+def _dncr_next_item() -> Settings:
+    """The part of NeuPR next-item that is a DNCR, trained alone."""
+    neupr = _of_recipe("next-item-neupr")(0)
+    model = {key: value for key, value in neupr["model"].items() if key != "item_bias"}
+    unused = ("fine_tune_epochs", "fine_tune_rate", "shared_negatives")
+    training = {key: value for key, value in neupr["training"].items() if key not in unused}
+    return {"model": {**model, "kind": "dncr"}, "training": training}
+
+
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -57,10 +74,16 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    # As published on the split of the SASRec line: of Klenitskiy & Vasilev (RecSys 2023), and of
+    # the authors' code of gSASRec.
+    "SASRec": lambda factors: {"loss": "bce"},
+    "SASRec CE": lambda factors: {"loss": "ce"},
+    "gSASRec": lambda factors: {"loss": "gbce", "negatives": 256, "calibration": 0.75, "blocks": 3},
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NBPR attention": _of_recipe("next-item-attention"),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
+    "DNCR next-item": lambda factors: _dncr_next_item(),
     # What ours start from, without training.
     "spectral start": lambda factors: _untrained("NBPR", factors, "spectral"),
     "ALS start": lambda factors: _untrained("NBPR from ALS", factors, "als"),
@@ -78,8 +101,23 @@ LARGE = {
     "NBPR next-item": 128,
     "NBPR attention": 128,
     "NeuPR next-item": 16,
+    "DNCR next-item": 16,
+    "gSASRec": 256,
 }
 """Factors in the comparison with strong baselines, where they are not 64."""
+
+# The recipe `auto` has more factors for the closed form, and more passes at a lower rate, where
+# there are so few interactions.
+_SMALL_SEQUENCES = ("beauty-s3rec", "sports-s3rec", "ml-100k")
+_SMALL_SIZES = {"next-item start": MANY_FACTORS, "NBPR next-item": CLOSED_FORM_FACTORS}
+
+
+def size_of(method: str, data: str) -> int:
+    """The factors of a method in the comparison with strong baselines."""
+    if data in _SMALL_SEQUENCES and method in _SMALL_SIZES:
+        return _SMALL_SIZES[method]
+    return LARGE.get(method, 64)
+
 
 # P2 has the items that P1 leaves out, and grids of its own for the methods published for it.
 # Amazon Music is sixty times sparser and a hundredth of the size of MovieLens 1M.
@@ -99,6 +137,18 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
             "shared_negatives": 256,
         }
     },
+    # Chosen on the validation items of that split, see docs/experiments.md.
+    ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
+    **{
+        ("NBPR next-item", data): {"training": on_small_data("next-item-nbpr")}
+        for data in _SMALL_SEQUENCES
+    },
+    **{
+        (method, data): {"window": 50}
+        for method in ("SASRec", "SASRec CE", "gSASRec")
+        for data in _SMALL_SEQUENCES
+    },
+    **{("linear next-item", data): {"l2": None} for data in _SMALL_SEQUENCES},
 }
 
 

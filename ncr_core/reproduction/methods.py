@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import NextItemSplit, Split
 from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import (
     NEGATIVES,
@@ -16,24 +17,29 @@ from ncr_core.evaluation.protocols import (
     Metrics,
     ModelRanks,
     Ranks,
+    evaluate_full,
     evaluate_sampled,
+    of_random_users,
 )
 from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
 from ncr_core.recipes import Recipe, from_sections
 from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
 from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
+from ncr_core.reproduction.baselines.sasrec import SASRecConfig, fit_sasrec
 from ncr_core.reproduction.baselines.scoring import (
     Markov,
     Popularity,
+    ScoreModel,
     fit_cornac_bpr,
     fit_ease,
     fit_linear_next_item,
     fit_pure_svd,
 )
+from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
-from ncr_core.training.trainer import validation_candidates
+from ncr_core.training.trainer import FULL_VALIDATION_USERS, remember, validation_candidates
 
 MethodSettings = Mapping[str, Any]
 
@@ -45,6 +51,9 @@ class FittedMethod:
     ranks: Ranks
     seconds: float
     validation: Metrics | None = None
+
+    cpu_seconds: float | None = None
+    """Processor time of all threads, where it was measured."""
 
     rounds: int | None = None
     """The epoch or iteration that the validation items chose, for a refit without them."""
@@ -68,6 +77,9 @@ class FitRequest:
     parts: Parts | None = None
     on_progress: OnProgress | None = None
 
+    progress_file: Path | None = None
+    """Where a training of hours leaves its state after each epoch, and goes on from."""
+
 
 def _requested_recipe(request: FitRequest) -> Recipe:
     """The recipe of one of our models, with the seed and the rounds of the request."""
@@ -81,20 +93,35 @@ def _requested_recipe(request: FitRequest) -> Recipe:
 def _fit_ranker(request: FitRequest) -> FittedMethod:
     """A PairwiseRanker by ``train_model``."""
     recipe = _requested_recipe(request)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     trained = train_model(
         recipe.model, recipe.training, request.split, request.on_progress, request.parts
     )
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     last = trained.history[-1]
     return FittedMethod(
         ModelRanks(trained.model),
         seconds,
         _best_epoch_metrics(last, request.split, full=recipe.training.validation == "full"),
+        cpu_seconds,
         last.best_epoch,
         trained.history,
         trained.model,
     )
+
+
+def with_test_input(fitted: FittedMethod, split: NextItemSplit) -> Ranks:
+    """How a fitted method ranks users by their training items and their validation item.
+
+    Nothing is trained: a model that pools its users from their items pools them anew. One with a
+    vector of its own for each user does not see the validation item.
+    """
+    if fitted.model is not None:
+        remember(fitted.model, split.test_input)
+        return ModelRanks(fitted.model)
+    if isinstance(fitted.ranks, ScoreModel):
+        return fitted.ranks.with_input(split.test_input)
+    return fitted.ranks
 
 
 def _fit_popularity(request: FitRequest) -> FittedMethod:
@@ -160,8 +187,33 @@ def _fit_neumf(request: FitRequest) -> FittedMethod:
         fitted,
         seconds,
         _best_epoch_metrics(last_phase, request.split),
+        None,
         last_phase.best_epoch,
         list(fitted.history),
+    )
+
+
+def _fit_sasrec(request: FitRequest) -> FittedMethod:
+    settings = dict(request.settings, factors=request.factors, seed=request.seed)
+    if request.rounds is not None:
+        settings["epochs"] = request.rounds
+    cpu_started = time.process_time()
+    fitted = fit_sasrec(
+        request.split,
+        SASRecConfig(**settings),
+        request.on_progress,
+        request.progress_file,
+        fingerprint(request.split),
+    )
+    # The processor time of epochs before a stop is not known.
+    cpu_seconds = time.process_time() - cpu_started if request.progress_file is None else None
+    return FittedMethod(
+        fitted.model,
+        sum(fitted.history.seconds),
+        fitted.validation,
+        cpu_seconds,
+        fitted.history.best_epoch,
+        [fitted.history],
     )
 
 
@@ -191,6 +243,9 @@ _CONFIGS: dict[str, Callable[..., Any]] = {
     "eALS": EALSConfig,
     "iALS": IALSConfig,
     "NeuMF": NeuMFConfig,
+    "SASRec": SASRecConfig,
+    "SASRec CE": SASRecConfig,
+    "gSASRec": SASRecConfig,
 }
 FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "ItemPop": _fit_popularity,
@@ -203,6 +258,9 @@ FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "iALS": _fit_ials,
     "NeuMF": _fit_neumf,
     "cornac BPR": _fit_cornac,
+    "SASRec": _fit_sasrec,
+    "SASRec CE": _fit_sasrec,
+    "gSASRec": _fit_sasrec,
 }
 
 
@@ -219,11 +277,21 @@ def fit_method(method: str, request: FitRequest) -> FittedMethod:
 
 
 def _timed(request: FitRequest, make: Callable[[], Ranks]) -> FittedMethod:
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     ranks = make()
-    seconds = time.perf_counter() - started
-    held_out = _validation(request)
-    return FittedMethod(ranks, seconds, evaluate_sampled(ranks, held_out) if held_out else None)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    if isinstance(request.split, NextItemSplit):
+        validation: Metrics | None = _full_validation(ranks, request.split)
+    else:
+        held_out = _validation(request)
+        validation = evaluate_sampled(ranks, held_out) if held_out else None
+    return FittedMethod(ranks, seconds, validation, cpu_seconds)
+
+
+def _full_validation(ranks: Ranks, split: Split) -> Metrics:
+    """On the same users as a model in training that is validated over the whole catalogue."""
+    held_out = of_random_users(split.validation, FULL_VALIDATION_USERS)
+    return evaluate_full(ranks, split, held_out, seed=0)
 
 
 def _best_iteration(
@@ -250,7 +318,7 @@ def _best_iteration(
     seconds = time.perf_counter() - started - evaluation_seconds
     if held_out is None:
         return FittedMethod(last, seconds)
-    return FittedMethod(best["model"], seconds, best["metrics"], best["iteration"])
+    return FittedMethod(best["model"], seconds, best["metrics"], None, best["iteration"])
 
 
 def _validation(request: FitRequest) -> CandidateSet | None:

@@ -13,11 +13,19 @@ from ncr_core.errors import DataError
 from ncr_core.evaluation.significance import holm
 from ncr_core.optional_imports import require
 from ncr_core.recipes import SIZES
-from ncr_core.reproduction import suites
+from ncr_core.reproduction import next_item_report, suites
 from ncr_core.reproduction.datasets import DATASETS
 from ncr_core.reproduction.hyperparameters import GRIDS
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
-from ncr_core.reproduction.suites import RunSpec, Selection
+from ncr_core.reproduction.suites import Selection
+from ncr_core.reproduction.tables import (
+    figure_text,
+    label_of,
+    make_section,
+    make_table,
+    results_of,
+    with_interval,
+)
 
 Figures = tuple[float, float]
 
@@ -51,7 +59,7 @@ Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name → x and y."""
 
 _KINDS = ("sampled", "full")
-_BEST, _NEUMF = "best", "NeuMF"  # the sections that compare
+_BEST, _NEUMF, _SEQUENTIAL = "best", "NeuMF", "sequential"  # the sections that compare
 _BEST_TITLES = {
     "ml-1m": "Ours beside the strongest baselines: MovieLens 1M, P1",
     "ncf-ml-1m": "The published NCF split of MovieLens 1M, P2 (refitted)",
@@ -67,8 +75,8 @@ INTRO = """# Results
 
 Made by `ncr reproduce page` from the JSON Lines files of `benchmarks/results`, which `ncr
 reproduce` wrote, and for one section from `gaps.json` there. No figure in its tables was typed in,
-the paper's own excepted. Each line holds a run's configuration, seed, data fingerprint, machine,
-versions, commit, seconds and every user's rank.
+the paper's own and those that others published excepted. Each line holds a run's configuration,
+seed, data fingerprint, machine, versions, commit, seconds and every user's rank.
 
 - **Sampled**: the held-out item among 100 items that were not interacted with, the mean over
   three seeds of negatives (on the published splits: their given negatives, three places of the
@@ -76,7 +84,7 @@ versions, commit, seconds and every user's rank.
   when models are compared (Krichene & Rendle, KDD'20), so both are here.
 - Intervals are 95 % bootstrap intervals over users. Each p is of a paired t-test over users, and
   adjusted by Holm's method for all comparisons of this page. Neither says anything of another
-  training: every row is one training with one seed.
+  training: every row is one training with one seed. One section has several seeds of two rows.
 - Settings were chosen on validation items, by sampled NDCG@10, from the grids below; of the linear
   next-item model by full NDCG@10, as docs/experiments.md says. No grid is stored of cornac's BPR,
   which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR history, NeuPR history, the
@@ -104,11 +112,16 @@ def write_page(results: Path, page: Path) -> None:
         raise DataError(f"{results} holds no results: run `ncr reproduce` first")
     plots = page.parent / "plots"
     tables = _best_tables(store)
-    pairs = [*_best_pairs(tables), *_neumf_pairs(store)]
+    by_sequences = next_item_report.sequential_results(store)
+    pairs = [*_best_pairs(tables), *_neumf_pairs(store), *_sequential_pairs(by_sequences)]
     comparisons = _compare(pairs)
     sections = [
         INTRO,
         *_best(tables, comparisons),
+        next_item_report.cost(_p1(tables), plots / "cost.svg"),
+        next_item_report.seeds(store),
+        next_item_report.sequential(by_sequences, _texts(pairs, comparisons, _SEQUENTIAL)),
+        next_item_report.temporal(store),
         _beyond_accuracy(tables),
         _gaps(store.folder / "gaps.json"),
         _table1(store),
@@ -152,7 +165,7 @@ def _best_tables(store: ResultsStore) -> dict[str, list[list[RunResult]]]:
     """The tables of each data set: chosen with validation items, and refitted with them."""
     tables = {}
     for data in _BEST_TITLES:
-        results = _results(store, suites.best(Selection(data)))
+        results = results_of(store, suites.best(Selection(data)))
         by_refit = [[r for r in results if r.refit == refit] for refit in (False, True)]
         tables[data] = [rows for rows in by_refit if rows]
     return tables
@@ -208,7 +221,7 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
             if statistics is not None:
                 figures = [statistics[name] for name in ("coverage", "gini", "novelty")]
                 figures.append(statistics["popularity_lift"])
-                lines.append([data, _label(result), *(f"{figure:.2f}" for figure in figures)])
+                lines.append([data, label_of(result), *(f"{figure:.2f}" for figure in figures)])
     note = (
         "Of the lists of ten over all unseen items, one a test user: the share of the catalogue "
         "that is in a list, the Gini coefficient of the numbers of lists that items are in (0: "
@@ -217,7 +230,7 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
         "`ncr_core/evaluation/beyond_accuracy.py`.\n"
     )
     head = ["data set", "method", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
-    return _section("Beyond accuracy", head, lines, note)
+    return make_section("Beyond accuracy", head, lines, note)
 
 
 _GAPS_DATA = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M"}
@@ -239,7 +252,7 @@ def _gaps(path: Path) -> str:
             figures = f"{row['hr@10']:.3f} ± {row['hr_error']:.3f} / {row['ndcg@10']:.3f}"
             by_method.setdefault(row["method"], []).append(figures)
         lines = [[method, *cells] for method, cells in by_method.items()]
-        sections.append(f"### {name}\n\n{_table(['', *gaps], lines)}")
+        sections.append(f"### {name}\n\n{make_table(['', *gaps], lines)}")
     if not sections:
         return ""
     note = (
@@ -271,7 +284,7 @@ def _best_pairs(tables: Mapping[str, list[list[RunResult]]]) -> list[_Pair]:
 def _neumf_pairs(store: ResultsStore) -> list[_Pair]:
     """NeuPR and NeuMF of each size: the paper's own claim."""
     by_size: dict[int, dict[str, RunResult]] = {}
-    for result in _results(store, suites.table1(Selection(methods=("NeuMF", "NeuPR")))):
+    for result in results_of(store, suites.table1(Selection(methods=("NeuMF", "NeuPR")))):
         by_size.setdefault(result.factors, {})[result.method] = result
     return [
         (_NEUMF, of_size["NeuPR"], kind, of_size["NeuMF"])
@@ -280,6 +293,32 @@ def _neumf_pairs(store: ResultsStore) -> list[_Pair]:
         for kind in _KINDS
         if all(result.metric(kind, "ndcg") is not None for result in of_size.values())
     ]
+
+
+def _sequential_pairs(by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]:
+    """Each of ours and the best baseline of its data set that was run here."""
+    pairs: list[_Pair] = []
+    for results in by_data.values():
+        others = [result for result in results if not result.is_ours]
+        if others:
+            rival = max(others, key=lambda other: other.metric("full", "ndcg") or 0.0)
+            pairs += [(_SEQUENTIAL, ours, "full", rival) for ours in results if ours.is_ours]
+    return pairs
+
+
+def _texts(pairs: Sequence[_Pair], comparisons: _Comparisons, wanted: str) -> dict[str, list[str]]:
+    """The comparisons of a section by the name of the run."""
+    return {
+        row.name: [c.text() for c in comparisons[section_name, row.name, kind]]
+        for section_name, row, kind, _ in pairs
+        if section_name == wanted
+    }
+
+
+def _p1(tables: Mapping[str, list[list[RunResult]]]) -> list[RunResult]:
+    """The results of P1 that were not refitted."""
+    of_data = tables["ml-1m"]
+    return [result for result in (of_data[0] if of_data else ()) if not result.refit]
 
 
 def _compare(pairs: Sequence[_Pair]) -> _Comparisons:
@@ -301,7 +340,7 @@ def _neumf(pairs: Sequence[_Pair], comparisons: _Comparisons) -> str:
             cells += [c.text() for c in comparisons[section, row.name, kind]]
     note = "The paper says that NeuPR is above NeuMF at every size.\n"
     head = ["d", "NDCG@10 of NeuPR, sampled", "full"]
-    return _section("NeuPR beside NeuMF: MovieLens 1M, P1", head, list(lines.values()), note)
+    return make_section("NeuPR beside NeuMF: MovieLens 1M, P1", head, list(lines.values()), note)
 
 
 def _rivals(row: RunResult, rows: list[RunResult], kind: str) -> list[RunResult]:
@@ -322,13 +361,13 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
     """Every method with intervals, and p against the strongest method that is not ours."""
     lines = []
     for row in rows:
-        cells = [f"**{_label(row)}**" if row.is_ours else _label(row)]
-        cells += [_with_interval(row, kind, name) for kind in _KINDS for name in PANELS]
+        cells = [f"**{label_of(row)}**" if row.is_ours else label_of(row)]
+        cells += [with_interval(row, kind, name) for kind in _KINDS for name in PANELS]
         for kind in _KINDS:
             cells.append("; ".join(c.text() for c in comparisons.get((_BEST, row.name, kind), ())))
         lines.append([*cells, f"{row.seconds:.0f}"])
     head = ["", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
-    return _table(
+    return make_table(
         [*head, "NDCG@10 against the best baselines, sampled", "full", "training s"], lines
     )
 
@@ -336,14 +375,14 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
 def _table1(store: ResultsStore) -> str:
     lines = []
     for method in suites.PAPER_METHODS:
-        results = _results(store, suites.table1(Selection(methods=(method,))))
+        results = results_of(store, suites.table1(Selection(methods=(method,))))
         lines += [_beside_paper(result) for result in results]
     note = (
         "Bold is above the figure that the paper prints. That says nothing of one method beside "
         "another: all of them are, popularity included. NeuPR is the one with pre-training; the "
         "paper's Table 1 prints the one without, whose figures are lower (Table 3).\n"
     )
-    return _section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)
+    return make_section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)
 
 
 _BESIDE = ["", "d", "HR@10", "paper", "NDCG@10", "paper", "full HR@10", "full NDCG@10", "s"]
@@ -363,7 +402,7 @@ def _beside_paper(result: RunResult) -> list[str]:
 def _table2(store: ResultsStore) -> str:
     lines = []
     for data in ("ml-1m", "ncf-ml-1m", "amusic-deepcf"):
-        for result in _results(store, suites.table2(Selection(data))):
+        for result in results_of(store, suites.table2(Selection(data))):
             counts = result.payload["data"]
             lines.append([data, *(f"{counts[k]:,}" for k in ("users", "items", "interactions"))])
     for name, counts in PAPER_COUNTS.items():
@@ -372,17 +411,17 @@ def _table2(store: ResultsStore) -> str:
         "The paper's Amazon cut is not to be had, and cannot be of items with 10 interactions as "
         "it says: 65,344 / 9,267 is 7.\n"
     )
-    return _section("Table 2: the data", ["", "users", "items", "interactions"], lines, note)
+    return make_section("Table 2: the data", ["", "users", "items", "interactions"], lines, note)
 
 
 def _table3(store: ResultsStore) -> str:
-    lines = [_beside_paper(result) for result in _results(store, suites.table3(Selection()))]
+    lines = [_beside_paper(result) for result in results_of(store, suites.table3(Selection()))]
     lines.sort(key=lambda line: (int(line[1]), line[0] == "NeuPR"))
-    return _section("Table 3: pre-training of NeuPR", _BESIDE, lines)
+    return make_section("Table 3: pre-training of NeuPR", _BESIDE, lines)
 
 
 def _figure3(store: ResultsStore, plots: Path) -> str:
-    results = [r for r in _results(store, suites.figure3(Selection())) if r.method != "ItemPop"]
+    results = [r for r in results_of(store, suites.figure3(Selection())) if r.method != "ItemPop"]
     if not results:
         return ""
     x = list(range(1, 11))
@@ -394,7 +433,7 @@ def _figure3(store: ResultsStore, plots: Path) -> str:
     }
     _plot(plots / "figure3.svg", panels, "k")
     lines = [[r.method, *(f"{y:.3f}" for y in r.by_cutoff("hr"))] for r in results]
-    table = _table(["HR@k", *(str(k) for k in x)], lines)
+    table = make_table(["HR@k", *(str(k) for k in x)], lines)
     return f"## Figure 3: top-1 to top-10, d = 8\n\n![Figure 3](plots/figure3.svg)\n\n{table}"
 
 
@@ -421,12 +460,12 @@ def _figure(store: ResultsStore, plots: Path, name: str) -> str:
         for method, points in by_method.items()
         for x, r in points
     ]
-    table = _table(["", x_label, *PANELS.values()], lines)
+    table = make_table(["", x_label, *PANELS.values()], lines)
     return f"## {title}, d = 8\n\n![{title}](plots/{name}.svg)\n\n{table}"
 
 
 def _loss(store: ResultsStore, plots: Path) -> str:
-    results = _results(store, suites.loss(Selection()))
+    results = results_of(store, suites.loss(Selection()))
     if not results:
         return ""
     curves = {r.method: r.payload["history"][-1]["loss"] for r in results}
@@ -436,7 +475,7 @@ def _loss(store: ResultsStore, plots: Path) -> str:
         for name, loss in curves.items()
     }
     _plot(plots / "loss.svg", {"training loss": lines}, "iteration")
-    last = _table(
+    last = make_table(
         ["", "iterations", "last loss"],
         [[name, str(len(x)), f"{y[-1]:.4f}"] for name, (x, y) in lines.items()],
     )
@@ -448,18 +487,20 @@ def _loss(store: ResultsStore, plots: Path) -> str:
 
 
 def _forms(store: ResultsStore) -> str:
-    results = _results(store, [*suites.forms(Selection()), *suites.table1(Selection(factors=(8,)))])
+    results = results_of(
+        store, [*suites.forms(Selection()), *suites.table1(Selection(factors=(8,)))]
+    )
     if not any(result.method in suites.FORMS for result in results):
         return ""
     shown = (*suites.FORMS, "DNCR", "NeuPR")
     lines = [_beside_paper(result) for result in results if result.method in shown]
-    return _section("Forms that the paper names: eq. 7–9 and eq. 24, d = 8", _BESIDE, lines)
+    return make_section("Forms that the paper names: eq. 7–9 and eq. 24, d = 8", _BESIDE, lines)
 
 
 def _tuning(store: ResultsStore) -> str:
     sections = []
-    for data, method in ((d, m) for d in DATASETS for m in GRIDS[d]):
-        results = _results(store, suites.tuning(Selection(data, methods=(method,))))
+    for data, method in ((d, m) for d in DATASETS for m in GRIDS.get(d, {})):
+        results = results_of(store, suites.tuning(Selection(data, methods=(method,))))
         if not results:
             continue
         best = max(results, key=lambda r: r.validation or 0.0)
@@ -470,7 +511,7 @@ def _tuning(store: ResultsStore) -> str:
         ]  # fmt: skip
         size = f", d = {results[0].factors}" if results[0].factors else ""
         head = ["", "validation NDCG@10", "rounds", "s"]
-        sections.append(f"### {method}{size}, {data}\n\n{_table(head, rows)}")
+        sections.append(f"### {method}{size}, {data}\n\n{make_table(head, rows)}")
     if not sections:
         return ""
     note = (
@@ -492,7 +533,7 @@ def _machines(store: ResultsStore) -> str:
         )
     lines = [list(machine) for machine in sorted(machines, key=str)]
     head = ["processor", "threads", "GPU", "torch", "commit"]
-    return _section("Made on", head, lines)
+    return make_section("Made on", head, lines)
 
 
 def _changes(result: RunResult) -> str:
@@ -503,39 +544,9 @@ def _changes(result: RunResult) -> str:
     return ", ".join(f"{k} {v}" for k, v in flat.items() if k != "kind")
 
 
-def _results(store: ResultsStore, runs: Iterable[RunSpec]) -> list[RunResult]:
-    """The results that there are of these runs."""
-    return [result for run in runs if (result := store.result(run)) is not None]
-
-
-def _label(result: RunResult) -> str:
-    return f"{result.method}, d = {result.factors}" if result.factors else result.method
-
-
-def _with_interval(result: RunResult, kind: str, name: str) -> str:
-    value, interval = result.metric(kind, name), result.interval(kind, name)
-    if value is None or interval is None:
-        return ""
-    return f"{value:.4f} ({interval[0]:.3f}–{interval[1]:.3f})"
-
-
 def _bold(value: float | None, bold: bool) -> str:
     text = figure_text(value)
     return f"**{text}**" if bold else text
-
-
-def figure_text(value: float | None) -> str:
-    """Four places, nothing for None."""
-    return "" if value is None else f"{value:.4f}"
-
-
-def _section(title: str, head: Sequence[str], lines: list[list[str]], note: str = "") -> str:
-    return f"## {title}\n\n{_table(head, lines)}{note}" if lines else ""
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows) + "\n"
 
 
 def _plot(path: Path, panels: Mapping[str, Lines], x_label: str) -> None:

@@ -13,17 +13,24 @@ import numpy as np
 
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import NextItemSplit, Split, TemporalSplit
 from ncr_core.errors import CheckpointError, DataError
 from ncr_core.evaluation.beyond_accuracy import list_statistics
+from ncr_core.evaluation.by_gap import metrics_by_gap
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
-from ncr_core.evaluation.protocols import K, Ranks, full_candidates, ranks_of
+from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_candidates, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
 from ncr_core.ranking.ranker import PAD
 from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
-from ncr_core.reproduction.methods import FitRequest, FittedMethod, fit_method, resolved_settings
+from ncr_core.reproduction.methods import (
+    FitRequest,
+    FittedMethod,
+    fit_method,
+    resolved_settings,
+    with_test_input,
+)
 from ncr_core.reproduction.results_store import (
     FORMAT,
     Payload,
@@ -145,6 +152,7 @@ class Runner:
             rounds=chosen["rounds"] if chosen else None,
             parts=self._parts(spec),
             on_progress=self._callbacks.progress,
+            progress_file=self._work / f"{spec.name}.progress",
         )
         fitted = fit_method(spec.method, request)
         if fitted.model is not None and spec.group == "cells":
@@ -158,7 +166,7 @@ class Runner:
             "data": description,
             "validation": chosen["validation"] if chosen else validation,
             "rounds": chosen["rounds"] if chosen else fitted.rounds,
-            "seconds": {"train": round(fitted.seconds, 1)},
+            "seconds": _seconds(fitted),
             "history": [_rounded(vars(phase)) for phase in fitted.history],
         }
         if spec.test:
@@ -173,18 +181,28 @@ class Runner:
         return stored or result
 
     def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
+        if isinstance(data.split, NextItemSplit):
+            return self._measure_full(with_test_input(fitted, data.split), data)
         sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
         texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
         metrics = {"sampled": summary(sampled)}
         if spec.full:
-            lists = self._full_lists(fitted.ranks, data)
-            users = np.flatnonzero(data.split.test >= 0)
-            full = held_out_ranks(lists, data.split.test[users])
-            texts["full"] = ranks_as_text(full)
-            metrics["full"] = summary([full])
-            statistics = list_statistics(users, lists, data.split.train).as_dict()
-            metrics["lists"] = {name: round(value, 5) for name, value in statistics.items()}
+            over_all = self._measure_full(fitted.ranks, data)
+            metrics |= over_all["metrics"]
+            texts |= over_all["ranks"]
         return {"metrics": metrics, "ranks": texts}
+
+    def _measure_full(self, ranks: Ranks, data: BenchmarkDataset) -> Payload:
+        lists = self._full_lists(ranks, data)
+        users = np.flatnonzero(data.split.test >= 0)
+        full = held_out_ranks(lists, data.split.test[users])
+        statistics = list_statistics(users, lists, data.split.train).as_dict()
+        of_lists = {name: round(value, 5) for name, value in statistics.items()}
+        metrics = {"full": summary([full]), "lists": of_lists}
+        if isinstance(data.split, TemporalSplit):
+            by_gap = metrics_by_gap(full, data.split.gaps[users], data.split.train.n_items)
+            metrics["gaps"] = {name: _rounded_metrics(of_gap) for name, of_gap in by_gap.items()}
+        return {"metrics": metrics, "ranks": {"full": ranks_as_text(full)}}
 
     def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
         """(n, K) the first items of all unseen ones for each test user, −1 where there are none."""
@@ -249,6 +267,13 @@ def _resolved(spec: RunSpec) -> dict[str, Any]:
     return resolved_settings(spec.settings, spec.method, spec.factors)
 
 
+def _seconds(fitted: FittedMethod) -> dict[str, float]:
+    seconds = {"train": round(fitted.seconds, 1)}
+    if fitted.cpu_seconds is not None:
+        seconds["cpu"] = round(fitted.cpu_seconds, 1)
+    return seconds
+
+
 def summary(ranks: list[IntArray]) -> dict[str, Any]:
     """HR@10 and NDCG@10 of the ranks by each seed of negatives.
 
@@ -264,6 +289,10 @@ def summary(ranks: list[IntArray]) -> dict[str, Any]:
         "seeds": [{"hr": round(hit_ratio(r, K), 5), "ndcg": round(ndcg(r, K), 5)} for r in ranks],
         "users": len(evaluation.hr),
     }
+
+
+def _rounded_metrics(metrics: Metrics) -> dict[str, float | int]:
+    return {"hr": round(metrics.hr, 5), "ndcg": round(metrics.ndcg, 5), "users": metrics.users}
 
 
 def _rounded(phase: dict[str, Any]) -> dict[str, Any]:

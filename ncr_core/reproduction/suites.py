@@ -10,13 +10,14 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import SIZES, merge_sections
+from ncr_core.reproduction.datasets import SEQUENCES, TEMPORAL
 from ncr_core.reproduction.hyperparameters import (
     GRIDS,
-    LARGE,
     METHODS,
     PARTS,
     SIZELESS,
     settings_of,
+    size_of,
 )
 
 
@@ -103,6 +104,15 @@ ORDERED = (
     "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
+SEQUENTIAL = (
+    "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
+    "NBPR attention", "DNCR next-item", "NeuPR next-item",
+    "SASRec CE", "SASRec", "gSASRec"  # hours on a CPU
+)  # fmt: skip
+IN_TIME = (
+    "ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item", "next-item start",
+    "NBPR next-item", "NBPR attention"
+)  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
 NEGATIVES = tuple(range(1, 11))
@@ -274,11 +284,45 @@ def best(selection: Selection) -> list[RunSpec]:
         names = [name for name in names if name not in ORDERED]
     runs = []
     for name in names:
-        for d in selection.sizes((LARGE.get(name, 64),)):
+        for d in selection.sizes((size_of(name, selection.data),)):
             runs.append(make_run(name, selection, d))
             if selection.data == "ml-1m":
                 runs.append(make_run(name, selection, d, refit=True))
     return runs
+
+
+def sequential(selection: Selection) -> list[RunSpec]:
+    """Next items by the protocol of the SASRec line: the validation item is input, not trained on.
+
+    Raises ConfigError for a data set without such a split, and without the ranking over all items.
+    """
+    if selection.data not in SEQUENCES:
+        raise ConfigError(
+            f"sequential is not for {selection.data}: give --set {' or '.join(SEQUENCES)}"
+        )
+    if not selection.full:
+        raise ConfigError("sequential ranks over all items: --no-full leaves nothing to measure")
+    return [
+        make_run(name, selection, d, refit=False)
+        for name in selection.names(SEQUENTIAL)
+        for d in selection.sizes((size_of(name, selection.data),))
+    ]
+
+
+def temporal(selection: Selection) -> list[RunSpec]:
+    """Users' first items after one time, by how long they had been away.
+
+    Raises ConfigError for a data set without times, and without the ranking over all items.
+    """
+    if selection.data not in TEMPORAL:
+        raise ConfigError(f"temporal is not for {selection.data}: give --set {TEMPORAL[0]}")
+    if not selection.full:
+        raise ConfigError("temporal ranks over all items: --no-full leaves nothing to measure")
+    return [
+        make_run(name, selection, d, refit=False)
+        for name in selection.names(IN_TIME)
+        for d in selection.sizes((size_of(name, selection.data),))
+    ]
 
 
 def forms(selection: Selection) -> list[RunSpec]:
@@ -293,7 +337,7 @@ def forms(selection: Selection) -> list[RunSpec]:
 def tuning(selection: Selection) -> list[RunSpec]:
     """The grids the settings were chosen from, on validation items alone."""
     runs = []
-    grids = GRIDS[selection.data]
+    grids = GRIDS.get(selection.data, {})
     for name in selection.names(tuple(grids)):
         size, grid = grids[name]
         for d in selection.sizes((size,)):
@@ -324,5 +368,19 @@ TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
     "loss": loss,
     "best": best,
     "forms": forms,
+    "sequential": sequential,
+    "temporal": temporal,
     "tuning": tuning,
 }
+
+
+def runs_of(target: str, selection: Selection) -> list[RunSpec]:
+    """The runs of a target.
+
+    Raises ConfigError if the target is not for the selected data set.
+    """
+    only = dict.fromkeys(SEQUENCES, "sequential") | dict.fromkeys(TEMPORAL, "temporal")
+    if only.get(selection.data, target) != target:
+        own = only[selection.data]
+        raise ConfigError(f"{target} is not for {selection.data}: its target is {own}")
+    return TARGETS[target](selection)

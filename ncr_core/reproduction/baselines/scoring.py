@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from abc import ABC, abstractmethod
 from typing import Any
@@ -28,6 +29,13 @@ class ScoreModel(ABC):
 
         A user's row is the same whoever else is asked for.
         """
+
+    def with_input(self, interactions: Interactions) -> ScoreModel:
+        """The fitted model, ranking users by other items of theirs than it was fitted to.
+
+        A model that does not look at a user's items stays as it is.
+        """
+        return self
 
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """(B,) users and (B, M) candidates, −1 for padding → (B, min(k, M)) items, −1 padded.
@@ -104,6 +112,10 @@ class EASE(ScoreModel):
         self.weights = weights
         self.half_life = half_life
 
+    def with_input(self, interactions: Interactions) -> EASE:
+        """See `ScoreModel.with_input`."""
+        return EASE(interactions, self.weights, self.half_life)
+
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items); all zero for a user without items."""
         scores = np.empty((len(users), self.train.n_items), dtype=np.float32)
@@ -152,6 +164,10 @@ class LinearNextItem(ScoreModel):
     def __init__(self, train: Interactions, weights: npt.NDArray[np.float32]) -> None:
         self._train, self._weights = train, weights
 
+    def with_input(self, interactions: Interactions) -> LinearNextItem:
+        """See `ScoreModel.with_input`."""
+        return LinearNextItem(interactions, self._weights)
+
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items); all zero for a user without items."""
         scores = np.empty((len(users), self._train.n_items), dtype=np.float32)
@@ -188,6 +204,12 @@ class Markov(ScoreModel):
         self._followers = sparse.csr_matrix((np.ones(len(at)), pairs), shape=shape)
         counts = train.item_counts().astype(np.float64)
         self._popularity = counts / (counts.max(initial=0.0) + 1.0)  # below one occurrence
+
+    def with_input(self, interactions: Interactions) -> Markov:
+        """See `ScoreModel.with_input`."""
+        other = copy.copy(self)
+        other._train = interactions
+        return other
 
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items)."""

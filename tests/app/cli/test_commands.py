@@ -38,6 +38,7 @@ OPTIONS = {
     "--attention-layers",
     *("--users", "--window", "--item-bias", "--learn-weights", "--fixed-weights", "--seed"),
     *("--shared-embeddings", "--shared-towers", "--protocol", "--refit", "--min-interactions"),
+    "--quantile",
     *("--device", "--format", "--user-column", "--item-column", "--rating-column"),
     *("--recipe", "--timestamp-column"),
 }

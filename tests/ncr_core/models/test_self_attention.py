@@ -88,6 +88,30 @@ def test_items_beyond_its_reach_change_nothing(
     assert (shorter - last).abs().max() > 1e-9
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_gradients_come_from_the_own_earlier_items_within_reach_alone(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the real window, over borders of blocks and users, in training and single precision."""
+    monkeypatch.setattr(self_attention, "may_use_bfloat16", lambda x: fast)
+    monkeypatch.setattr(self_attention, "DROPOUT", 0.0)
+    encoder = encoder_of(1).float().train()
+    lengths = [30, 150, 1, 90]
+    users = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    items = torch.randn(sum(lengths), SIZE, requires_grad=True)
+    encoded = encoder(items, users)
+    assert encoded.dtype == torch.float32
+    for row in (0, 29, 30, 63, 64, 93, 94, 128, 179, 180, 181, 270):
+        (gradient,) = torch.autograd.grad(encoded[row].square().sum(), items, retain_graph=True)
+        touched = gradient.abs().amax(dim=1) > 0
+        place = torch.arange(len(items))
+        visible = (users == users[row]) & (place <= row) & (place > row - encoder.reach)
+        assert torch.isfinite(gradient).all()
+        assert not (touched & ~visible).any()
+        if not fast:  # of three digits the smallest shares may be zero
+            assert (touched == visible).all()
+
+
 def pooled_users(windows: tuple[int, ...] = (2, 0)) -> PooledUsers:
     torch.manual_seed(1)
     users = PooledUsers(4, 12, SIZE, windows, 1.0, by_length=True, attention_layers=2).double()

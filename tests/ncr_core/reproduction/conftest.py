@@ -102,3 +102,32 @@ def make_runner(root: Path, tmp_path: Path) -> Callable[[], tuple[Runner, Log]]:
         return Runner(root, tmp_path / "results", tmp_path / "work", log), log
 
     return make
+
+
+def write_sequences(root: Path, users: int = 120) -> Path:
+    """Sequences in the form of ``amazon-s3rec``; one test item that no training has."""
+    folder = root / "amazon-s3rec"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    lines = []
+    for user in range(users):
+        first = int(rng.integers(40))
+        steps = rng.integers(1, 3, size=int(rng.integers(3, 9))).cumsum()
+        lines.append(" ".join(map(str, [user, *dict.fromkeys((first + steps) % 40)])))
+    lines.append("odd 1 2 never")
+    (folder / "Beauty.txt").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def write_timed(root: Path, users: int = 60) -> Path:
+    """Ratings with times in the form of ``ml-100k``: everybody has items over a hundred days."""
+    folder = root / "ml-100k"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(2)
+    lines = ["user,item,rating,timestamp"]
+    for user in range(users):
+        items = rng.permutation(30)[:10]
+        days = np.sort(rng.random(10)) * 100
+        lines += [f"{user},{i},5,{int(d * 86_400)}" for i, d in zip(items, days, strict=True)]
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    return root

@@ -1,0 +1,58 @@
+"""Metrics by the time between a user's last item and the one to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ncr_core.data.interactions import IntArray, TimeArray
+from ncr_core.data.splits import TemporalSplit
+from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_ranks
+
+HOUR, DAY = 3_600.0, 86_400.0
+GROUPS: dict[str, tuple[float, float]] = {
+    "up to 1 h": (-np.inf, HOUR),
+    "1 h to 1 day": (HOUR, DAY),
+    "1 to 30 days": (DAY, 30 * DAY),
+    "over 30 days": (30 * DAY, np.inf),
+}
+"""The names of the groups, and the gaps that each is longer than and at most as long as."""
+
+
+def metrics_by_gap(ranks: IntArray, gaps: TimeArray, items: int, k: int = K) -> dict[str, Metrics]:
+    """HR and NDCG of all users, and of each group that has any.
+
+    Args:
+        ranks: (n,) ranks of the held-out items from 0, -1 outside the first k.
+        gaps: (n,) seconds since each user's last item.
+        items: how many items were ranked at most.
+        k: the length of the lists.
+    """
+
+    def of(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Metrics:
+        return Metrics(hit_ratio(ranks[mask], k), ndcg(ranks[mask], k), int(mask.sum()), items)
+
+    found = {"all": of(np.ones(len(ranks), dtype=np.bool_))}
+    for name, (low, high) in GROUPS.items():
+        mask = (gaps > low) & (gaps <= high)
+        if mask.any():
+            found[name] = of(mask)
+    return found
+
+
+def evaluate_temporal(
+    model: Ranks,
+    split: TemporalSplit,
+    seed: int = 0,
+    *,
+    on_users: Callable[[int], None] | None = None,
+) -> dict[str, Metrics]:
+    """Metrics of the first items after the cut over all items, by the gap before them.
+
+    Users are ranked by what ``model`` knows of them: their items before the cut, the validation
+    item among them, where it pools users from ``split.test_input``.
+    """
+    ranks, items = full_ranks(model, split, split.test, seed, on_users=on_users)
+    return metrics_by_gap(ranks, split.gaps[split.test >= 0], items)

@@ -1,0 +1,456 @@
+"""SASRec and gSASRec: causal self-attention over a user's latest items.
+
+Kang & McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; Petrov & Macdonald,
+"gSASRec", RecSys 2023; Klenitskiy & Vasilev, "Turning Dross Into Gold Loss", RecSys 2023 (SASRec
+with cross-entropy over the whole catalogue, "SASRec+").
+
+Sequences are padded on the left, as in the paper; padding is neither attended to nor learned from.
+A training takes hours on a CPU, so it can be stopped after any epoch and goes on from a file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import (
+    cross_entropy,
+    dropout,
+    embedding,
+    logsigmoid,
+    relu,
+    scaled_dot_product_attention,
+)
+
+from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.data.splits import Split
+from ncr_core.errors import ConfigError, DataError, TrainingError
+from ncr_core.evaluation.protocols import Metrics, Ranks, evaluate_full, of_random_users
+from ncr_core.reproduction.baselines.scoring import FactorModel
+from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, OnProgress, Progress
+
+Loss = Literal["bce", "gbce", "ce"]
+INIT_STD = 0.02
+NORM_EPSILON = 1e-8
+ADAM_BETAS = (0.9, 0.98)
+USERS_AT_ONCE = 128
+MAX_SCORES = 2**25  # of positions by items at once: 128 MiB, and as much again for their gradient
+
+
+@dataclass(frozen=True)
+class SASRecConfig:
+    """Settings, by default those of SASRec with BCE in Klenitskiy & Vasilev on MovieLens 1M."""
+
+    factors: int = 64
+    loss: Loss = "bce"
+    """``bce``: one negative; ``gbce``: several and a calibrated positive; ``ce``: all items."""
+    negatives: int = 1
+    calibration: float = 0.75
+    """t of gBCE: 0 is BCE, 1 makes the scores calibrated as if all items were negatives."""
+    window: int = 200
+    """The latest items that are looked at."""
+    blocks: int = 2
+    heads: int = 1
+    dropout: float = 0.1
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    epochs: int = 100
+    patience: int = 10
+    """Epochs without a better validation NDCG@10 until training stops."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the values. Raises ConfigError."""
+        if self.loss not in ("bce", "gbce", "ce"):
+            raise ConfigError(f"loss must be bce, gbce or ce, not {self.loss!r}")
+        counts = ("factors", "negatives", "window", "blocks", "heads", "batch_size", "epochs")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.factors % self.heads:
+            raise ConfigError(f"{self.heads} heads do not share {self.factors} factors out evenly")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout must be from 0 to below 1, not {self.dropout}")
+        if not 0 <= self.calibration <= 1:
+            raise ConfigError(f"calibration must be from 0 to 1, not {self.calibration}")
+
+
+class _Block(nn.Module):
+    """y = LN(LN(x) + Attention(LN(x), x, x)); y + W₂ relu(W₁ y), as in the authors' code."""
+
+    def __init__(self, size: int, heads: int, rate: float) -> None:
+        super().__init__()
+        self.heads, self.rate = heads, rate
+        self.attention_norm = nn.LayerNorm(size, eps=NORM_EPSILON)
+        self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
+        self.output = nn.Linear(size, size)
+        self.dense_norm = nn.LayerNorm(size, eps=NORM_EPSILON)
+        self.first, self.second = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+        """(B, L, size) and (B, 1, L, L) whether a row's item sees a column's → (B, L, size)."""
+        normed = self.attention_norm(x)
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query(normed), self.key(x), self.value(x))
+        )
+        rate = self.rate if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, visible, rate)
+        y = self.dense_norm(normed + self.output(mixed.transpose(1, 2).flatten(2)))
+        hidden = relu(dropout(self.first(y), self.rate, self.training))
+        result: Tensor = y + dropout(self.second(hidden), self.rate, self.training)
+        return result
+
+
+class SASRecEncoder(nn.Module):
+    """(B, L) items, padded on the left with ``n_items`` → (B, L, size), one vector an item."""
+
+    def __init__(self, n_items: int, config: SASRecConfig) -> None:
+        super().__init__()
+        self.n_items, self.rate = n_items, config.dropout
+        self.items = nn.Embedding(n_items + 1, config.factors, padding_idx=n_items)
+        self.places = nn.Embedding(config.window, config.factors)
+        self.blocks = nn.ModuleList(
+            _Block(config.factors, config.heads, config.dropout) for _ in range(config.blocks)
+        )
+        self.last_norm = nn.LayerNorm(config.factors, eps=NORM_EPSILON)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INIT_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        with torch.no_grad():
+            self.items.weight[n_items] = 0.0
+
+    def forward(self, items: Tensor) -> Tensor:
+        """See the class."""
+        length = items.shape[1]
+        real = (items != self.n_items).unsqueeze(-1)
+        # The latest item has the last place, however long the padding of the batch is.
+        places = self.places.weight[len(self.places.weight) - length :]
+        x = self.items(items) * math.sqrt(self.items.embedding_dim) + places
+        x = dropout(x, self.rate, self.training) * real
+        earlier = torch.ones(length, length, dtype=torch.bool, device=items.device).tril()
+        # An item always sees itself: a softmax over nothing is not a number.
+        itself = torch.eye(length, dtype=torch.bool, device=items.device)
+        visible = (earlier & real.transpose(1, 2)) | itself
+        for block in self.blocks:
+            x = block(x, visible.unsqueeze(1)) * real
+        encoded: Tensor = self.last_norm(x)
+        return encoded
+
+    def catalogue(self) -> Tensor:
+        """(n_items, size) vectors of the items, without the padding's."""
+        return self.items.weight[: self.n_items]
+
+
+class SASRec(FactorModel):
+    """A trained encoder; a user's vector is that of the latest item."""
+
+    def __init__(self, encoder: SASRecEncoder, window: int, interactions: Interactions) -> None:
+        self.encoder, self._window = encoder.eval(), window
+        users = user_vectors(encoder, window, interactions)
+        super().__init__(users, encoder.catalogue().detach().numpy())
+
+    def with_input(self, interactions: Interactions) -> SASRec:
+        """See `ScoreModel.with_input`."""
+        return SASRec(self.encoder, self._window, interactions)
+
+
+@torch.no_grad()
+def user_vectors(encoder: SASRecEncoder, window: int, interactions: Interactions) -> Any:
+    """(n_users, size) vectors of the users' latest items; zeros for users without items."""
+    encoder.eval()
+    size = encoder.items.embedding_dim
+    vectors = np.zeros((interactions.n_users, size), dtype=np.float32)
+    lengths = np.diff(interactions.indptr)
+    users = np.flatnonzero(lengths)
+    users = users[np.argsort(lengths[users], kind="stable")]  # little is padding
+    for start in range(0, len(users), USERS_AT_ONCE):
+        part = users[start : start + USERS_AT_ONCE]
+        batch = padded([interactions.items_of(user)[-window:] for user in part], encoder.n_items)
+        vectors[part] = encoder(torch.from_numpy(batch))[:, -1].numpy()
+    return vectors
+
+
+def padded(sequences: list[IntArray], padding: int) -> IntArray:
+    """(B, the longest) sequences with padding on the left."""
+    width = max(map(len, sequences))
+    rows = np.full((len(sequences), width), padding, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        rows[row, width - len(sequence) :] = sequence
+    return rows
+
+
+def loss_of(
+    config: SASRecConfig, vectors: Tensor, catalogue: Tensor, targets: Tensor, negatives: Tensor
+) -> Tensor:
+    """The sum over P positions of what the vectors say of the items that follow.
+
+    Args:
+        config: says which loss.
+        vectors: (P, size).
+        catalogue: (n_items, size).
+        targets: (P,) the items that follow.
+        negatives: (P, n) items to compare with; none for ``ce``.
+    """
+    if config.loss == "ce":
+        return cross_entropy(vectors @ catalogue.T, targets, reduction="sum")
+    if config.loss == "gbce":
+        scores = vectors @ catalogue.T  # cheaper on a CPU than so many rows of the catalogue
+        positive = scores.gather(1, targets.unsqueeze(1)).squeeze(1)
+        negative = scores.gather(1, negatives)
+    else:
+        positive = (vectors * embedding(targets, catalogue)).sum(-1)
+        negative = (vectors.unsqueeze(1) * embedding(negatives, catalogue)).sum(-1)
+    beta = _positive_power(config, len(catalogue))
+    return -(beta * logsigmoid(positive) + logsigmoid(-negative).sum(-1)).sum()
+
+
+def _positive_power(config: SASRecConfig, n_items: int) -> float:
+    """β of gBCE, with the sampling rate α = n / (items − 1); 1 for BCE."""
+    if config.loss != "gbce":
+        return 1.0
+    alpha = min(1.0, config.negatives / max(1, n_items - 1))
+    t = config.calibration
+    return alpha * (t * (1 - 1 / alpha) + 1 / alpha)
+
+
+@dataclass
+class _State:
+    """Where a training stands."""
+
+    encoder: SASRecEncoder
+    optimizer: torch.optim.Adam
+    history: History = field(default_factory=lambda: History("train SASRec"))
+    best: dict[str, Tensor] = field(default_factory=dict)
+
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        """Writes a file in place of the one before, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(path.name + ".part")
+        torch.save(
+            {
+                "identity": identity,
+                "encoder": self.encoder.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "history": asdict(self.history),
+                "best": self.best,
+                "torch": torch.get_rng_state(),
+            },
+            aside,
+        )
+        aside.replace(path)
+
+    def load(self, path: Path, identity: dict[str, Any]) -> None:
+        """Goes on from a file; one of other settings is left alone, and training begins anew.
+
+        Raises DataError if the file is of other data, or damaged.
+        """
+        try:
+            saved = torch.load(path, weights_only=True)
+            of_data, settings = saved["identity"]["data"], saved["identity"]["settings"]
+        except Exception:
+            raise DataError(f"{path} is damaged: remove it to train from the start") from None
+        if of_data != identity["data"]:
+            raise DataError(
+                f"{path} is of a training on other data (fingerprint {of_data}, here "
+                f"{identity['data']}): give the data it began with, or remove it"
+            )
+        if settings != identity["settings"]:
+            return
+        self.encoder.load_state_dict(saved["encoder"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.history, self.best = History(**saved["history"]), saved["best"]
+        torch.set_rng_state(saved["torch"])
+
+
+@dataclass(frozen=True)
+class SASRecFit:
+    """A trained model, and what each epoch gave."""
+
+    model: SASRec
+    validation: Metrics | None
+    history: History
+
+
+def fit_sasrec(
+    split: Split,
+    config: SASRecConfig,
+    on_progress: OnProgress | None = None,
+    progress_file: Path | None = None,
+    fingerprint: str = "",
+    should_stop: Callable[[], bool] = lambda: False,
+) -> SASRecFit:
+    """Trains on all but the last item of each user's training items, to tell the next of each.
+
+    The epoch with the best full NDCG@10 on validation items is kept; without any, the last.
+
+    Args:
+        split: training and validation items.
+        config: the settings.
+        on_progress: told of each epoch.
+        progress_file: where each epoch leaves its state, and where training goes on from.
+        fingerprint: of the data, so that it goes on with the same.
+        should_stop: asked after each epoch; training ends there, and can go on later.
+
+    Raises:
+        DataError: no user has two training items, or ``progress_file`` is of other data.
+        TrainingError: the loss is not a finite number.
+    """
+    train = split.train
+    users = np.flatnonzero(np.diff(train.indptr) >= 2)
+    if not len(users):
+        raise DataError("no user has two training items: there is no next item to learn from")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        encoder = SASRecEncoder(train.n_items, config)
+        optimizer = torch.optim.Adam(
+            encoder.parameters(), config.learning_rate, ADAM_BETAS, fused=True
+        )
+        state = _State(encoder, optimizer)
+        identity = {"data": fingerprint, "settings": asdict(config)}
+        if progress_file is not None and progress_file.exists():
+            state.load(progress_file, identity)
+        validated = bool((split.validation >= 0).any())
+        while not _finished(state.history, config, validated):
+            _epoch(state, split, config, users, validated)
+            if progress_file is not None:
+                state.save(progress_file, identity)
+            if on_progress is not None:
+                on_progress(_progress(state.history, config))
+            if should_stop():
+                break
+        history = state.history
+        encoder.load_state_dict(state.best)
+    measured = history.best if validated else None
+    metrics = None
+    if measured is not None:
+        n_users = min(FULL_VALIDATION_USERS, int((split.validation >= 0).sum()))
+        metrics = Metrics(measured[1], measured[0], n_users, train.n_items)
+    return SASRecFit(SASRec(encoder, config.window, train), metrics, history)
+
+
+def _finished(history: History, config: SASRecConfig, validated: bool) -> bool:
+    done = len(history.loss)
+    waited = validated and done - history.best_epoch >= config.patience
+    return done >= config.epochs or (done > 0 and waited)
+
+
+def _epoch(
+    state: _State, split: Split, config: SASRecConfig, users: IntArray, validated: bool
+) -> None:
+    started = time.perf_counter()
+    history, encoder = state.history, state.encoder
+    encoder.train()
+    total, positions = 0.0, 0
+    # By seed and epoch alone, so that a training that goes on draws what it would have drawn.
+    rng = np.random.default_rng((config.seed, len(history.loss)))
+    for items, targets in _batches(split.train, config, users, rng, encoder.n_items):
+        loss, count = _step(state, config, split.train, items, targets, rng)
+        total, positions = total + loss, positions + count
+    mean = total / positions
+    if not math.isfinite(mean):
+        raise TrainingError(f"the loss became {mean} in epoch {len(history.loss) + 1} of SASRec")
+    history.loss.append(mean)
+    if validated:
+        ranks: Ranks = SASRec(encoder, config.window, split.train)
+        held_out = of_random_users(split.validation, FULL_VALIDATION_USERS)
+        metrics = evaluate_full(ranks, split, held_out, seed=0)
+        history.ndcg.append(metrics.ndcg)
+        history.hr.append(metrics.hr)
+    history.seconds.append(time.perf_counter() - started)
+    if not validated or history.ndcg[-1] > max([-1.0, *history.ndcg[:-1]]):
+        history.best_epoch = len(history.loss)
+        state.best = {name: value.clone() for name, value in encoder.state_dict().items()}
+
+
+Batch = tuple[tuple[IntArray, IntArray], IntArray]
+
+
+def _batches(
+    train: Interactions,
+    config: SASRecConfig,
+    users: IntArray,
+    rng: np.random.Generator,
+    padding: int,
+) -> Iterator[Batch]:
+    """The users and their (B, L) padded items, and the (B, L) item after each."""
+    order = rng.permutation(users)
+    for start in range(0, len(order), config.batch_size):
+        part = order[start : start + config.batch_size]
+        latest = [train.items_of(user)[-config.window - 1 :] for user in part]
+        items = padded([sequence[:-1] for sequence in latest], padding)
+        targets = padded([sequence[1:] for sequence in latest], padding)
+        yield (part, items), targets
+
+
+def _step(
+    state: _State,
+    config: SASRecConfig,
+    train: Interactions,
+    batch: tuple[IntArray, IntArray],
+    following: IntArray,
+    rng: np.random.Generator,
+) -> tuple[float, int]:
+    """One step; the sum of its losses and the number of its positions."""
+    users, items = batch
+    encoder = state.encoder
+    at = np.nonzero(following != encoder.n_items)
+    targets = following[at]
+    negatives = _negatives(config, train, users[at[0]], encoder.n_items, rng)
+    state.optimizer.zero_grad()
+    vectors = encoder(torch.from_numpy(items))[torch.from_numpy(at[0]), torch.from_numpy(at[1])]
+    # Scores of all positions and items at once may not fit: their gradients are summed in parts.
+    leaf = vectors.detach().requires_grad_()
+    rows = max(1, MAX_SCORES // encoder.n_items)
+    total = 0.0
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        loss = loss_of(
+            config,
+            leaf[part],
+            encoder.catalogue(),
+            torch.from_numpy(targets[part]),
+            torch.from_numpy(negatives[part]),
+        )
+        (loss / len(targets)).backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    vectors.backward(leaf.grad)
+    state.optimizer.step()
+    return total, len(targets)
+
+
+def _negatives(
+    config: SASRecConfig,
+    train: Interactions,
+    users: IntArray,
+    n_items: int,
+    rng: np.random.Generator,
+) -> IntArray:
+    """(P, n) uniform items; for BCE none of the user's own, for gBCE any, as in their papers."""
+    if config.loss == "ce":
+        return np.zeros((len(users), 0), dtype=np.int64)
+    drawn = rng.integers(n_items, size=(len(users), config.negatives))
+    if config.loss == "bce":
+        rows = np.broadcast_to(users[:, None], drawn.shape)
+        for _ in range(100):  # who has nearly all items may keep some
+            own = train.contains(rows, drawn)
+            if not own.any():
+                break
+            drawn[own] = rng.integers(n_items, size=int(own.sum()))
+    return drawn
+
+
+def _progress(history: History, config: SASRecConfig) -> Progress:
+    done = len(history.loss)
+    left = (config.epochs - done) * sum(history.seconds) / done
+    ndcg = history.ndcg[-1] if history.ndcg else None
+    return Progress(history.phase, done, config.epochs, history.loss[-1], ndcg, left)

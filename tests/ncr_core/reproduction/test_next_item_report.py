@@ -1,0 +1,96 @@
+"""The sections on next items: what they say follows from the stored results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncr_core.reproduction import next_item_report
+from ncr_core.reproduction.report import write_page
+from ncr_core.reproduction.results_store import ResultsStore, RunResult, ranks_as_text
+from ncr_core.reproduction.runner import Runner, summary
+from ncr_core.reproduction.suites import Selection, make_run, sequential, temporal
+from tests.ncr_core.reproduction.conftest import Log, write_sequences, write_timed
+
+pytestmark = pytest.mark.usefixtures("quick")
+MakeRunner = Callable[[], tuple[Runner, Log]]
+
+
+def test_the_page_has_the_sequential_tables_with_who_was_left_out(
+    tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    write_sequences(tmp_path / "data")
+    selection = Selection("beauty-s3rec", methods=("ItemPop", "Markov", "NBPR next-item"))
+    found = make_runner()[0].run(
+        [replace(run, factors=run.factors and 256) for run in sequential(selection)]
+    )
+    write_page(tmp_path / "results", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "## Next items: the protocol of SASRec" in page
+    assert "test items of 1 users" in page
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines()}
+    popularity = found[0]["metrics"]["full"]
+    n = popularity["users"]
+    assert rows["| ItemPop"][4].startswith(f"{popularity['hr'] * n / (n + 1):.4f} / ")
+    ours = rows["| **NBPR next-item, d = 256**"]
+    assert "to ItemPop, p" in ours[5] or "to Markov, p" in ours[5]
+    assert "| *eSASRec (the same)*" in rows
+
+
+def test_the_page_has_the_figures_by_gap(tmp_path: Path, make_runner: MakeRunner) -> None:
+    write_timed(tmp_path / "data")
+    runs = temporal(Selection("ml-100k", methods=("ItemPop", "linear next-item")))
+    results = make_runner()[0].run(runs)
+    gaps = results[0]["metrics"]["gaps"]
+    assert gaps["all"]["users"] == results[0]["data"]["test_users"]
+    assert sum(g["users"] for name, g in gaps.items() if name != "all") == gaps["all"]["users"]
+    assert gaps["all"]["hr"] == pytest.approx(results[0]["metrics"]["full"]["hr"])
+    write_page(tmp_path / "results", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert f"| all, {gaps['all']['users']} users |" in page
+    assert f"| ItemPop | {gaps['all']['hr']:.3f} / {gaps['all']['ndcg']:.3f} |" in page
+
+
+def test_seeds_are_summed_up_by_mean_and_standard_deviation(
+    tmp_path: Path, make_runner: MakeRunner
+) -> None:
+    (first,) = make_runner()[0].run([make_run("ItemPop", Selection(), 0)])
+    store = ResultsStore(tmp_path / "results")
+
+    for seed, hits in enumerate((2, 4)):
+        run = make_run("NBPR next-item", Selection(seed=seed), 128, refit=False)
+        ranks = np.array([0] * hits + [-1] * (10 - hits))
+        result = deepcopy(first) | {"cell": run.name, "configuration": run.configuration()}
+        result["metrics"] = {"sampled": summary([ranks]), "full": summary([ranks])}
+        result["ranks"] = {"sampled": [ranks_as_text(ranks)], "full": ranks_as_text(ranks)}
+        store.write(result)
+    text = next_item_report.seeds(store)
+    assert "| NBPR next-item, d = 128 | 2 | 0.3000 ± 0.1414 (0.2000–0.4000) |" in text
+
+
+def test_what_is_beaten_in_less_time_is_not_the_best_so_far(tmp_path: Path) -> None:
+    def result(method: str, seconds: float, value: float) -> RunResult:
+        configuration = {"method": method, "factors": 0, "settings": {}, "refit": False}
+        payload = {
+            "cell": f"cells/ml-1m/{method}",
+            "configuration": configuration,
+            "seconds": {"train": seconds},
+            "metrics": {"full": {"ndcg": value}},
+        }
+        return RunResult(payload)
+
+    results = [result("slow", 9.0, 0.2), result("quick", 1.0, 0.3), result("best", 20.0, 0.4)]
+    text = next_item_report.cost(results, tmp_path / "cost.svg")
+    lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert lines == [
+        "| quick | 1.0 | 0.3000 | yes |",
+        "| slow | 9.0 | 0.2000 |  |",
+        "| best | 20.0 | 0.4000 | yes |",
+    ]
+    assert "quick" in (tmp_path / "cost.svg").read_text()
+    assert next_item_report.cost([], tmp_path / "none.svg") == ""
