@@ -158,7 +158,7 @@ async def test_a_token_opens_no_other_route(app: FastAPI, shop: Shop) -> None:
             assert answer.status_code == 403, path
             if answer.json()["code"] == "other_user":
                 opened.add(f"{method} {route.path}")
-    assert opened == {"GET /recommend/{user}", "POST /events"}
+    assert opened == {"GET /recommend/{user}", "POST /recommend", "POST /events"}
     for path in ("/docs", "/openapi.json", "/nowhere"):
         await shop.refused(token, "GET", path, code="token_not_enough")
 

@@ -15,7 +15,7 @@ import pytest
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.reproduction import runner as run_module
-from ncr_core.reproduction.datasets import load_dataset
+from ncr_core.reproduction.datasets import SEQUENCES, TEMPORAL, load_dataset
 from ncr_core.reproduction.report import write_page
 from ncr_core.reproduction.results_store import (
     FORMAT,
@@ -32,6 +32,7 @@ from ncr_core.reproduction.suites import (
     figure5,
     loss,
     make_run,
+    runs_of,
     table1,
 )
 from tests.ncr_core.reproduction.conftest import Log, write_movielens
@@ -223,8 +224,13 @@ def test_every_method_runs(make_runner: MakeRunner, method: str) -> None:
 
 
 def test_every_run_of_a_target_has_a_name_of_its_own() -> None:
-    for name, target in TARGETS.items():
-        runs = target(Selection())
+    of_sequences = {"sequential": [*SEQUENCES], "temporal": [*TEMPORAL]}
+    for name in TARGETS:
+        runs = [
+            run
+            for data in of_sequences.get(name, ["ml-1m"])
+            for run in runs_of(name, Selection(data))
+        ]
         names = [run.name for run in runs]
         assert len(set(names)) == len(names), name
 
@@ -331,7 +337,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> Non
 
 def test_the_committed_results_are_sorted_complete_and_written_the_same_way() -> None:
     paths = sorted(COMMITTED.glob("*/*.jsonl"))
-    assert len(paths) == 6
+    assert len(paths) == 9
     for path in paths:
         results = [json.loads(line) for line in path.read_text().splitlines()]
         names = [r["cell"] for r in results]
