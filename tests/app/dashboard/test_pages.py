@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import OperationalError
 
 from app.core.access import Role, declared_access
 from app.core.settings import Settings, load_settings
@@ -470,3 +471,15 @@ async def test_reading_stops_after_too_many_rejected_rows(client: httpx2.AsyncCl
     assert response.status_code == 200
     assert "Reading stopped after 1,000 rejected rows" in response.text
     assert verdicts(response.text)["Rows"] == "1,000"
+
+
+async def test_a_page_says_that_the_database_is_away(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> int:
+        raise OperationalError("", {}, Exception("10.0.0.1 refused"))
+
+    monkeypatch.setattr(app.state.services.events, "count_users", away)
+    text = await page(client, "/dashboard", 503)
+    assert "the database does not answer" in text
+    assert "10.0.0.1" not in text
