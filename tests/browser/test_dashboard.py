@@ -103,18 +103,20 @@ def test_every_page_is_quiet_accessible_and_fits(
 ) -> None:
     axe = axe_source()
     for name, path in pages_of(site).items():
-        with pytest.MonkeyPatch.context(), tab(browser, site, WIDTHS[width], scheme) as page:
+        with tab(browser, site, WIDTHS[width], scheme) as page:
             if name == "no-page":  # the browser itself logs that it is missing
                 page.goto("/dashboard")
                 continue
             check(page, path, axe)
-            if SCREENSHOTS and width == "desk":
+            if SCREENSHOTS and width == "desk" and not name.startswith("strange"):
                 shoot(page, Path(SCREENSHOTS) / f"{name}-{scheme}.png")
 
 
 def shoot(page: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    page.set_viewport_size({"width": 1200, "height": 820})
+    page.set_viewport_size({"width": 1120, "height": 760})
+    page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
     page.wait_for_timeout(300)
     page.screenshot(path=path)
 

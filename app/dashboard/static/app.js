@@ -56,7 +56,7 @@
       scales: { x: { time: data.time === true } },
       series: [{ label: data.time ? "UTC" : data.xlabel }, ...series],
       axes: [
-        { ...axis, grid: { show: false } },
+        { ...axis, grid: { show: false }, ...(data.time ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200] }) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(short) },
         ...(right ? [{ ...axis, scale: "right", side: 1, size: 54, grid: { show: false }, values: (_, ticks) => ticks.map(short) }] : []),
       ],
