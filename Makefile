@@ -1,5 +1,6 @@
 # make demo [DATA=path] [PORT=8000]   the whole service on embedded defaults
 # make test | test-fast | lint | bench   what they say; test-fast leaves out what takes long
+# make screenshots                    of the dashboard, into docs/dashboard
 # make faults                         the long runs that kill, pause and cut off: an hour or more
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +9,7 @@ CLIENT := clients/python/ncr_client
 PORT   ?= 8000
 DATA   ?=
 
-.PHONY: demo test test-fast lint format bench faults setup setup-dev clean
+.PHONY: demo test test-fast screenshots lint format bench faults setup setup-dev clean
 
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
@@ -17,15 +18,20 @@ demo: setup
 # time them.
 test: setup-dev
 ifeq ($(strip $(ARGS)),)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not e2e and not browser"
 	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m browser -rs tests/browser
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-fast: setup-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
+
+# Of a service with made-up data.
+screenshots: setup-dev
+	NCR_TEST_SCREENSHOTS=docs/dashboard $(BIN)/python -m pytest -m browser tests/browser
 
 lint: setup-dev
 	$(BIN)/ruff check .

@@ -32,8 +32,16 @@ from app.core.monitoring import (
 )
 from app.core.openapi import describe
 from app.core.requests import BodyLimit
-from app.core.security import RATE_LIMIT_HEADERS, NoKeys, RateLimiter, Security
+from app.core.security import (
+    RATE_LIMIT_HEADERS,
+    Authentication,
+    NoKeys,
+    RateLimiter,
+    Security,
+)
 from app.core.settings import Settings
+from app.dashboard import pages as dashboard
+from app.dashboard.rendering import error_page
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics, GroupCommitMetrics
 from app.events.user_endpoints import router as users_router
@@ -145,22 +153,24 @@ def create_app(
     install_error_handlers(app)
     # Before the pages of the documentation, and not as routers within the router: each of those
     # would look at every request by itself.
-    app.router.routes[:0] = [route for router in ROUTERS for route in router.routes]
+    routers = (*ROUTERS, *dashboard.ROUTERS) if settings.dashboard else ROUTERS
+    app.router.routes[:0] = [route for router in routers for route in router.routes]
 
     table = app.state.access = AccessTable(app.router.routes)
     describe(app, table, keyed=settings.admin_key is not None)
 
     # The last one added is the outermost.
-    http = HttpMetrics(registry)
+    http = app.state.http_metrics = HttpMetrics(registry)
     app.state.on_scrape = OnScrape(registry)
     # Until the database is there: see the lifespan.
     app.state.keys = NoKeys()
     app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
+    app.state.questions_in_making = set()
+    app.state.authentication = Authentication(settings, lambda: app.state.keys)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         Security,
-        settings=settings,
-        keys=lambda: app.state.keys,
+        authentication=app.state.authentication,
         limiter=lambda: app.state.limiter,
         on_refused=lambda code: http.refused.labels(code).inc(),
     )
@@ -169,7 +179,7 @@ def create_app(
         limits={"recommend": settings.max_concurrency},
         on_refused=inference.refused.inc,
     )
-    app.add_middleware(AnswerRefusals)
+    app.add_middleware(AnswerRefusals, error_page=error_page)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
     if origins:
         app.add_middleware(

@@ -169,6 +169,14 @@ class ClickThroughStatistics:
         clicked = await self._attribution.clicked_by_hour(version, sorted(lists), within)
         return {hour: ClickCounts(n, min(clicked.get(hour, 0), n)) for hour, n in lists.items()}
 
+    async def of_all_by_hour(self, first: int, after: int) -> dict[int, ClickCounts]:
+        """As `by_hour`, of all versions together."""
+        total: dict[int, ClickCounts] = {}
+        for version in await self._repository.versions_with_lists(first, after):
+            for hour, counts in (await self.by_hour(version, first, after)).items():
+                total[hour] = total.get(hour, ClickCounts(0, 0)).plus(counts)
+        return total
+
     async def last_day(self, version: str) -> ClickCounts:
         """Counts of the last 24 whole hours."""
         now = hour_now()

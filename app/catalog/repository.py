@@ -16,6 +16,7 @@ from app.core.bulk import begins_with, insert_many, one_of
 from app.core.database import Database
 from app.core.tables import now_us
 
+SEARCH_SECONDS = 5.0
 _ITEM = (
     items.c.external_id,
     items.c.title,
@@ -172,6 +173,24 @@ class CatalogRepository:
         if prefix is not None:
             query = query.where(begins_with(items.c.external_id, prefix, self._dialect))
         return await self._with_ids(query.order_by(items.c.id.desc()).limit(n))
+
+    async def bare(self, n: int) -> list[str]:
+        """Return at most ``n`` ids of items that only events have named, the newest first."""
+        query = (
+            sa.select(items.c.external_id)
+            .where(~items.c.described, ~items.c.deleted)
+            .order_by(items.c.id.desc())
+            .limit(n)
+        )
+        return [row[0] for row in await self._database.fetch(query)]
+
+    async def search(self, text: str, n: int) -> list[Item]:
+        """Return at most ``n`` items whose title has a text in it, without deleted ones."""
+        query = sa.select(*_ITEM).where(
+            ~items.c.deleted, items.c.title.icontains(text, autoescape=True)
+        )
+        rows = await self._database.fetch_heavy(query.limit(n), SEARCH_SECONDS)
+        return [Item(*row) for row in rows]
 
     async def in_order(self, after: int, n: int) -> list[tuple[int, Item]]:
         """Return at most ``n`` items above an internal id, oldest first, without deleted ones."""

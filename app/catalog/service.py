@@ -137,6 +137,17 @@ class CatalogService:
         """
         return _existing(await self._repository.get(external_id))
 
+    async def bare_items(self, n: int) -> list[str]:
+        """Return at most ``n`` ids of items that only events have named, the newest first."""
+        return await self._repository.bare(n)
+
+    async def search(self, text: str, n: int) -> list[Item]:
+        """Return at most ``n`` items whose title has a text in it, the one with that id first."""
+        exact = await self._repository.get(text)
+        found = await self._repository.search(text, n)
+        rest = [item for item in found if exact is None or item.id != exact.id]
+        return [*([exact] if exact else []), *rest][:n]
+
     async def put(self, external_id: str, row: object) -> tuple[Item, bool]:
         """Create or replace an item; return it, and whether it is new.
 

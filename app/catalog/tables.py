@@ -6,6 +6,8 @@ import sqlalchemy as sa
 
 from app.core.tables import Json, RowId, metadata, prefix_index
 
+_BARE = sa.text("NOT described AND NOT deleted")
+
 items = sa.Table(
     "items",
     metadata,
@@ -28,5 +30,6 @@ items = sa.Table(
     sa.Column("available_until", sa.BigInteger, nullable=True),
     sa.Index("ix_items_seq", "seq"),
     prefix_index("items"),
+    sa.Index("ix_items_bare", "id", sqlite_where=_BARE, postgresql_where=_BARE),
     sqlite_autoincrement=True,
 )

@@ -51,6 +51,8 @@ def demo(
     started = time.perf_counter()
     asyncio.run(_prepare(settings, data, port))
     console.print(f"ready after {time.perf_counter() - started:.0f} s; serving, Ctrl-C to stop")
+    if settings.dashboard:
+        console.print(f"[bold]Look at it: http://127.0.0.1:{port}/dashboard[/bold]")
     run_server(settings, "127.0.0.1", port, with_worker=True)
 
 

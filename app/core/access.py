@@ -73,11 +73,17 @@ class RouteAccess:
     max_body_bytes: int | None = None
     """Size limit of the body. None: the setting `NCR_MAX_BODY_BYTES`."""
     streamed: bool = False
-    """Whether the route accepts NDJSON, which it reads in pieces and which has no size limit."""
+    """Whether the route accepts NDJSON, or as a page CSV, which it reads in pieces and which has no
+    size limit."""
     concurrency: str | None = None
     """The concurrency class, whose requests share one limit. None: no limit."""
     for_tokens: bool = False
     """Whether a user's token opens the route; its endpoint calls `check_user`."""
+    page: bool = False
+    """Whether the route is for a browser: a session opens it, it takes forms, from pages of this
+    origin only, and its errors are pages."""
+    cached: bool = False
+    """Whether the answer is the same for everybody and for ever, and says so itself."""
 
     @property
     def audited(self) -> bool:
@@ -92,6 +98,8 @@ def access(
     streamed: bool = False,
     concurrency: str | None = None,
     for_tokens: bool = False,
+    page: bool = False,
+    cached: bool = False,
 ) -> Callable[[Endpoint], Endpoint]:
     """Declare the rules of a route. Place it below the router's decorator.
 
@@ -101,8 +109,10 @@ def access(
         streamed: see `RouteAccess.streamed`.
         concurrency: see `RouteAccess.concurrency`.
         for_tokens: see `RouteAccess.for_tokens`.
+        page: see `RouteAccess.page`.
+        cached: see `RouteAccess.cached`.
     """
-    rules = RouteAccess(role, max_body_bytes, streamed, concurrency, for_tokens)
+    rules = RouteAccess(role, max_body_bytes, streamed, concurrency, for_tokens, page, cached)
 
     def declare(endpoint: Endpoint) -> Endpoint:
         vars(endpoint)[_ATTRIBUTE] = rules

@@ -8,23 +8,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
-from app.core.access import ACCESS_KEY, CALLER_KEY
+from app.core.access import ACCESS_KEY, CALLER_KEY, RouteAccess
 from app.core.errors import REQUEST_ID_KEY, AppError, Unavailable, problem, problem_of
 from app.core.ids import random_hex
 from app.core.logging import get_logger
 
 log = get_logger(__name__)
 
-SECURITY_HEADERS = (
+SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     # Responses belong to one caller, and may differ the next time.
     (b"cache-control", b"no-store"),
 )
+_CACHED_HEADERS = SECURITY_HEADERS[:-1]
+# With no-referrer a browser hides the origin of a page's own forms, too.
+_PAGE_HEADERS = tuple(
+    (name, b"same-origin" if name == b"referrer-policy" else value)
+    for name, value in SECURITY_HEADERS
+)
+ErrorPage = Callable[[Scope, AppError], Response]
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 RELEASE_KEY = "ncr.release"
@@ -67,7 +75,11 @@ class RequestContext:
         else:
             request_id = random_hex(8)
         scope[REQUEST_ID_KEY] = request_id
-        added = ((b"x-request-id", request_id.encode("ascii")), *SECURITY_HEADERS)
+        access: RouteAccess = scope[ACCESS_KEY]
+        headers = SECURITY_HEADERS
+        if access.page or access.cached:
+            headers = _PAGE_HEADERS if access.page else _CACHED_HEADERS
+        added = ((b"x-request-id", request_id.encode("ascii")), *headers)
         # Every log line of this request contains its id.
         bind_contextvars(request_id=request_id)
         started = time.perf_counter()
@@ -111,10 +123,15 @@ class AnswerRefusals:
     """Turns what is raised below into responses that outer middleware can observe.
 
     It is within the middleware for CORS, so that a page may read them.
+
+    Args:
+        app: the application below.
+        error_page: makes the answer to a request for a page.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, error_page: ErrorPage | None = None) -> None:
         self.app = app
+        self._error_page = error_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and respond to errors."""
@@ -133,7 +150,11 @@ class AnswerRefusals:
         except AppError as error:
             if started:
                 raise
-            await problem_of(error, scope.get(REQUEST_ID_KEY))(scope, receive, send)
+            if self._error_page is not None and scope[ACCESS_KEY].page:
+                answer = self._error_page(scope, error)
+            else:
+                answer = problem_of(error, scope.get(REQUEST_ID_KEY))
+            await answer(scope, receive, send)
         except asyncio.CancelledError:
             # The server's grace for stopping is over. The client can try again, elsewhere.
             if started:

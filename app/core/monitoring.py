@@ -166,6 +166,32 @@ class HttpMetrics:
         children[0].inc()
         children[1].observe(seconds)
 
+    def answered(self, route: str, status: int | None = None) -> int:
+        """The number of answers of a route since the process began, of one status or of all."""
+        return round(
+            sum(
+                sample.value
+                for sample in next(iter(self._requests.collect())).samples
+                if sample.name.endswith("_total")
+                and sample.labels["route"] == route
+                and status in (None, int(sample.labels["status"]))
+            )
+        )
+
+    def quantile(self, route: str, share: float) -> float | None:
+        """The upper end, in seconds, of the bucket that holds this quantile of a route's answers.
+
+        None without any, and where it lies beyond the largest bucket.
+        """
+        buckets = [
+            (float(sample.labels["le"]), sample.value)
+            for sample in next(iter(self._seconds.collect())).samples
+            if sample.name.endswith("_bucket") and sample.labels["route"] == route
+        ]
+        total = max((count for _, count in buckets), default=0)
+        end = next((end for end, count in buckets if total and count >= share * total), math.inf)
+        return None if math.isinf(end) else end
+
 
 class OnScrape(Collector):
     """Metrics that are read at each scrape, some of them from the database."""

@@ -52,6 +52,7 @@ MAX_ID_BYTES = 256
 MAX_KNOWN_QUERIES = 1024
 MAX_QUERY_BYTES = 256  # of a query string that is kept
 NDJSON = b"application/x-ndjson"
+FORM, CSV = b"application/x-www-form-urlencoded", b"text/csv"
 _BODY_TYPES = (b"application/json", NDJSON)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -99,11 +100,14 @@ class BodyLimit:
         access: RouteAccess = scope[ACCESS_KEY]
         body_type = media_type(scope)
         if scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
-            if body_type not in _BODY_TYPES:
+            if access.page:
+                if body_type != (CSV if access.streamed else FORM):
+                    raise UnsupportedMedia("this page takes the forms that it shows")
+            elif body_type not in _BODY_TYPES:
                 raise UnsupportedMedia("send application/json or application/x-ndjson")
             if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
                 raise UnsupportedMedia("send the body without content-encoding")
-        if body_type == NDJSON:
+        if body_type == NDJSON or (access.page and access.streamed):
             if not access.streamed:
                 raise UnsupportedMedia("this route does not take NDJSON; send application/json")
             await self.app(scope, receive, send)

@@ -44,6 +44,7 @@ MAX_WRONG_KEYS = 100
 WRONG_KEYS_PER_SECOND = 1.0
 STRANGERS_PER_SECOND = 100.0
 STRANGERS_WAIT_SECONDS = 0.5
+SESSION_COOKIE = b"ncr_session"
 _PROXY_HEADERS = frozenset((b"forwarded", b"via", b"x-real-ip"))
 
 
@@ -78,6 +79,12 @@ class Keys(Protocol):
     async def identify_token(self, token: bytes) -> Caller | None:
         """Whose token this is; None if it is false, expired or revoked."""
 
+    async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
+        """Whose session in a browser this is; None if it is false, expired or revoked.
+
+        ``admin`` is the digest of `NCR_ADMIN_KEY`.
+        """
+
 
 class NoKeys:
     """The keys of a service that has not opened its database."""
@@ -92,6 +99,10 @@ class NoKeys:
 
     async def identify_token(self, token: bytes) -> Caller | None:
         """Whose token this is."""
+        return None
+
+    async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
+        """Whose session this is."""
         return None
 
 
@@ -294,13 +305,88 @@ def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) ->
         )
 
 
+class Authentication:
+    """Finds out who sends a request: by a key, a token, a session, or because there are no keys.
+
+    Args:
+        settings: the administrator's key, and whether a service without keys is open to others.
+        keys: returns the keys in the database.
+    """
+
+    def __init__(self, settings: Settings, keys: Callable[[], Keys]) -> None:
+        key = settings.admin_key
+        self.admin = None if key is None else _digest(key.get_secret_value().encode("utf-8"))
+        """The digest of the administrator's key; None without one."""
+        self._open = settings.open_to_the_network
+        self._keys = keys
+        self._wrong_keys = WrongKeys()
+
+    async def caller(self, scope: Scope) -> Caller:
+        """The sender of a request.
+
+        Raises:
+            Unauthorized: the key, token or session is not valid, or there is none.
+            Forbidden: there are no keys, and the request is not one from this machine.
+            TooManyRequests: too many wrong keys came from this address.
+        """
+        key = header(scope, b"x-api-key")
+        bearer = _bearer(scope) if key is None else None
+        token = None
+        if bearer is not None:
+            key, token = (None, bearer) if bearer.startswith(TOKEN_PREFIX) else (bearer, None)
+        if key is not None:
+            return await self.caller_of_key(scope, key, is_bearer=bearer is not None)
+        keys = self._keys()
+        caller = None
+        if token is not None:
+            caller = await keys.identify_token(token)
+        elif scope[ACCESS_KEY].page and (session := session_cookie(scope)) is not None:
+            caller = await keys.identify_session(session, self.admin)
+        if caller is not None:
+            return caller
+        if await self._needs_no_key(scope):
+            return LOCAL
+        raise _false_bearer() if token is not None else _no_key()
+
+    async def caller_of_key(self, scope: Scope, key: bytes, *, is_bearer: bool = False) -> Caller:
+        """Whose key this is. Raises as `caller`."""
+        address, wait = _address(scope), 0.0
+        if self.admin is not None:
+            wait = self._wrong_keys.wait(address)
+            # Digests have equal lengths: the comparison does not reveal the key's length.
+            if not wait and hmac.compare_digest(_digest(key), self.admin):
+                return ADMIN
+        caller = await self._keys().identify(key)
+        if caller is not None:
+            return caller
+        if await self._needs_no_key(scope):
+            return LOCAL
+        # Only the administrator's key may be worth a guess, as those of the database are random. It
+        # was not compared while its address has to wait.
+        if wait:
+            raise TooManyRequests(
+                "too many wrong keys came from this address",
+                code="too_many_wrong_keys",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+        if self.admin is not None:
+            await self._wrong_keys.count(address)
+        raise _false_bearer() if is_bearer else _no_key()
+
+    async def _needs_no_key(self, scope: Scope) -> bool:
+        if self.admin is not None or await self._keys().any():
+            return False
+        if not self._open:
+            _check_local(scope)
+        return True
+
+
 class Security:
     """Middleware that checks keys, roles and rate limits; also of paths that do not exist.
 
     Args:
         app: the application below.
-        settings: the administrator's key, and whether a service without keys is open to others.
-        keys: returns the keys in the database.
+        authentication: finds out who sends a request.
         limiter: returns the rate limiter.
         on_refused: called with the error code of each refusal.
     """
@@ -309,19 +395,14 @@ class Security:
         self,
         app: ASGIApp,
         *,
-        settings: Settings,
-        keys: Callable[[], Keys],
+        authentication: Authentication,
         limiter: Callable[[], RateLimiter],
         on_refused: Callable[[str], None],
     ) -> None:
         self.app = app
-        key = settings.admin_key
-        self._admin = None if key is None else _digest(key.get_secret_value().encode("utf-8"))
-        self._open = settings.open_to_the_network
-        self._keys = keys
+        self._authentication = authentication
         self._limiter = limiter
         self._on_refused = on_refused
-        self._wrong_keys = WrongKeys()
         self._refusals = RefusalLog()
         self._public, self._strangers = Strangers(), Strangers()  # probes, and the others
 
@@ -332,12 +413,14 @@ class Security:
             return
         access: RouteAccess = scope[ACCESS_KEY]
         role = access.role
+        if access.page:
+            _check_origin(scope)
         if role is None:
             await self._public.wait(_address(scope))
             await self.app(scope, receive, send)
             return
         try:
-            caller = scope[CALLER_KEY] = await self._caller(scope)
+            caller = scope[CALLER_KEY] = await self._authentication.caller(scope)
             if role not in caller.roles:
                 raise role_missing(role)
             if caller.user is not None and not access.for_tokens:
@@ -369,53 +452,53 @@ class Security:
         with bound_contextvars(key_id=caller.key_id):
             await self.app(scope, receive, send)
 
-    async def _caller(self, scope: Scope) -> Caller:
-        key = header(scope, b"x-api-key")
-        bearer = _bearer(scope) if key is None else None
-        token = None
-        if bearer is not None:
-            key, token = (None, bearer) if bearer.startswith(TOKEN_PREFIX) else (bearer, None)
-        wait = 0.0
-        if key is not None and self._admin is not None:
-            wait = self._wrong_keys.wait(_address(scope))
-            # Digests have equal lengths: the comparison does not reveal the key's length.
-            if not wait and hmac.compare_digest(_digest(key), self._admin):
-                return ADMIN
-        keys = self._keys()
-        caller = None
-        if key is not None:
-            caller = await keys.identify(key)
-        elif token is not None:
-            caller = await keys.identify_token(token)
-        if caller is not None:
-            return caller
-        if self._admin is None and not await keys.any():
-            if not self._open:
-                _check_local(scope)
-            return LOCAL
-        # Only the administrator's key may be worth a guess, as those of the database are random. It
-        # was not compared while its address has to wait.
-        if wait:
-            raise TooManyRequests(
-                "too many wrong keys came from this address",
-                code="too_many_wrong_keys",
-                headers={"Retry-After": str(math.ceil(wait))},
-            )
-        if key is not None and self._admin is not None:
-            await self._wrong_keys.count(_address(scope))
-        if bearer is not None:
-            raise Unauthorized(
-                "the token is false, has expired, or was signed for a key that is revoked; "
-                "or the key is not valid",
-                code="invalid_token",
-                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
-            )
-        raise Unauthorized("send a valid key in the X-API-Key header, or as a bearer token")
-
 
 def _bearer(scope: Scope) -> bytes | None:
     scheme, _, token = (header(scope, b"authorization") or b"").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
+
+
+def _false_bearer() -> Unauthorized:
+    return Unauthorized(
+        "the token is false, has expired, or was signed for a key that is revoked; "
+        "or the key is not valid",
+        code="invalid_token",
+        headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+    )
+
+
+def _no_key() -> Unauthorized:
+    return Unauthorized("send a valid key in the X-API-Key header, or as a bearer token")
+
+
+def session_cookie(scope: Scope) -> bytes | None:
+    """The session that a browser sends with a request for a page."""
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            for part in bytes(value).split(b";"):
+                cookie, _, session = part.strip().partition(b"=")
+                if cookie == SESSION_COOKIE:
+                    return session
+    return None
+
+
+def _check_origin(scope: Scope) -> None:
+    """Refuse what a page of another origin sends.
+
+    A browser says where a request comes from by either header; behind a proxy that passes on
+    another host the first one still tells.
+    """
+    if scope["method"] in SAFE_METHODS:
+        return
+    if header(scope, b"sec-fetch-site") == b"same-origin":
+        return
+    origin, host = header(scope, b"origin"), header(scope, b"host")
+    try:
+        sent_from = "" if origin is None else urlsplit(origin.decode("latin-1")).netloc
+    except ValueError:
+        sent_from = ""
+    if not sent_from or host is None or sent_from.lower() != host.decode("latin-1").lower():
+        raise Forbidden("this form was sent from a page of another origin", code="other_origin")
 
 
 def _address(scope: Scope) -> str:

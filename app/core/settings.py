@@ -118,6 +118,10 @@ class Settings(BaseSettings):
     """Origins, separated by commas, whose pages may read responses in a browser. Default:
     none."""
 
+    dashboard: bool = True
+    """Serve the dashboard, pages for a browser below `/dashboard`. They need the same keys and
+    roles as the API."""
+
     otlp_endpoint: str | None = None
     """Endpoint for traces by OTLP over HTTP, for example `http://collector:4318/v1/traces`. It
     needs `pip install neural-collaborative-ranking[otel]`."""

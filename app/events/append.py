@@ -5,6 +5,7 @@ They find what is new, what is a duplicate and what is in conflict.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.tables import EVENT_SEQ, next_values
+from app.events.counts import EventCounts
 from app.events.repository import EventRepository
 from app.events.schemas import (
     AppendResult,
@@ -40,16 +42,20 @@ class EventAppender:
         repository: EventRepository,
         catalog: CatalogService,
         announce: Callable[[], None],
+        counts: EventCounts,
     ) -> None:
         self._database = database
         self._repository = repository
         self._catalog = catalog
         self._announce = announce
+        self._counts = counts
 
     async def append(self, batches: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
         """Commit the events of each batch; the results have indices into their batch."""
+        types: Counter[str] = Counter()
         async with self._database.write() as conn:
-            results = await self.append_in(conn, batches)
+            results = await self.append_in(conn, batches, types)
+        self._counts.add("accepted", types)
         self._announce()
         return results
 
@@ -73,13 +79,16 @@ class EventAppender:
         except IntegrityError:  # a row is stored already, or comes twice
             return await self.append_many(events_of(batch))
         item_ids.update(found)  # only now: an item whose creation was rolled back has no id
+        self._counts.add("accepted", _numbers_by_type(batch))
         self._announce()
         return AppendResult(batch.num_rows, last_seq=first_seq + batch.num_rows - 1)
 
     async def append_many(self, rows: Sequence[NewEvent]) -> AppendResult:
         """As `append`, for tens of thousands of rows."""
+        types: Counter[str] = Counter()
         async with self._database.bulk_write() as conn:
-            results = await self.append_in(conn, [rows])
+            results = await self.append_in(conn, [rows], types)
+        self._counts.add("accepted", types)
         self._announce()
         return results[0]
 
@@ -93,9 +102,12 @@ class EventAppender:
         await self._repository.add_events(conn, first_seq, new_events, item_ids)
 
     async def append_in(
-        self, conn: AsyncConnection, batches: Sequence[Sequence[NewEvent]]
+        self,
+        conn: AsyncConnection,
+        batches: Sequence[Sequence[NewEvent]],
+        types: Counter[str],
     ) -> list[AppendResult]:
-        """Append events in the caller's transaction."""
+        """Append events in the caller's transaction, and add up the types of the new ones."""
         # The lock comes first: what is read below stays true until the commit.
         first_seq = await next_values(conn, EVENT_SEQ, 0)
         rows = [event for batch in batches for event in batch]
@@ -149,7 +161,13 @@ class EventAppender:
             # Only now, so that rejected rows leave no users and items behind.
             await next_values(conn, EVENT_SEQ, len(new_events))
             await self._add(conn, first_seq, new_events.values())
+            types.update(event.type for event in new_events.values())
         return results
+
+
+def _numbers_by_type(batch: pa.RecordBatch) -> dict[str, int]:
+    counts = batch["type"].value_counts()
+    return {each["values"]: each["counts"] for each in counts.to_pylist()}
 
 
 def _has_content_of(event: NewEvent, earlier: NewEvent | StoredEvent) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.bulk import insert_columns, insert_many, one_of, update_many
+from app.core.bulk import begins_with, insert_columns, insert_many, one_of, update_many
 from app.core.database import Database
 from app.core.tables import EVENT_SEQ, current_value, now_us
 from app.events.event_weights import EventWeights
@@ -27,6 +27,7 @@ KEPT_SEQS = 1_000_000
 """Retractions so far back are kept. Servers that are further behind drop all profiles."""
 COUNT_SECONDS = 1_800.0  # for a count over all events
 REQUEST_SECONDS = 10.0  # for what a request waits for
+DAY_US = 86_400_000_000
 
 _EVENT_FIELDS = StoredEvent._fields
 _EVENT = tuple(events.c[name] for name in _EVENT_FIELDS)
@@ -134,6 +135,45 @@ class EventRepository:
         query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(users.c.id), 0))
         rows = await self._database.fetch(query.select_from(users))
         return int(rows[0][0]), int(rows[0][1])
+
+    async def find_users(self, prefix: str, n: int) -> list[str]:
+        """Return at most ``n`` client ids of users that begin with a text, by an index."""
+        name = users.c.external_id
+        found = begins_with(name, prefix, self._dialect)
+        rows = await self._database.fetch(sa.select(name).where(found).limit(n))
+        return sorted(row[0] for row in rows)
+
+    async def recent_users(self, n: int) -> list[tuple[str, int]]:
+        """Return ``(client id, time)`` of the users of the last events, the latest first."""
+        last = (
+            sa.select(events.c.user_id, events.c.created_at, events.c.seq)
+            .order_by(events.c.seq.desc())
+            .limit(20 * n)
+            .subquery()
+        )
+        latest = sa.func.max(last.c.seq)
+        rows = await self._database.fetch(
+            sa.select(users.c.external_id, sa.func.max(last.c.created_at))
+            .join(users, users.c.id == last.c.user_id)
+            .group_by(users.c.external_id)
+            .order_by(latest.desc())
+            .limit(n)
+        )
+        return [(row[0], row[1]) for row in rows]
+
+    async def takers_by_day(self, item_id: int, limit: int) -> list[tuple[int, int]]:
+        """Return ``(days since 1970, events)`` of at most ``limit`` events about an item."""
+        some = (
+            sa.select((events.c.timestamp // DAY_US).label("day"))
+            .where(events.c.item_id == item_id)
+            .limit(limit)
+            .subquery()
+        )
+        rows = await self._database.fetch_heavy(
+            sa.select(some.c.day, sa.func.count()).group_by(some.c.day).order_by(some.c.day),
+            REQUEST_SECONDS,
+        )
+        return [(int(row[0]), row[1]) for row in rows]
 
     async def example_user(self) -> str | None:
         """Return the first user with 15 to 60 events, else the first with any, else None."""

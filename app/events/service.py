@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -24,6 +25,7 @@ from app.core.settings import Settings
 from app.core.tables import EVENT_SEQ, next_values
 from app.events.adopters import AdopterRepository
 from app.events.append import EventAppender, append_preferences
+from app.events.counts import EventCounts
 from app.events.event_weights import EventWeights
 from app.events.group_commit import MAX_ROWS, CommitObserver, GroupCommit, ignore_commit
 from app.events.item_index import ItemIndex
@@ -95,7 +97,9 @@ class EventService:
         self.row_counts = {"accepted": 0, "duplicate": 0, "rejected": 0}
         """The number of rows that clients posted, by outcome."""
         self.profiles = ProfileCache(database, self.event_weights, settings.profile_cache_bytes)
-        self._appender = EventAppender(database, self._repository, catalog, announce)
+        self.counts = EventCounts(database)
+        """Rows by hour, verdict and type, of all servers."""
+        self._appender = EventAppender(database, self._repository, catalog, announce, self.counts)
         self.group_commit = GroupCommit(
             self._appender.append,
             group_rows=settings.event_group_rows,
@@ -108,10 +112,12 @@ class EventService:
     def start(self) -> None:
         """Start the group commit."""
         self.group_commit.start()
+        self.counts.start()
 
     async def drain(self) -> None:
         """Write the accepted events and refuse new ones."""
         await self.group_commit.drain()
+        await self.counts.close()
 
     # Events
 
@@ -154,7 +160,12 @@ class EventService:
         self.row_counts["accepted"] += result.accepted
         self.row_counts["duplicate"] += result.duplicates
         self.row_counts["rejected"] += len(result.rejected)
-        return _with_rejected(result, rejected, indices)
+        result = _with_rejected(result, rejected, indices)
+        if result.rejected:
+            self.counts.add("rejected", Counter(each.code for each in result.rejected))
+        if result.duplicates:
+            self.counts.add("duplicate", {"": result.duplicates})
+        return result
 
     async def import_rows(self, rows: Sequence[NewEvent]) -> ImportResult:
         """Store a chunk of a data set (some 50,000 rows) in a transaction of its own."""
@@ -327,9 +338,22 @@ class EventService:
         """Return ``(internal id, client's id, last seq)`` of the ``n`` users who changed last."""
         return await self._repository.active_users(n)
 
+    async def find_users(self, prefix: str, n: int) -> list[str]:
+        """Return at most ``n`` client ids of users that begin with a text."""
+        return await self._repository.find_users(prefix, n)
+
+    async def recent_users(self, n: int) -> list[tuple[str, int]]:
+        """Return ``(client id, time)`` of the users of the last events, the latest first."""
+        return await self._repository.recent_users(n)
+
+    async def takers_by_day(self, item_id: int, limit: int) -> list[tuple[int, int]]:
+        """Return ``(days since 1970, events)`` of at most ``limit`` events about an item."""
+        return await self._repository.takers_by_day(item_id, limit)
+
     async def delete_old_retractions(self) -> None:
-        """Delete the retractions that lie further back than any server looks."""
+        """Delete the retractions that lie further back than any server looks, and old counts."""
         await self._repository.delete_old_retractions()
+        await self.counts.delete_old()
 
     async def _find_user(self, external_id: str) -> int:
         user_id = await self._repository.find_user(external_id)

@@ -104,3 +104,14 @@ preferences = sa.Table(
     sa.CheckConstraint("winner_id <> loser_id", name="two_items"),
     sa.Index("ix_preferences_user_id_seq", "user_id", "seq"),
 )
+
+# Rows by hour, for people: which types are accepted, and why others are rejected.
+event_counts = sa.Table(
+    "event_counts",
+    metadata,
+    # Hours since 1970, UTC.
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("verdict", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("rows", sa.BigInteger, nullable=False),
+)

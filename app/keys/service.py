@@ -20,10 +20,16 @@ from app.core.database import Database
 from app.core.errors import Conflict, NotFound, SettingsError
 from app.core.logging import get_logger
 from app.core.requests import text_problem
-from app.core.security import Caller, role_missing
+from app.core.security import ADMIN, Caller, role_missing
 from app.core.tables import now_us
 from app.keys.repository import KeyRepository
 from app.keys.schemas import KeyRow
+from app.keys.sessions import (
+    SESSION_SECONDS,
+    is_valid_session,
+    session_issuer,
+    signed_session,
+)
 from app.keys.tokens import (
     TOKEN_ROLES,
     TokenClaims,
@@ -120,6 +126,41 @@ class KeyService:
             signed_token(claims, caller.key_id, await self._signing_key(found)),
             claims.expires_at,
         )
+
+    async def sign_session(self, caller: Caller, admin: bytes | None) -> str | None:
+        """Signs a session in a browser for a caller's key; None where that needs no key.
+
+        It ends with the key, and after ``SESSION_SECONDS``. Every server of the database reads it.
+
+        Args:
+            caller: the key that signs in.
+            admin: the digest of `NCR_ADMIN_KEY`.
+        """
+        key = await self._session_key(caller.key_id, admin)
+        if key is None:
+            return None
+        return signed_session(caller.key_id, math.ceil(time.time() + SESSION_SECONDS), key)
+
+    async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
+        """The caller of a session; None for one that is false, expired or of a revoked key."""
+        key_id = session_issuer(session)
+        key = None if key_id is None else await self._session_key(key_id, admin)
+        if key_id is None or key is None or not is_valid_session(session, key, time.time()):
+            return None
+        found = self._keys.get(key_id)
+        return ADMIN if found is None else found.caller
+
+    async def _session_key(self, key_id: str, admin: bytes | None) -> bytes | None:
+        if key_id == ADMIN.key_id:
+            digest = None if admin is None else admin.hex()
+        else:
+            found = await self._valid_key(key_id)
+            digest = None if found is None else found.digest
+        if digest is None:
+            return None
+        if self._token_secret is None:
+            self._token_secret = await self._repository.token_secret()
+        return signing_key(self._token_secret, digest)
 
     async def create(
         self,

@@ -207,3 +207,14 @@ class RecommendService:
             user, version, as_of_seq, ranked, started, recommendation_id, following
         )
         return with_ignored(body, ignored)
+
+    async def preview(
+        self, user: str, query: RecommendationQuery
+    ) -> tuple[RankedList, LoadedModel | None]:
+        """The list that `recommend` would give, and by which model.
+
+        It counts as no list that was served, and takes part in no trial. Raises as `recommend`.
+        """
+        context = await self._contexts.load(user, query)
+        model = await self._models.get(query.model)
+        return await self._lists.build(context, model), model

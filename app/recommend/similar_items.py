@@ -145,6 +145,25 @@ class SimilarItemsService:
             }
         )
 
+    async def preview(
+        self, item: str, n: int
+    ) -> tuple[str | None, list[tuple[str, str | None, float]]]:
+        """The version, and the id, title and similarity of ``n`` items like an item.
+
+        As `similar`, but it counts as no list that was served. Raises as that.
+        """
+        catalogue = await self._catalog.catalogue()
+        internal = catalogue.internal_ids.get(item)
+        if internal is None or internal in catalogue.deleted:
+            raise NotFound("there is no such item", code="unknown_item")
+        whole = await self._whole(catalogue, internal, RecommendationQuery(n), None, n)
+        page = whole.places(catalogue.visible, NO_ITEMS)[:n]
+        shown = zip(whole.ids[page].tolist(), whole.scores[page].tolist(), strict=True)
+        return whole.version, [
+            (catalogue.external_ids[other], catalogue.titles[other], score)
+            for other, score in shown
+        ]
+
     async def _whole(
         self,
         catalogue: Catalogue,

@@ -31,6 +31,7 @@ from app.recommend.service import ContextLoader, RecommendService
 from app.recommend.shadow_tests import ShadowTester
 from app.recommend.similar_items import SimilarItemsService
 from app.recommend.warm_up import WarmUp
+from app.recommend.what_if import WhatIfService
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError
 
@@ -93,6 +94,7 @@ class RecommendFeature:
         )
         self.questions = QuestionService(contexts, models, popularity, batcher)
         self.recent = RecentPopularity(events, catalog, popularity)
+        self.what_if = WhatIfService(contexts, models, batcher)
         on_list = (lambda version: None) if self.ab_tests is None else self.ab_tests.record
         self.similar = SimilarItemsService(
             catalog, events, models, popularity, frozen, cache_bytes // 16, on_list

@@ -133,6 +133,7 @@ def train_and_evaluate(
     calibration = calibrate(trained.model, split)
     if calibration is not None:
         metrics["calibration"] = calibration.figures()
+        metrics["reliability"] = calibration.as_dict()["bins"]
     metrics["start"] = start.report
     metrics["recipe"] = chosen.name
     if tried:
@@ -151,6 +152,7 @@ def train_and_evaluate(
     model = learn_everything(chosen, trained, split, interactions, warm=warm)
     progress.phase("write checkpoint")
     metrics["seconds"] = progress.seconds
+    metrics["curve"] = progress.curve
     save = partial(
         save_checkpoint,
         folder,

@@ -11,6 +11,7 @@ from ncr_core.training import Progress
 Report = Callable[[dict[str, Any]], None]
 
 TRAIN = "train"
+MAX_CURVE_POINTS = 200  # of some 60 bytes: they travel with each report, and stay with the version
 PHASE_SHARES = {
     "evaluate": 0.15,
     "compare with what is served": 0.15,
@@ -57,6 +58,10 @@ class ProgressReporter:
                 are but a part of it.
             clock: Gives the time in seconds.
         """
+        self.curve: list[dict[str, Any]] = []
+        """Loss and NDCG@10 of each epoch, by phase; of a long training every second, fourth, …"""
+        self._epochs = 0
+        self._every = 1
         self.seconds: dict[str, float] = {}
         """Seconds of each phase that has ended; all epochs are one phase."""
         self._report = report
@@ -71,28 +76,53 @@ class ProgressReporter:
         elapsed = self._clock() - self._phase_start
         left = max(progress.eta_s, self._choice_seconds - elapsed)
         later = sum(self._estimate(phase, elapsed + left) for phase in PHASE_SHARES)
+        loss = round(progress.loss, 5)
+        ndcg = None if progress.ndcg is None else round(progress.ndcg, 5)
+        self._add_to_curve(progress, loss, ndcg)
         self._report(
             {
                 "phase": progress.phase,
                 "epoch": progress.epoch,
                 "epochs": progress.epochs,
-                "loss": round(progress.loss, 5),
-                "ndcg": None if progress.ndcg is None else round(progress.ndcg, 5),
+                "loss": loss,
+                "ndcg": ndcg,
                 "eta_s": round(left + later, 1),
+                "curve": self.curve,
             }
         )
+
+    def _add_to_curve(self, progress: Progress, loss: float, ndcg: float | None) -> None:
+        self._epochs += 1
+        if self._epochs % self._every and progress.epoch not in (1, progress.epochs):
+            return
+        point = {"phase": progress.phase, "epoch": progress.epoch, "loss": loss, "ndcg": ndcg}
+        self.curve.append(point)
+        if len(self.curve) > MAX_CURVE_POINTS:
+            # Each phase keeps its ends.
+            last = len(self.curve) - 1
+            self.curve[:] = [
+                each
+                for n, each in enumerate(self.curve)
+                if n % 2 == 0
+                or n == last
+                or each["phase"] != self.curve[n + 1]["phase"]
+                or each["phase"] != self.curve[n - 1]["phase"]
+            ]
+            self._every *= 2
 
     def phase(self, phase: str) -> None:
         """Reports the start of the next phase."""
         self.end()
         self._phase = phase
-        self._report(phase_progress(phase, self._remaining(self._estimate(phase))))
+        progress = phase_progress(phase, self._remaining(self._estimate(phase)))
+        self._report(progress | {"curve": self.curve})
 
     def step(self, done: int, steps: int) -> None:
         """Reports that ``done`` of the phase's steps are done."""
         elapsed = self._clock() - self._phase_start
         remaining = self._remaining(elapsed / done * (steps - done))
-        self._report(phase_progress(self._phase, remaining) | {"epoch": done, "epochs": steps})
+        progress = phase_progress(self._phase, remaining)
+        self._report(progress | {"epoch": done, "epochs": steps, "curve": self.curve})
 
     def end(self) -> None:
         """Ends the phase."""

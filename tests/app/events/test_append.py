@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
 import sqlalchemy as sa
@@ -12,6 +13,7 @@ from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.settings import load_settings, normalise_database_url
 from app.events.append import EventAppender
+from app.events.counts import EventCounts
 from app.events.event_weights import EventWeights
 from app.events.repository import EventRepository
 from app.events.schemas import NewEvent
@@ -33,7 +35,9 @@ async def write(database: Database, name: str) -> set[str]:
     """Commit transactions of random length, some rolled back; return the committed event ids."""
     chance = random.Random(name)
     repository = EventRepository(database, EventWeights.parse(None))
-    appender = EventAppender(database, repository, CatalogService(database), lambda: None)
+    appender = EventAppender(
+        database, repository, CatalogService(database), lambda: None, EventCounts(database)
+    )
     written: set[str] = set()
     for turn in range(TRANSACTIONS):
         rows = [
@@ -43,7 +47,7 @@ async def write(database: Database, name: str) -> set[str]:
         try:
             async with database.write() as conn:
                 await asyncio.sleep(chance.random() * 0.003)
-                await appender.append_in(conn, [rows[:3], rows[3:]])
+                await appender.append_in(conn, [rows[:3], rows[3:]], Counter())
                 await asyncio.sleep(chance.random() * 0.01)
                 if chance.random() < 0.2:
                     raise RollBackError

@@ -156,6 +156,8 @@ async def test_a_token_opens_no_other_route(app: FastAPI, shop: Shop) -> None:
             path = route.path.replace("{user}", "ben").replace("{", "").replace("}", "")
             answer = await shop.send(token, method, path, json=body)
             assert answer.status_code == 403, path
+            if rules.page:  # its errors are for people
+                continue
             if answer.json()["code"] == "other_user":
                 opened.add(f"{method} {route.path}")
     assert opened == {"GET /recommend/{user}", "POST /recommend", "POST /events"}

@@ -100,6 +100,7 @@ async def fill(services: Services) -> Filled:
         messages = metadata.tables["webhook_messages"]
         await conn.execute(messages.insert().values(**message, created_at=5, next_at=2**52))
         await _add_trials(conn, version)
+    await services.events.counts.write()  # and not while the tables are compared
     return Filled(version, erased)
 
 
@@ -119,6 +120,8 @@ async def _add_trials(conn: AsyncConnection, version: str) -> None:
         await conn.execute(insert.values(**impression, teams=teams, created_at=7))
     await conn.execute(table["trial_sums"].insert().values(trial_id="t-2", name="rbo", value=1.5))
     await conn.execute(table["served"].insert().values(version=version, hour=497_000, lists=12))
+    counted = {"hour": 497_000, "verdict": "rejected", "name": "missing_user", "rows": 3}
+    await conn.execute(table["event_counts"].insert().values(counted))
 
 
 async def restored(services: Services, path: Path) -> None:

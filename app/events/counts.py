@@ -1,0 +1,113 @@
+"""Rows of events by hour, verdict and type, counted in memory and added to a table now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import sqlalchemy as sa
+
+from app.core.bulk import insert_many
+from app.core.database import Database
+from app.core.ids import hour_now
+from app.core.logging import get_logger
+from app.events.tables import event_counts
+
+log = get_logger(__name__)
+
+Verdict = Literal["accepted", "duplicate", "rejected"]
+WRITE_SECONDS = 5.0
+CLOSE_SECONDS = 1.5
+KEEP_HOURS = 24 * 90
+MAX_NAMES = 200
+"""Types and codes that are counted by name between two writes; the others are one."""
+OTHERS = "(others)"
+
+
+class EventCount(NamedTuple):
+    """Rows of an hour with one verdict."""
+
+    hour: int
+    """Hours since 1970, UTC."""
+    verdict: Verdict
+    name: str
+    """The type of accepted events, and the code of rejected rows."""
+    rows: int
+
+
+class EventCounts:
+    """Adds up rows of this process. A process that is killed loses the last seconds."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._new: Counter[tuple[int, Verdict, str]] = Counter()
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+
+    def add(self, verdict: Verdict, names: Mapping[str, int]) -> None:
+        """Count rows by the name of their type or code."""
+        hour = hour_now()
+        for name, rows in names.items():
+            key = (hour, verdict, name)
+            if len(self._new) >= MAX_NAMES and key not in self._new:
+                key = (hour, verdict, OTHERS)
+            self._new[key] += rows
+
+    def start(self) -> None:
+        """Write what was counted every few seconds."""
+        self._task = asyncio.create_task(self._write_on())
+
+    async def close(self) -> None:
+        """Write the rest, if the database answers."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.write()
+
+    async def write(self) -> None:
+        """Add what was counted to the table. After an error the next call adds it."""
+        async with self._writing:
+            if not self._new:
+                return
+            new, self._new = self._new, Counter()
+            # In one order everywhere, so that servers that add at the same time do not deadlock.
+            rows = [(*key, n) for key, n in sorted(new.items())]
+            add = (
+                "ON CONFLICT (hour, verdict, name) DO UPDATE "
+                "SET rows = event_counts.rows + excluded.rows"
+            )
+            try:
+                async with self._database.write() as conn:
+                    await insert_many(conn, event_counts, EventCount._fields, rows, on_conflict=add)
+            except BaseException:
+                self._new.update(new)
+                raise
+
+    async def since(self, hour: int) -> list[EventCount]:
+        """The counts from an hour on, of all servers."""
+        await self.write()
+        columns = [event_counts.c[name] for name in EventCount._fields]
+        rows = await self._database.fetch(
+            sa.select(*columns).where(event_counts.c.hour >= hour).order_by(event_counts.c.hour)
+        )
+        return [EventCount(*row) for row in rows]
+
+    async def delete_old(self) -> None:
+        """Delete the counts of 90 days ago and before."""
+        async with self._database.write() as conn:
+            await conn.execute(
+                event_counts.delete().where(event_counts.c.hour < hour_now() - KEEP_HOURS)
+            )
+
+    async def _write_on(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_SECONDS)
+            try:
+                await self.write()
+            except Exception as error:
+                log.warning("counts cannot be written yet", error=str(error).partition("\n")[0])
