@@ -114,8 +114,10 @@ class EventRepository:
         )
         return [(row[0], row[1], row[2]) for row in rows]
 
-    async def users_in_order(self, after: int, until: int, n: int) -> list[tuple[int, str, int]]:
-        """Return ``(internal id, client's id, created at)`` of at most ``n`` users, oldest first.
+    async def users_in_order(
+        self, after: int, until: int, n: int
+    ) -> list[tuple[int, str, int, dict[str, Any]]]:
+        """Return ``(internal id, client's id, created at, attributes)`` of users, oldest first.
 
         Args:
             after: only users above this internal id.
@@ -123,12 +125,12 @@ class EventRepository:
             n: the number of rows at most.
         """
         rows = await self._database.fetch(
-            sa.select(users.c.id, users.c.external_id, users.c.created_at)
+            sa.select(users.c.id, users.c.external_id, users.c.created_at, users.c.attributes)
             .where(users.c.id > after, users.c.id <= until)
             .order_by(users.c.id)
             .limit(n)
         )
-        return [(row[0], row[1], row[2]) for row in rows]
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     async def count_users(self) -> tuple[int, int]:
         """Return the number of users and the highest internal id; 0 and 0 without users."""

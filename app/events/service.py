@@ -12,7 +12,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -316,14 +316,16 @@ class EventService:
             await next_values(conn, EVENT_SEQ)
         self._announce()
 
-    async def iter_users(self, chunk_size: int = 5_000) -> AsyncIterator[list[tuple[str, int]]]:
-        """Yield ``(client's id, created at)`` of all users, oldest first.
+    async def iter_users(
+        self, chunk_size: int = 5_000
+    ) -> AsyncIterator[list[tuple[str, int, dict[str, Any]]]]:
+        """Yield ``(client's id, created at, attributes)`` of all users, oldest first.
 
         Users who are new since the beginning are left out.
         """
         after, (_, until) = 0, await self._repository.count_users()
         while rows := await self._repository.users_in_order(after, until, chunk_size):
-            yield [(user, created_at) for _, user, created_at in rows]
+            yield [(user, created_at, attributes) for _, user, created_at, attributes in rows]
             after = rows[-1][0]
 
     async def count_users(self) -> int:

@@ -65,9 +65,11 @@ _SCHEMAS: Mapping[str, pa.Schema] = {
             ("hidden", pa.bool_()),
             # Columns have a type for all rows, and attributes are each client's own: as JSON.
             ("attributes", pa.string()),
+            ("available_from", _TIME),
+            ("available_until", _TIME),
         ]
     ),
-    "users": pa.schema([("user", pa.string()), ("created_at", _TIME)]),
+    "users": pa.schema([("user", pa.string()), ("created_at", _TIME), ("attributes", pa.string())]),
     "preferences": pa.schema(
         [
             ("user", pa.string()),
@@ -163,7 +165,7 @@ async def _write(
             async def chunks() -> Chunks:
                 nonlocal without_list
                 async for users in features.events.iter_users(at_a_time):
-                    names = [user for user, _ in users]
+                    names = [user for user, *_ in users]
                     rows: list[Row] = []
                     ranked = await lists.build(names, query)
                     for user, entries in zip(names, ranked, strict=True):
@@ -231,11 +233,25 @@ async def _table(name: str, features: Features, seq: int) -> _Table:
 
     async def item_rows() -> Chunks:
         async for chunk in catalog.iter_items(CHUNK_ROWS):
-            yield [{"item": (row := item.as_json()).pop("id"), **row} for item in chunk]
+            yield [
+                {
+                    "item": item.id,
+                    "title": item.title,
+                    "categories": item.categories,
+                    "hidden": item.hidden,
+                    "attributes": item.attributes,
+                    "available_from": item.available_from,
+                    "available_until": item.available_until,
+                }
+                for item in chunk
+            ]
 
     async def user_rows() -> Chunks:
         async for chunk in events.iter_users(CHUNK_ROWS):
-            yield [{"user": user, "created_at": created_at} for user, created_at in chunk]
+            yield [
+                {"user": user, "created_at": created_at, "attributes": attributes}
+                for user, created_at, attributes in chunk
+            ]
 
     async def preference_rows() -> Chunks:
         async for chunk in events.iter_preferences(chunk_size=CHUNK_ROWS):
@@ -294,6 +310,8 @@ def _as_columns(row: Row) -> Row:
     return row
 
 
-def _iso(micros: int) -> str:
+def _iso(micros: int | None) -> str | None:
+    if micros is None:
+        return None
     moment = _EPOCH + timedelta(microseconds=micros)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

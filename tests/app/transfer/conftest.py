@@ -75,6 +75,9 @@ async def fill(services: Services) -> Filled:
     stated = [{"user": UNICODE, "winner": UNICODE, "loser": "new"}]
     assert (await services.events.add_preferences(stated, 0)).accepted == 1
     await services.users.put(UNICODE, {"attributes": {"deep": [1.5, None, {UNICODE: True}]}})
+    visitor = f"visitor {UNICODE}"
+    await services.events.add_rows([{"event_id": "v", "user": visitor, "item": "new"}], 0)
+    await services.users.merge(visitor, UNICODE)
     await services.keys.create("a key", [Role.READ], rate=2.5)
     jobs = metadata.tables["jobs"]
     states: list[dict[str, Any]] = [

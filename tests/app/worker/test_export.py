@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,9 @@ async def test_both_formats_hold_the_same_rows_as_the_service(
     services: Services, settings: Settings
 ) -> None:
     await add_small_data(services)
-    await services.catalog.put("odd\nitem", {"title": "ü", "attributes": {"a": [1, {"b": None}]}})
+    odd = {"title": "ü", "attributes": {"a": [1, {"b": None}]}, "available_until": 2e9}
+    await services.catalog.put("odd\nitem", odd)
+    await services.users.put("user-1", {"attributes": {"age": 30}})
     await services.catalog.delete("film-2")
     event = {"user": "new\u2028user", "item": "film-1", "type": "rating", "value": 2.5}
     await services.events.add_rows([event | {"event_id": "e", "timestamp": 0.000001}], 10**15)
@@ -98,11 +101,15 @@ async def test_both_formats_hold_the_same_rows_as_the_service(
     items = [item async for chunk in services.catalog.iter_items() for item in chunk]
     assert [row["item"] for row in lines["items"]] == [item.id for item in items]
     assert lines["items"][-1]["attributes"] == {"a": [1, {"b": None}]}
+    assert lines["items"][-1]["available_until"] == "2033-05-18T03:33:20.000000Z"
+    (described,) = (row for row in lines["users"] if row["user"] == "user-1")
+    assert described["attributes"] == {"age": 30}
     for name in NAMES:
         for line, row in zip(lines[name], columns[name], strict=True):
             for key, value in row.items():
-                if key in ("timestamp", "created_at"):
-                    expected: Any = value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+                expected: Any
+                if isinstance(value, datetime):
+                    expected = value.isoformat(timespec="microseconds").replace("+00:00", "Z")
                 else:
                     expected = json.loads(value) if key == "attributes" else value
                 assert line[key] == expected
@@ -133,7 +140,7 @@ async def test_lists_are_those_that_the_service_serves(
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row.pop("user"), []).append(row)
-    users = [user async for chunk in services.events.iter_users() for user, _ in chunk]
+    users = [user async for chunk in services.events.iter_users() for user, *_ in chunk]
     answer = await client.post("/recommend/batch", json={"users": users} | lists)
     sources = set()
     without = 0
