@@ -306,12 +306,13 @@ async def popular(
         str | None, Query(pattern=WINDOW, description=f"{_WINDOW}. Default: all time.")
     ] = None,
     category: Category = None,
+    filter: FilterText = None,  # noqa: A002 - as a request has it
 ) -> PopularItems:
     """Items by the number of their users. Hidden items and those without users are not among them.
 
     Windows are counted anew at most every 30 s.
     """
-    return await feature.recent.popular(n, category or (), window)
+    return await feature.recent.popular(n, category or (), window, read_filter(filter))
 
 
 @router.get(
@@ -328,9 +329,10 @@ async def trending(
         str, Query(pattern=WINDOW, description=f"{_WINDOW}, against the same time before.")
     ] = "1d",
     category: Category = None,
+    filter: FilterText = None,  # noqa: A002 - as a request has it
 ) -> TrendingItems:
     """Items with more users than in the window before, the clearest rise first."""
-    return await feature.recent.trending(n, category or (), window)
+    return await feature.recent.trending(n, category or (), window, read_filter(filter))
 
 
 @router.get(

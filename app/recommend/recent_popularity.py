@@ -12,6 +12,7 @@ import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
+from app.catalog.filters import AttributeFilter
 from app.catalog.service import MAX_INLINE_ITEMS, CatalogService
 from app.catalog.snapshot import Catalogue
 from app.core.errors import Unavailable
@@ -69,23 +70,28 @@ class RecentPopularity:
         self._one = asyncio.Lock()
 
     async def popular(
-        self, n: int, categories: Sequence[str], window: str | None = None
+        self,
+        n: int,
+        categories: Sequence[str],
+        window: str | None = None,
+        wanted: AttributeFilter | None = None,
     ) -> PopularItems:
         """Return the visible items with the most users, in a window or of all time.
 
         Raises:
             Unavailable: they have not been counted once, and it takes long.
+            Unprocessable: the filter does not fit the attributes.
         """
         catalogue = await self._catalog.catalogue()
         if window is None:
             ranked = await self._popularity.ranked(await self._events.last_seq())
             by_item = self._popularity.counts
-            places = await _places(catalogue, ranked, categories, n)
+            places = await self._places(catalogue, ranked, categories, wanted, n)
             users = by_item[ranked[places]]
         else:
             counts = await self._counted(hours_of(window), rising=False)
             ranked = counts.ranked
-            places = await _places(catalogue, ranked, categories, n)
+            places = await self._places(catalogue, ranked, categories, wanted, n)
             users = counts.users[places]
         return PopularItems(
             window=window,
@@ -100,14 +106,20 @@ class RecentPopularity:
             ],
         )
 
-    async def trending(self, n: int, categories: Sequence[str], window: str) -> TrendingItems:
+    async def trending(
+        self,
+        n: int,
+        categories: Sequence[str],
+        window: str,
+        wanted: AttributeFilter | None = None,
+    ) -> TrendingItems:
         """Return the visible items whose users have risen most against the window before.
 
         Raises as `popular`.
         """
         catalogue = await self._catalog.catalogue()
         counts = await self._counted(hours_of(window), rising=True)
-        places = await _places(catalogue, counts.ranked, categories, n)
+        places = await self._places(catalogue, counts.ranked, categories, wanted, n)
         return TrendingItems(
             window=window,
             items=[
@@ -129,6 +141,23 @@ class RecentPopularity:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+    async def _places(
+        self,
+        catalogue: Catalogue,
+        ranked: NDArray[np.int64],
+        categories: Sequence[str],
+        wanted: AttributeFilter | None,
+        n: int,
+    ) -> list[int]:
+        """Return the positions of the first ``n`` ranked items that may be shown."""
+        allowed = catalogue.visible
+        if wanted is not None:
+            mask = await self._catalog.mask(wanted, catalogue)
+            allowed = allowed & mask.of(catalogue.size)
+        if catalogue.size > MAX_INLINE_ITEMS:
+            return await asyncio.to_thread(_find_places, catalogue, ranked, allowed, categories, n)
+        return _find_places(catalogue, ranked, allowed, categories, n)
 
     async def _counted(self, hours: int, *, rising: bool) -> _Counts:
         key = (hours, rising)
@@ -172,20 +201,13 @@ class RecentPopularity:
         return _Counts(items[order], users[order], before[order], now, keep)
 
 
-async def _places(
-    catalogue: Catalogue, ranked: NDArray[np.int64], categories: Sequence[str], n: int
-) -> list[int]:
-    """Return the positions of the first ``n`` ranked items that may be shown."""
-    if catalogue.size > MAX_INLINE_ITEMS:
-        return await asyncio.to_thread(_find_places, catalogue, ranked, categories, n)
-    return _find_places(catalogue, ranked, categories, n)
-
-
 def _find_places(
-    catalogue: Catalogue, ranked: NDArray[np.int64], categories: Sequence[str], n: int
+    catalogue: Catalogue,
+    ranked: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    categories: Sequence[str],
+    n: int,
 ) -> list[int]:
-    # A further condition on items is a further mask here.
-    allowed = catalogue.visible
     if categories:
         allowed = allowed & catalogue.mask(categories)
     known = np.flatnonzero(ranked < catalogue.size)

@@ -52,6 +52,8 @@ BEYOND_THE_SCHEMA = {
     "GET /items/{item}/similar": SELECTION | {"invalid_cursor"},
     "POST /recommend/batch": SELECTION,
     "POST /rerank": SELECTION,
+    "GET /popular": SELECTION,
+    "GET /trending": SELECTION,
     "PUT /items/{item}": AVAILABILITY,
     "PATCH /items/{item}": AVAILABILITY,
     "POST /compare": {"item_not_ranked"},

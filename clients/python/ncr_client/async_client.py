@@ -276,17 +276,31 @@ class AsyncClient:
         return cast(answers.SimilarItems, answer)
 
     async def popular(
-        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+        self,
+        n: int = 10,
+        *,
+        window: str | None = None,
+        category: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
     ) -> answers.PopularItems:
         """The items with the most users, of all time or of a ``window`` such as 6h or 7d."""
-        query = without_none({"n": n, "window": window, "category": category})
+        query = without_none(
+            {"n": n, "window": window, "category": category, "filter": as_text(filter)}
+        )
         return cast(answers.PopularItems, await self._send("GET", "/popular", query))
 
     async def trending(
-        self, n: int = 10, *, window: str | None = None, category: Sequence[str] | None = None
+        self,
+        n: int = 10,
+        *,
+        window: str | None = None,
+        category: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
     ) -> answers.TrendingItems:
         """The items with more users than in the ``window`` before: a day, or such as 6h or 7d."""
-        query = without_none({"n": n, "window": window, "category": category})
+        query = without_none(
+            {"n": n, "window": window, "category": category, "filter": as_text(filter)}
+        )
         return cast(answers.TrendingItems, await self._send("GET", "/trending", query))
 
     async def questions(self, user: str, n: int = 5) -> answers.Questions:

@@ -84,7 +84,10 @@ async def test_items_that_rise_are_trending(client: httpx2.AsyncClient) -> None:
 
 
 async def test_hidden_and_deleted_items_are_never_shown(client: httpx2.AsyncClient) -> None:
-    items = [{"id": name, "categories": [name[0]]} for name in ("x1", "x2", "y1", "unused")]
+    items: list[dict[str, Any]] = [
+        {"id": name, "categories": [name[0]]} for name in ("x1", "x2", "y1", "unused")
+    ]
+    items[1]["attributes"] = {"color": "red"}
     await client.post("/items", json=items)
     await client.post("/events", json=[row(f"u{n}", i, 1) for n in range(3) for i in ("x1", "x2")])
     await client.post("/events", json=[row("u", "y1", 1)])
@@ -93,6 +96,9 @@ async def test_hidden_and_deleted_items_are_never_shown(client: httpx2.AsyncClie
         assert await ids(client, path, category="x", **params) == [("x1", 3), ("x2", 3)]
         assert await ids(client, path, category=["y", "none"], **params) == [("y1", 1)]
         assert await ids(client, path, category="none", **params) == []
+        assert await ids(client, path, filter='{"color":"red"}', **params) == [("x2", 3)]
+        refused = await client.get(path, params={"filter": '{"color":{"lt":3}}'} | params)
+        assert (refused.status_code, refused.json()["code"]) == (422, "filter_type_mismatch")
         await client.patch("/items/x1", json={"hidden": True})
         assert await ids(client, path, **params) == [("x2", 3), ("y1", 1)]
         await client.patch("/items/x1", json={"hidden": False})
