@@ -270,7 +270,12 @@ class RecommendBody(_ListBody):
     """The body of `POST /recommend`: at least one of `user`, `items` and `item` is there."""
 
     model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": [name]} for name in ("user", "items", "item")]}
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+                for name in ("user", "items", "item")
+            ]
+        }
     )
 
     cursor: BodyCursor = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -309,7 +310,9 @@ async def is_at_hand(app: FastAPI, client: httpx2.AsyncClient, user: str, **para
         path = f"/recommend/{user}"
         answer = await client.get(path, params=params)
         answer.raise_for_status()
-        return answer.json()["as_of_seq"], answer.content.partition(b'"items":')[2]
+        return answer.json()["as_of_seq"], re.sub(
+            rb'.*"items":|"next_cursor":"[^"]*"', b"", answer.content
+        )  # a cursor holds the second that it is made in
 
     first = await content()
     built = len(profiles.cache) > 0
