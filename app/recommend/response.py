@@ -103,7 +103,7 @@ class RankedList:
         if len(self.ids) < query.n or len(self.ids) >= MAX_PLACES:
             return None
         at = int(time.time())
-        key = (at // KEPT_SECONDS, user, version, last_seq, basket, query)
+        key = (at // KEPT_SECONDS, user, version, last_seq, basket, query.list_digest)
         if self.kept_cursor and self.kept_cursor[0][0] == key:
             return self.kept_cursor[0][1]
         subject = subject_of(user, basket)

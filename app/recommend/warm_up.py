@@ -32,6 +32,8 @@ class WarmUp:
         """Remembers a request, in the place of the user's earlier ones."""
         if query.model is not None or query.exclude or query.explain or query.n > MAX_ITEMS:
             return
+        if query.filter is not None or query.boost:  # each may take hundreds of KiB
+            return
         self._asked.pop(user, None)
         self._asked[user] = query
         if len(self._asked) > MAX_USERS:
