@@ -9,6 +9,7 @@ than 256 bytes) exists, and is equal to nothing; null is missing.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -125,6 +126,16 @@ class Words:
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.codes = {word: code for code, word in enumerate(words)}
+        self._ordered: tuple[list[str], NDArray[np.int64], int] | None = None
+
+    def in_order(self) -> tuple[list[str], NDArray[np.int64], int]:
+        """The strings in order, the code of each, and their number; kept until one is added."""
+        known = self._ordered
+        if known is None or known[2] != len(self.codes):
+            pairs = sorted(self.codes.items())  # of a copy: another thread may add to it
+            codes = np.array([code for _, code in pairs], np.int64)
+            self._ordered = known = [word for word, _ in pairs], codes, len(pairs)
+        return known
 
     def add(self, word: str) -> int:
         """The string's code, a new one if need be."""
@@ -319,6 +330,8 @@ class Attributes:
     by_name: dict[str, Attribute] = field(default_factory=dict)
     seq: int = 0
     """The number of the latest change of any of them."""
+    size: int = 0
+    """One more than the highest internal id that has had attributes."""
 
     def updated(self, rows: Sequence[tuple[int, int, str]]) -> Attributes:
         """The state after changes of items: (internal id, number of the change, JSON) each."""
@@ -328,7 +341,7 @@ class Attributes:
                 for name, value in _loads(text).items():
                     if value is not None:
                         given[name][item] = value
-        if not given and not self.by_name:
+        if not given and all(item >= self.size for item, _, _ in rows):
             return self
         ids = np.array(sorted({item for item, _, _ in rows}), np.int32)
         seq = max(seq for _, seq, _ in rows)
@@ -341,7 +354,7 @@ class Attributes:
         if not changed:
             return self
         # An attribute that no item has any more stays, for the number of the change that ended it.
-        return Attributes(self.by_name | changed, seq)
+        return Attributes(self.by_name | changed, seq, max(self.size, int(ids[-1]) + 1))
 
     def state(self, names: Iterable[str]) -> tuple[int, ...]:
         """What filters on these attributes depend on: the number of the latest change of each."""
@@ -445,10 +458,12 @@ def _one_of(attribute: Attribute, kind: str, wanted: list[Any], size: int) -> Bo
     return column.spread(hits, size)
 
 
-def _with_codes(values: NDArray[np.int32], wanted: Sequence[int], n_codes: int) -> Bools:
+def _with_codes(
+    values: NDArray[np.int32], wanted: Sequence[int] | NDArray[np.int64], n_codes: int
+) -> Bools:
     """Which codes are among those wanted; −1, which is missing, is the last of the table."""
     table = np.zeros(n_codes + 1, np.bool_)
-    table[list(wanted)] = True
+    table[np.asarray(wanted, np.int64)] = True
     hits: Bools = table[values]
     return hits
 
@@ -459,11 +474,10 @@ def _compared(attribute: Attribute, kind: str, operator: str, bound: Any, size: 
         return np.zeros(size, np.bool_)
     if kind == "number":
         return column.spread(_NUMBERS[operator](column.values, bound), size)
-    words = list(attribute.words.codes)  # a copy: another thread may add to it
-    holds = _STRINGS[operator]
-    wanted = [code for code, word in enumerate(words) if holds(word, bound)]
-    return column.spread(_with_codes(column.values, wanted, len(words)), size)
+    words, codes, n_codes = attribute.words.in_order()
+    place = (bisect_left if operator in ("lt", "gte") else bisect_right)(words, bound)
+    wanted = codes[:place] if operator in ("lt", "lte") else codes[place:]
+    return column.spread(_with_codes(column.values, wanted, n_codes), size)
 
 
 _NUMBERS = {"lt": np.less, "lte": np.less_equal, "gt": np.greater, "gte": np.greater_equal}
-_STRINGS = {"lt": str.__lt__, "lte": str.__le__, "gt": str.__gt__, "gte": str.__ge__}

@@ -157,6 +157,7 @@ def parse_boosts(value: Any) -> tuple[Boost, ...]:
     if len(value) > MAX_BOOSTS:
         raise _bad_boost(f"boost: there are more than {MAX_BOOSTS}")
     by_filter: dict[str, Boost] = {}
+    parser = _Parser("boost")  # its limits are on all of them together
     for index, one in enumerate(value):
         where = f"boost[{index}]"
         if not isinstance(one, dict) or one.keys() != {"filter", "by"}:
@@ -165,7 +166,9 @@ def parse_boosts(value: Any) -> tuple[Boost, ...]:
         if isinstance(by, bool) or not isinstance(by, int | float) or not abs(by) <= MAX_LOG_ODDS:
             # What is not a number is not at most anything.
             raise _bad_boost(f"{where}.by: log-odds are a number from −100 to 100")
-        wanted = parse_filter(one["filter"], f"{where}.filter")
+        parser.start(f"{where}.filter")
+        condition = parser.filter(one["filter"])
+        wanted = None if condition == Every(()) else AttributeFilter.of(condition)
         if wanted is not None:  # what is added to every item changes no preference
             known = by_filter.get(wanted.key)
             by_filter[wanted.key] = Boost(wanted, float(by) + (known.by if known else 0.0))
@@ -204,6 +207,10 @@ class _Parser:
     def __init__(self, where: str) -> None:
         self._root = where
         self._conditions = self._values = 0
+
+    def start(self, where: str) -> None:
+        """Go on with another filter, which problems are told of; what was counted stays."""
+        self._root = where
 
     def filter(self, value: Any, where: str = "", depth: int = 1) -> Condition:
         """The normal form of an object."""

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from app.catalog.attributes import SPARE_CODES, Attributes
-from app.catalog.filters import AttributeFilter, parse_filter, read_filter
+from app.catalog.filters import AttributeFilter, parse_boosts, parse_filter, read_filter
 from app.catalog.masks import FilterMask, FilterMasks
 from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.core.errors import Unprocessable
@@ -234,6 +234,13 @@ def test_what_is_no_filter_is_refused_and_told(text: str, problem: str) -> None:
         read_filter(text)
     assert problem in str(caught.value)
     assert caught.value.code == "invalid_filter"
+
+
+def test_boosts_have_the_limits_of_a_filter_together() -> None:
+    boost = {"filter": {"a": list(range(400))}, "by": 1}
+    assert len(parse_boosts([boost | {"by": 1}, {"filter": {"b": [1, 2]}, "by": 1}])) == 2
+    with pytest.raises(Unprocessable, match=r"boost\[2\].filter: it has more than 1,000 values"):
+        parse_boosts([boost] * 3)
 
 
 def test_values_of_a_kind_that_no_item_has_are_refused() -> None:
