@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated
@@ -13,6 +14,7 @@ from app.catalog.filters import BOOST, FILTER, read_boosts, read_filter
 from app.core.access import Role, access
 from app.core.errors import (
     REQUEST_ID_KEY,
+    BadRequest,
     Unavailable,
     Unprocessable,
     problem_of,
@@ -84,6 +86,7 @@ Category = Annotated[
 Exclude = Annotated[
     list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
 ]
+BODY_SECONDS = 2.0  # of a basket: meanwhile it has a place of those who ask for lists
 SIMILAR_USER = "Leave out what this user has seen or dislikes."
 
 
@@ -148,7 +151,9 @@ async def answer(
         if cursor is None:
             body = await feature.service.recommend(user, query, request.is_disconnected, release)
         else:
-            body = await feature.pages.page(user, query, cursor, request.is_disconnected)
+            body = await feature.pages.page(
+                user, query, cursor, request.is_disconnected, on_slow=release
+            )
     except Unavailable as error:
         # Answered here and not by the handler: under overload this is what has to be quick.
         return problem_of(error, request.scope.get(REQUEST_ID_KEY))
@@ -183,13 +188,22 @@ async def recommend_for_basket(request: Request, feature: Feature) -> Response:
     is known. Items that the service does not know are left out and named in `ignored`. Too many
     items are 413.
     """
-    body = await body_of(request, RecommendBody, {"items": MAX_LIST, "exclude": MAX_LIST})
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await body_of(request, RecommendBody, {"items": MAX_LIST, "exclude": MAX_LIST})
+    except TimeoutError:
+        raise BadRequest("the body comes too slowly", code="body_too_slow") from None
     check_user(caller_of(request), body.user)
+    release = request.scope.get(RELEASE_KEY)
     basket, is_gone = Basket(tuple(body.items or ()), body.item), request.is_disconnected
     query = body.query()
     if body.cursor is not None:
-        return _json(await feature.pages.page(body.user, query, body.cursor, is_gone, basket))
-    return _json(await feature.service.recommend_for_basket(body.user, basket, query, is_gone))
+        return _json(
+            await feature.pages.page(body.user, query, body.cursor, is_gone, basket, release)
+        )
+    return _json(
+        await feature.service.recommend_for_basket(body.user, basket, query, is_gone, release)
+    )
 
 
 @router.post(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.core.errors import AppError
+from app.core.errors import AppError, Unavailable
 from app.core.ids import new_recommendation_id
 from app.inference.batcher import Batcher, IsGone
 from app.inference.loaded_model import LoadedModel
@@ -62,6 +63,7 @@ class PageService:
         text: str,
         is_gone: IsGone | None = None,
         basket: Basket | None = None,
+        on_slow: Callable[[], None] | None = None,
     ) -> bytes:
         """The body of the answer: the next ``query.n`` places after the cursor in ``text``.
 
@@ -71,7 +73,7 @@ class PageService:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
         started = time.perf_counter()
-        context = await self._contexts.load(user or NOBODY, query, is_gone)
+        context = await self._contexts.load(user or NOBODY, query, is_gone, on_slow)
         ranked_from = context.profile
         ignored: list[str] | None = None
         if basket is not None:
@@ -79,6 +81,8 @@ class PageService:
         cursor = decode(text, context.subject, query.list_digest)
 
         async def rank() -> FrozenList:
+            if on_slow is not None:
+                on_slow()
             profile = ranked_from.until(cursor.last_seq)
             whole = replace(query, n=MAX_PLACES, page=query.n, explain=False)
             then = replace(
@@ -87,6 +91,8 @@ class PageService:
                 profile=profile,
                 basket=b"",
                 at_us=cursor.at * 1_000_000,
+                is_gone=None,  # others may wait for the same list
+                on_slow=None,
             )
             if basket is not None:
                 self._contexts.add_basket(then, basket)
@@ -125,6 +131,8 @@ class PageService:
             return None
         try:
             return await self._models.get(version)
+        except Unavailable:
+            raise  # it is being loaded: the order of another one would stay
         except AppError:
             return self._models.current
 

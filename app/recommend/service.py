@@ -183,13 +183,14 @@ class RecommendService:
         basket: Basket,
         query: RecommendationQuery,
         is_gone: IsGone | None = None,
+        on_slow: Callable[[], None] | None = None,
     ) -> bytes:
         """The body of an answer by a basket, and by the user's own events where there is a user.
 
         Raises as `recommend`.
         """
         started = time.perf_counter()
-        context = await self._contexts.load(user or NOBODY, query, is_gone)
+        context = await self._contexts.load(user or NOBODY, query, is_gone, on_slow)
         ignored = self._contexts.add_basket(context, basket)
         model = await self._models.get(query.model)
         version = None if model is None else model.version

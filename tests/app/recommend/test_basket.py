@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -226,6 +228,21 @@ async def test_bad_input(client: httpx2.AsyncClient, trained: str) -> None:
         "seq_not_reached",
     )
     assert (await client.post("/recommend?n=3", json={"items": []})).status_code == 422
+
+
+@ON_SQLITE
+async def test_a_body_that_comes_slowly_holds_no_place_of_lists(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.recommend.endpoints.BODY_SECONDS", 0.05)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(30)
+
+    json = {"Content-Type": "application/json"}
+    response = await client.post("/recommend", content=slowly(), headers=json)
+    assert (response.status_code, response.json()["code"]) == (400, "body_too_slow")
 
 
 @ON_SQLITE
