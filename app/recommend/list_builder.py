@@ -63,7 +63,7 @@ class ListBuilder:
         if user_key is NEWCOMER:
             if self._exploration.n_drawn(query.n) > 0:
                 popular = await self._popularity.ranked(context.profile.event_seq)
-                key_now = (key, self._popularity.number)
+                key_now = (key, self._popular_state(context))
                 if not self._exploration.has(key_now):
                     popular = await boosted(context, self._popularity, popular)
                 return self._exploration.build(key_now, context, popular, self._popularity.counts)
@@ -128,12 +128,17 @@ class ListBuilder:
             self._redis.put(name, ranked.to_bytes())
         return ranked
 
+    def _popular_state(self, context: RecommendationContext) -> int:
+        """The state that the order of popular items depends on."""
+        popularity = self._popularity
+        return popularity.counts_number if context.query.boost else popularity.number
+
     async def _backfill(
         self, key: Hashable, context: RecommendationContext, ranked: RankedList
     ) -> RankedList:
         """The popular items that follow the model's own list."""
         popular = await self._popularity.ranked(context.profile.event_seq)
-        key = (key, self._popularity.number)
+        key = (key, self._popular_state(context))
         rest = self.cache.get(key)
         if rest is None:
             popular = await boosted(context, self._popularity, popular)

@@ -43,6 +43,8 @@ class PopularityRanking:
         self._seq = -1
         self.number = 0
         """Grows when the ranking changes."""
+        self.counts_number = 0
+        """Grows when a count changes: orders with boosts depend on the counts."""
         self._counted_at = self._recounted_at = -float("inf")
         self._recounted_seq = -1
         self._updating = asyncio.Lock()
@@ -132,6 +134,8 @@ class PopularityRanking:
         self._recounted_at, self._recounted_seq = now, seq
 
     def _set(self, counts: NDArray[np.int64], seq: int, now: float) -> None:
+        if not np.array_equal(counts, self.counts):
+            self.counts_number += 1
         self.counts, self._seq, self._counted_at = counts, seq, now
         order = np.argsort(-counts, kind="stable")
         ranked = order[: int((counts > 0).sum())]

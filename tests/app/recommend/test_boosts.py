@@ -149,6 +149,20 @@ async def test_newcomers_get_popular_items_by_boosted_popularity(
     assert ids(await boosted(client, "nobody", first))[0] == "fresh"
 
 
+async def test_boosted_popular_items_follow_counts_that_change_no_ranking(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.recommend.popularity.INCREMENT_SECONDS", 0)
+    for item in ("a", "b"):
+        await client.put(f"/items/{item}", json={"attributes": {"name": item}})
+    took = [{"user": f"u{n}", "item": item} for item, k in (("a", 3), ("b", 2)) for n in range(k)]
+    await client.post("/events", json=took)
+    boost = [{"filter": {"name": "b"}, "by": 0.5}]  # log 4 < log 3 + 0.5
+    assert ids(await boosted(client, "nobody", boost, n=2)) == ["b", "a"]
+    await client.post("/events", json=[{"user": f"v{n}", "item": "a"} for n in range(20)])
+    assert ids(await boosted(client, "nobody", boost, n=2)) == ["a", "b"]
+
+
 async def test_boosts_go_with_filters_and_company(client: httpx2.AsyncClient, served: str) -> None:
     wanted = {"brand": ["a", "b"]}
     users = ["user-1", "user-2", "nobody"]
