@@ -17,6 +17,7 @@ from app.recommend.schemas import MAX_USERS, RecommendationQuery
 from app.recommend.service import ContextLoader, RecommendService
 
 MAX_ITEMS = 100_000  # of all lists together: 14 MB
+MAX_BYTES = 64 * 2**20  # of an answer: items may be shown with their attributes
 MAX_CONCURRENT_USERS = 32  # of all batches: half a pass is left for single requests
 MAX_BATCHES = 16
 TIMEOUT_SECONDS = 10.0
@@ -65,14 +66,20 @@ class BatchService:
     async def _results(
         self, users: Sequence[str], query: RecommendationQuery, is_gone: IsGone | None
     ) -> list[bytes]:
-        results = [b""] * len(users)
+        results, n_bytes = [b""] * len(users), 0
         positions = iter(range(len(users)))
         until = time.monotonic() + TIMEOUT_SECONDS
 
         async def answer(positions: Iterator[int]) -> None:
+            nonlocal n_bytes
             for position in positions:
                 async with self._slots:
                     results[position] = await self._result(users[position], query, is_gone, until)
+                n_bytes += len(results[position])
+                if n_bytes > MAX_BYTES:
+                    raise PayloadTooLarge(
+                        f"the lists have more than {MAX_BYTES:,} bytes", code="too_many_items"
+                    )
                 # A list from the cache waits for nothing: other requests get their turn here.
                 await asyncio.sleep(0)
 

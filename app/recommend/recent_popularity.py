@@ -27,7 +27,7 @@ log = get_logger(__name__)
 MIN_REFRESH_SECONDS = 30.0
 REFRESH_SHARE = 0.05  # of the time, at most, that a window is being counted
 FIRST_COUNT_SECONDS = 10.0  # that a request waits for the first count of its window
-MAX_WINDOWS = 64  # whose counts are kept
+COUNT_BYTES = 2**27  # for counts; those of a window that are larger are kept alone
 HOUR_US = 3_600 * 1_000_000
 WINDOW = r"^(?:(?:[1-9]|1[0-9]|2[0-4])h|(?:[1-9]|[12][0-9]|30)d)$"
 """Windows: 1h to 24h and 1d to 30d."""
@@ -65,7 +65,9 @@ class RecentPopularity:
         self._events = events
         self._catalog = catalog
         self._popularity = popularity
-        self._counts: LRUCache[tuple[int, bool], _Counts] = LRUCache(MAX_WINDOWS)
+        self._counts: LRUCache[tuple[int, bool], _Counts] = LRUCache(
+            COUNT_BYTES, lambda counts: min(COUNT_BYTES, 500 + 24 * len(counts.ranked))
+        )
         self._tasks: dict[tuple[int, bool], asyncio.Task[None]] = {}
         self._one = asyncio.Lock()
 
@@ -188,17 +190,25 @@ class RecentPopularity:
         split = until - hours * HOUR_US
         since = split - hours * HOUR_US if rising else split
         rows = await self._events.users_by_item(since, split, until)
-        items, users, before = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        if rising:
-            # As a difference of two Poisson counts: a rise from 50 to 100 is more than one to 3.
-            score = (users - before) / np.sqrt(np.maximum(1, users + before))
-        else:
-            score = users.astype(np.float64)
-        order = np.lexsort((items, -users, -score))
-        order = order[score[order] > 0]
+        items, users, before = await asyncio.to_thread(_ranked, rows, rising)
         now = time.monotonic()
         keep = max(MIN_REFRESH_SECONDS, (now - began) / REFRESH_SHARE)
-        return _Counts(items[order], users[order], before[order], now, keep)
+        return _Counts(items, users, before, now, keep)
+
+
+def _ranked(
+    rows: Sequence[tuple[int, int, int]], rising: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Items, their users and those before: the first first, without those that are not on it."""
+    items, users, before = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    if rising:
+        # As a difference of two Poisson counts: a rise from 50 to 100 is more than one to 3.
+        score = (users - before) / np.sqrt(np.maximum(1, users + before))
+    else:
+        score = users.astype(np.float64)
+    order = np.lexsort((items, -users, -score))
+    order = order[score[order] > 0]
+    return items[order], users[order], before[order]
 
 
 def _find_places(
