@@ -118,11 +118,14 @@ def as_json(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
-@cache
 def static_file(name: str) -> tuple[bytes, bytes, str] | None:
     """A static file: as it is, compressed, and a digest; None if there is none."""
-    if name not in STATIC_FILES:
-        return None
+    # Only names that there are: those that strangers send would stay in memory.
+    return _read_static(name) if name in STATIC_FILES else None
+
+
+@cache
+def _read_static(name: str) -> tuple[bytes, bytes, str]:
     content = resources.files("app.dashboard").joinpath("static", *name.split("/")).read_bytes()
     return content, gzip.compress(content, 9, mtime=0), hashlib.sha256(content).hexdigest()[:12]
 
