@@ -96,9 +96,15 @@ class UserRepository:
         rows = await conn.execute(sa.select(user_aliases.c.external_id).where(wanted))
         return {row[0] for row in rows}
 
-    async def lock(self, conn: AsyncConnection, external_id: str) -> tuple[int, User] | None:
-        """Lock a user's row and return it with the internal id; None for an unknown user."""
-        query = _WITH_ID.where(users.c.external_id == external_id).with_for_update()
+    async def lock(
+        self, conn: AsyncConnection, external_id: str, *, stays: bool = False
+    ) -> tuple[int, User] | None:
+        """Lock a user's row and return it with the internal id; None for an unknown user.
+
+        To a user who stays others may add rows meanwhile, as those of impressions.
+        """
+        query = _WITH_ID.where(users.c.external_id == external_id)
+        query = query.with_for_update(key_share=stays)
         row = (await conn.execute(query)).first()
         return None if row is None else (row[0], User(*row[1:]))
 

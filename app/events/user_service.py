@@ -127,7 +127,7 @@ class UserService:
             first_seq = await next_values(conn, EVENT_SEQ, 0)
             target_alias = await repository.merged(conn, into)
             target = await repository.lock(
-                conn, into if target_alias is None else target_alias.into
+                conn, into if target_alias is None else target_alias.into, stays=True
             )
             source = await repository.lock(conn, external_id)
             if source is None:
