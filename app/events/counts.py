@@ -22,8 +22,8 @@ Verdict = Literal["accepted", "duplicate", "rejected"]
 WRITE_SECONDS = 5.0
 CLOSE_SECONDS = 1.5
 KEEP_HOURS = 24 * 90
-MAX_NAMES = 200
-"""Types and codes that are counted by name between two writes; the others are one."""
+MAX_NAMES = 50
+"""Types and codes that a process counts by name in an hour; the others are one."""
 OTHERS = "(others)"
 
 
@@ -44,17 +44,22 @@ class EventCounts:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._new: Counter[tuple[int, Verdict, str]] = Counter()
+        self._hour = -1
+        self._names: set[tuple[Verdict, str]] = set()
+        """What this hour is counted by."""
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
     def add(self, verdict: Verdict, names: Mapping[str, int]) -> None:
         """Count rows by the name of their type or code."""
         hour = hour_now()
+        if hour != self._hour:
+            self._hour, self._names = hour, set()
         for name, rows in names.items():
-            key = (hour, verdict, name)
-            if len(self._new) >= MAX_NAMES and key not in self._new:
-                key = (hour, verdict, OTHERS)
-            self._new[key] += rows
+            if len(self._names) < MAX_NAMES:
+                self._names.add((verdict, name))
+            counted = name if (verdict, name) in self._names else OTHERS
+            self._new[hour, verdict, counted] += rows
 
     def start(self) -> None:
         """Write what was counted every few seconds."""

@@ -40,8 +40,10 @@ async def test_types_of_strangers_take_bounded_room(database: Database) -> None:
     counts = EventCounts(database)
     counts.add("accepted", {f"type {n}": 1 for n in range(3 * MAX_NAMES)})
     found = await counts.since(0)
-    assert len(found) <= MAX_NAMES + 2
-    assert sum(each.rows for each in found) == 3 * MAX_NAMES
+    counts.add("accepted", {f"type {n}": 1 for n in range(3 * MAX_NAMES, 4 * MAX_NAMES)})
+    found = await counts.since(0)  # a write in between makes no room
+    assert len(found) <= 2 * (MAX_NAMES + 1)  # the test may run over the full hour
+    assert sum(each.rows for each in found) == 4 * MAX_NAMES
     assert OTHERS in {each.name for each in found}
 
 
