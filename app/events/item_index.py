@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.database import AWAY, BULK_CHECKPOINT_PAGES, Database
@@ -26,6 +27,15 @@ CHECK_SECONDS = 60.0
 # Any number will do that no other advisory lock of the service has.
 _ADVISORY_LOCK = 7_236_002
 _BUILD_MEMORY = "256MB"
+_SESSION = (
+    # Else the server would keep the lock of a machine that is cut off for hours.
+    "tcp_keepalives_idle = 30",
+    "tcp_keepalives_interval = 10",
+    "tcp_keepalives_count = 3",
+    # What is meant for requests would end each build.
+    "statement_timeout = 0",
+    "lock_timeout = 0",
+)
 
 _INDEX = next(index for index in events.indexes if index.name == "ix_events_item_id_user_id")
 NAME = str(_INDEX.name)
@@ -60,14 +70,25 @@ class ItemIndex:
             if conn is None:
                 yield
                 return
-            await self._drop(conn)
+            try:
+                await self._drop(conn)
+                is_dropped = True
+            except ProgrammingError as error:  # this role may not
+                log.warning("events keep their index by item in this import", reason=_reason(error))
+                is_dropped = False
+            if not is_dropped:
+                yield
+                return
             try:
                 yield
             except BaseException:
                 log.warning("events have no index by item until `ncr db upgrade` or `ncr import`")
                 raise
             on_build()
-            await self._build(conn)
+            try:
+                await self._build(conn)
+            except AWAY as error:  # `mend` tries it again, by another connection
+                log.warning("events have no index by item yet", reason=_reason(error))
 
     async def mend(self) -> bool:
         """Build the index if it is missing, unless another process has put it off.
@@ -90,9 +111,8 @@ class ItemIndex:
         while True:
             try:
                 await self.mend()
-            except AWAY as error:
-                reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
-                log.warning("events have no index by item, trying again", reason=reason)
+            except (SQLAlchemyError, OSError) as error:
+                log.warning("events have no index by item, trying again", reason=_reason(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _drop(self, conn: AsyncConnection | _Nobody) -> None:
@@ -129,11 +149,17 @@ class ItemIndex:
             # Outside a transaction: an index build waits for the transactions of others.
             await conn.execution_options(isolation_level="AUTOCOMMIT")
             try:
+                for setting in _SESSION:
+                    await conn.exec_driver_sql(f"SET {setting}")
                 lock = sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
                 yield conn if await conn.scalar(lock) else None
             finally:
                 with suppress(*AWAY):
                     await conn.invalidate()  # frees the lock; nobody gets it with its settings
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).partition("\n")[0]
 
 
 class _Nobody:
