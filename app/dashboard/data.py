@@ -176,7 +176,9 @@ def _whole(lines: list[str]) -> tuple[list[str], list[str]]:
     quotes = 0
     for line in lines:
         held.append(line)
-        quotes += line.count('"')
+        # Within a cell that does not begin with one, a quotation mark is text.
+        if quotes or line.startswith('"') or ',"' in line:
+            quotes += line.count('"')
         if quotes % 2 == 0:
             rows += (f"{part}\n" for part in held)
             held, quotes = [], 0

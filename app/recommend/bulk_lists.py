@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 
 from app.core.errors import Unavailable
@@ -11,9 +12,11 @@ from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList
 from app.recommend.schemas import RecommendationQuery
 from app.recommend.service import ContextLoader
+from ncr_core.errors import CheckpointError
 
 CONCURRENT_USERS = 128  # two passes: one is ranked while the profiles of the next are read
 RETRY_SECONDS = 0.05
+MAX_WAIT_SECONDS = 3_600.0  # for a list, as while popular items are counted for the first time
 
 
 class BulkLists:
@@ -55,6 +58,7 @@ class BulkLists:
         return [ranked for ranked in results if ranked is not None]
 
     async def _build(self, user: str, query: RecommendationQuery) -> RankedList:
+        deadline = time.monotonic() + MAX_WAIT_SECONDS
         while True:
             context = await self._contexts.load(user, query)
             try:
@@ -62,4 +66,6 @@ class BulkLists:
             except Unavailable as error:
                 if error.code not in ("overloaded", "not_ready"):
                     raise
+                if time.monotonic() > deadline:
+                    raise CheckpointError(f"lists cannot be made: {error.detail}") from None
                 await asyncio.sleep(RETRY_SECONDS)

@@ -152,10 +152,12 @@ async def _connect(
     name = parts.hostname if secure else None
     for address in addresses[:-1]:
         try:
-            return await asyncio.open_connection(
-                address, _port(parts), ssl=context, server_hostname=name
-            )
-        except OSError:
+            # One that does not respond leaves time for the others.
+            async with asyncio.timeout(TIMEOUT_SECONDS / (2 * len(addresses))):
+                return await asyncio.open_connection(
+                    address, _port(parts), ssl=context, server_hostname=name
+                )
+        except OSError:  # a TimeoutError is one
             continue
     return await asyncio.open_connection(
         addresses[-1], _port(parts), ssl=context, server_hostname=name
