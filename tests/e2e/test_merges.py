@@ -14,7 +14,7 @@ from tests.cluster.topology import missing_programs
 from tests.conftest import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-VISITORS, EVENTS, USERS, ROUNDS = 60, 100, 7, 2
+VISITORS, EVENTS, USERS, ROUNDS = 60, 60, 7, 2
 OWNERS = """SELECT e.event_id, u.external_id FROM events e JOIN users u ON u.id = e.user_id"""
 
 
