@@ -70,7 +70,7 @@ def checked(value: dict[str, Any]) -> AttributeFilter:
 
 
 def thirty_ways() -> AttributeFilter:
-    """All 30 attributes, of which half of the items fit."""
+    """All 30 attributes; nearly all items fit one of the conditions."""
     conditions: list[dict[str, Any]] = [{f"n{i}": {"gte": 930}} for i in range(10)]
     conditions += [{f"s{i}": WORDS[i]} for i in range(10)]
     conditions += [{"and": [{f"b{i}": True}, {f"b{i + 1}": False}]} for i in range(0, 8, 2)]

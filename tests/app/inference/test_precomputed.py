@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -306,13 +306,16 @@ async def is_at_hand(app: FastAPI, client: httpx2.AsyncClient, user: str, **para
     profiles.cache.clear()
     model = current(app)
 
-    async def content() -> tuple[int, bytes]:
+    async def content() -> tuple[int, bytes, bytes]:
         path = f"/recommend/{user}"
         answer = await client.get(path, params=params)
         answer.raise_for_status()
-        return answer.json()["as_of_seq"], re.sub(
-            rb'.*"items":|"next_cursor":"[^"]*"', b"", answer.content
-        )  # a cursor holds the second that it is made in
+        body, cursor = answer.json(), b""
+        if body["next_cursor"] is not None:
+            # Without the second that it is made in, and the digest of all of it.
+            cursor = base64.urlsafe_b64decode(body["next_cursor"] + "==")[5:-8]
+        items = answer.content.partition(b'"items":')[2].partition(b',"next_cursor":')[0]
+        return body["as_of_seq"], items, cursor
 
     first = await content()
     built = len(profiles.cache) > 0
