@@ -1,6 +1,7 @@
 # make demo [DATA=path] [PORT=8000]   the whole service on embedded defaults
 # make test | test-fast | lint | bench   what they say; test-fast leaves out what takes long
 # make screenshots                    of the dashboard, into docs/dashboard
+# make site                           the documentation, into var/site
 # make faults                         the long runs that kill, pause and cut off: an hour or more
 PYTHON ?= python3
 VENV   := .venv
@@ -9,7 +10,7 @@ CLIENT := clients/python/ncr_client
 PORT   ?= 8000
 DATA   ?=
 
-.PHONY: demo test test-fast screenshots lint format bench faults setup setup-dev clean
+.PHONY: demo test test-fast site screenshots lint format bench faults setup setup-dev clean
 
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
@@ -28,6 +29,9 @@ endif
 
 test-fast: setup-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
+
+site: setup-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Of a service with made-up data.
 screenshots: setup-dev

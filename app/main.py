@@ -41,6 +41,7 @@ from app.core.security import (
 )
 from app.core.settings import Settings
 from app.dashboard import pages as dashboard
+from app.dashboard.kept import KeptFigures
 from app.dashboard.rendering import error_page
 from app.events.endpoints import router as events_router
 from app.events.metrics import EventMetrics, GroupCommitMetrics
@@ -166,6 +167,7 @@ def create_app(
     app.state.keys = NoKeys()
     app.state.limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
     app.state.questions_in_making = set()
+    app.state.kept_figures = KeptFigures()
     app.state.authentication = Authentication(settings, lambda: app.state.keys)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(

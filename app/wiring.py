@@ -9,6 +9,7 @@ from app.ab_tests.impressions import ClickThroughStatistics, ImpressionBuffer
 from app.ab_tests.interleaving import InterleavingTrials
 from app.ab_tests.repository import ABTestRepository
 from app.ab_tests.service import ABTestService
+from app.ab_tests.settings_trials import SettingsTrials
 from app.ab_tests.shadow import ShadowTrials
 from app.catalog.service import CatalogService
 from app.core.database import Database
@@ -109,6 +110,7 @@ async def build_services(
         click_through,
         InterleavingTrials(database, clicks, impressions),
         ShadowTrials(database, impressions),  # optional
+        SettingsTrials(database, clicks, impressions),  # optional
     )
     events = EventService(
         database,

@@ -1,12 +1,14 @@
 """What a bad neighbour costs plain lists: their latency without and with each, in turns.
 
-    python -m benchmarks.contention DATA_DIR [SECONDS [ROUNDS]]
+    python -m benchmarks.contention DATA_DIR [SECONDS [ROUNDS [NEIGHBOUR ...]]]
     python -m benchmarks.contention upkeep DATA_DIR [SECONDS [ROUNDS]]
 
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
 the benchmark works on a copy. No list is kept, so every plain list is ranked. A neighbour is a
-process of its own beside the client and the server, on the same cores: read its ratio beside that
-of `/noop`, whose answers take nearly nothing of the server.
+process of its own beside the client and the server, on the same cores: read its ratio beside those
+of `a busy core`, which asks the server for nothing, and of `lists of others`, which are as many
+plain lists as other neighbours have requests. With names of neighbours only they are measured, and
+no result is kept.
 
 The second form is about upkeep: lists are kept, 64 connections ask for those of known users or of
 newcomers, while popularity is counted anew again and again, or ten PATCHes a second change an
@@ -74,6 +76,19 @@ async def repeat(base: str, requests: list[bytes], connections: int = NEIGHBOURS
     print("ready", flush=True)
     while True:  # connections that the server has closed are opened again
         await closed_loop(base, cycle(requests), connections, FOREVER)
+
+
+async def busy_core(base: str, user: str) -> None:
+    """No request at all: a process that computes."""
+    print("ready", flush=True)
+    while True:
+        pass
+
+
+async def others(base: str, user: str) -> None:
+    """Plain lists, as the client asks for them, of whom it does not ask for."""
+    users = (await users_with_lists(base))[USERS : 2 * USERS]
+    await repeat(base, requests_for(base, [f"/recommend/{user}" for user in users]))
 
 
 async def noop(base: str, user: str) -> None:
@@ -157,6 +172,8 @@ async def patches(base: str, user: str) -> None:
 
 
 NEIGHBOUR: dict[str, Callable[[str, str], Any]] = {
+    "a busy core": busy_core,
+    "lists of others": others,
     "/noop": noop,
     "/noop over 64 connections": noop_64,
     "/rerank, 1,000 items best first": rerank,
@@ -301,8 +318,11 @@ def upkeep(data_dir: Path, seconds: float = 20.0, rounds: int = 3) -> None:
     )  # fmt: skip
 
 
-def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
-    reports: dict[str, list[Report]] = {name: [] for name in (ALONE, *NEIGHBOUR, TRIAL)}
+def main(
+    data_dir: Path, seconds: float = 5.0, rounds: int = 3, names: tuple[str, ...] = ()
+) -> None:
+    measured = (ALONE, *(names or (*NEIGHBOUR, TRIAL)))
+    reports: dict[str, list[Report]] = {name: [] for name in measured}
     turns, generator = list(reports), random.Random(0)
     with server(data_dir, list_cache_bytes=0) as running:
         users = asyncio.run(users_with_lists(running.url))[:USERS]
@@ -312,7 +332,7 @@ def main(data_dir: Path, seconds: float = 5.0, rounds: int = 3) -> None:
                 with beside(name, running, users):
                     reports[name].append(asyncio.run(plain(running.url, users, seconds)))
     publish(
-        f"contention-{data_dir.name.lower()}",
+        "" if names else f"contention-{data_dir.name.lower()}",
         ["beside", "p50 ms", "p99 ms", "p50 ratio", "p99 ratio", "200s/s", "503s/s", "errors"],
         [row_of(name, its_reports, reports[ALONE]) for name, its_reports in reports.items()],
         data=data_dir.name,

@@ -3,6 +3,7 @@ load than it can take.
 
     python -m benchmarks.recommend DATA_DIR
     python -m benchmarks.recommend cold DATA [PARAMS ...]
+    python -m benchmarks.recommend rules DATA_DIR
 
 DATA_DIR is the data folder of a service with a model, as `make demo` leaves it in var/demo/NAME;
 the benchmark works on copies. The client runs beside the server, on the same cores.
@@ -14,6 +15,9 @@ is trained twice, so that one version can take the place of the other. Random us
 none of them twice in a phase; after a change of an item they are those of the phase before. Each
 phase stands between two of a route that does nothing. Half of the servers do not have what
 a worker computes ahead.
+
+The third form measures what rules cost: lists of 10 of the same users, in turns without a rule, by
+ages by type (``seen=``), and without what was shown (``hide_shown=``), of known and unknown users.
 """
 
 from __future__ import annotations
@@ -272,5 +276,47 @@ def cold(data: Path, params: tuple[str, ...] = (PARAMS,)) -> None:
     )
 
 
+RULES = {
+    "no rule": "",
+    'seen={"*":"36500d"}': "?seen=%7B%22*%22:%2236500d%22%7D",
+    'seen={"*":"1d"}': "?seen=%7B%22*%22:%221d%22%7D",
+    "hide_shown=6h": "?hide_shown=6h",
+}
+RULES_SECONDS = 2.0
+
+
+async def ruled(base: str) -> list[list[Any]]:
+    """Rows of known and unknown users, each with its share of the rate without a rule."""
+    groups = {
+        "known users": [f"/recommend/{user}" for user in await users_with_lists(base)],
+        "unknown users": [f"/recommend/nobody-{n}" for n in range(USERS)],
+    }
+    rows = []
+    for group, paths in groups.items():
+        reports: dict[str, list[Report]] = {name: [] for name in RULES}
+        for _ in range(ROUNDS):
+            for name, query in RULES.items():
+                requests = cycle(requests_for(base, [path + query for path in paths]))
+                report = await closed_loop(base, requests, CONNECTIONS, RULES_SECONDS)
+                reports[name].append(report)
+        without = median(report.rate() for report in reports["no rule"])
+        rows += [row(f"{group}, {name}", of, without) for name, of in reports.items()]
+    return rows
+
+
+def rules(data_dir: Path) -> None:
+    with server(data_dir) as running:
+        rows = asyncio.run(ruled(running.url))
+    publish(
+        "rules",
+        ["what", "200s/s", "of no rule", "p50 ms", "p99 ms", "503s/s", "errors"],
+        rows,
+        data=data_dir.name,
+        connections=CONNECTIONS,
+        seconds=RULES_SECONDS,
+        rounds=ROUNDS,
+    )
+
+
 if __name__ == "__main__":
-    run_command(main, cold=cold)
+    run_command(main, cold=cold, rules=rules)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,14 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ncr_core.atomic_files import atomic_folder
+from ncr_core.content import ContentMaps
+from ncr_core.content.maps import pack_maps, unpack_maps
 from ncr_core.data.interactions import IntArray
-from ncr_core.errors import CheckpointError, ConfigError
-from ncr_core.manifest import FORMAT, MANIFEST, read_manifest, read_verified
+from ncr_core.errors import CheckpointError, ConfigError, DataError
+from ncr_core.manifest import FORMAT, MANIFEST, read_manifest, read_verified, verify_file
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 
@@ -35,9 +37,14 @@ EVALUATED = "evaluated.safetensors"
 ROWS, HELD_OUT = "evaluated.users", "evaluated.held_out"
 INTERACTIONS = "interactions.safetensors"
 """The file of the interactions that a `Recommender` was fitted to; the service writes none."""
+CONTENT = "content.safetensors"
+"""The file of `ContentMaps`; not every checkpoint has one."""
+CONTENT_CONFIG = "content.json"
+"""The JSON beside it."""
 ITEM_COUNTS = "item_counts"
 """The name of a tensor that is stored beside the model's own."""
 MAX_TEMPERATURE = 1e30
+FINITE_AT_ONCE = 2**22  # values
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class Checkpoint:
     reference_items: Sequence[int]
     """Rows of the items that scores are measured against, spread over popularity."""
     manifest: dict[str, Any]
+    content: ContentMaps = field(default_factory=ContentMaps)
+    """Where items and users lie by their attributes, where that was learned."""
 
     @property
     def temperature(self) -> float:
@@ -92,6 +101,7 @@ def save_checkpoint(
     evaluated: EvaluationSnapshot | None = None,
     calibration: dict[str, Any] | None = None,
     interactions: bytes | None = None,
+    content: ContentMaps | None = None,
 ) -> str:
     """Writes a checkpoint and returns the SHA-256 of its manifest, which holds those of its files.
 
@@ -107,6 +117,7 @@ def save_checkpoint(
         evaluated: the model as it was evaluated, if later models are to be compared with that.
         calibration: the result of `Calibration.as_dict`, for the manifest.
         interactions: content of the file of interactions, if there is to be one.
+        content: where items and users lie by their attributes, if that was learned.
 
     Raises:
         CheckpointError: the folder exists already; a version never changes.
@@ -124,6 +135,10 @@ def save_checkpoint(
         )
     if interactions is not None:
         files[INTERACTIONS] = interactions
+    if content is not None and content:
+        config, arrays = pack_maps(content)
+        files[CONTENT_CONFIG] = json.dumps(config).encode()
+        files[CONTENT] = save(arrays)
     references = spread_over_popularity(tensors[ITEM_COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -138,15 +153,15 @@ def save_checkpoint(
         "data": data or {},
         "software": software_versions(),
         "files": {
-            name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-            for name, content in files.items()
+            name: {"sha256": hashlib.sha256(file).hexdigest(), "bytes": len(file)}
+            for name, file in files.items()
         },
     }
     content_of_manifest = json.dumps(manifest, indent=1).encode()
     try:
         with atomic_folder(folder) as staging:
-            for name, content in files.items():
-                (staging / name).write_bytes(content)
+            for name, file in files.items():
+                (staging / name).write_bytes(file)
             (staging / MANIFEST).write_bytes(content_of_manifest)
     except FileExistsError:
         raise CheckpointError(
@@ -162,7 +177,8 @@ def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Reads a checkpoint and verifies every sum, shape and value.
 
-    The model is frozen and in evaluation mode.
+    The model is frozen and in evaluation mode. On a CPU its parameters are the file itself, mapped
+    into memory: several processes share it.
 
     Raises:
         CheckpointError: a file is missing, damaged, of another size than the manifest says, or
@@ -178,10 +194,8 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None
     ids = _read_ids(folder / IDS, sums[IDS])
-    try:
-        tensors = load(read_verified(folder / WEIGHTS, sums[WEIGHTS]))
-    except SafetensorError as error:
-        raise CheckpointError(f"{folder / WEIGHTS} is damaged: {error}") from None
+    verify_file(folder / WEIGHTS, sums[WEIGHTS])
+    tensors = map_tensors(folder / WEIGHTS)
     if len(ids["users"]) != n_users or len(ids["items"]) != n_items:
         raise CheckpointError(f"{folder} has another number of ids than its manifest says")
     if references and not 0 <= min(references) <= max(references) < n_items:
@@ -190,17 +204,67 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
     if counts is None or counts.shape != (n_items,):
         raise CheckpointError(f"{folder} has no item counts for its {n_items} items")
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(tensor):
             raise CheckpointError(f"{folder} holds values in {name!r} that are not finite")
-    model = build_model(config, n_users, n_items)
     try:
-        model.load_state_dict(tensors)
+        model = _model_of(config, n_users, n_items, tensors)
     except RuntimeError as error:
         raise CheckpointError(
             f"{folder} does not fit its own configuration: {str(error).splitlines()[-1].strip()}"
         ) from None
     model.requires_grad_(False).eval().to(device)
-    return Checkpoint(model, ids["users"], ids["items"], counts.numpy(), references, manifest)
+    content = _read_content(folder, manifest, model)
+    return Checkpoint(
+        model, ids["users"], ids["items"], counts.numpy(), references, manifest, content
+    )
+
+
+def _read_content(folder: Path, manifest: dict[str, Any], model: PairwiseRanker) -> ContentMaps:
+    """The placements of a checkpoint; none of one that was written without."""
+    entries: Any = manifest["files"]
+    if CONTENT not in entries:
+        return ContentMaps()
+    try:
+        stored, tensors = (
+            read_verified(folder / name, str(entries[name]["sha256"]))
+            for name in (CONTENT_CONFIG, CONTENT)
+        )
+        return unpack_maps(json.loads(stored), load(tensors), model)
+    except (KeyError, TypeError, ValueError, SafetensorError, DataError) as error:
+        raise CheckpointError(f"{CONTENT} of {folder} cannot be read: {error}") from None
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped into memory: processes that map it share it.
+
+    A tensor may be written to; the file stays as it is.
+
+    Raises:
+        CheckpointError: The file is missing, or is not as long as it says.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path.name} of {path.parent.name} is damaged: {error}") from None
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite, looked at a part at a time: nothing of its size is made."""
+    parts = torch.split(tensor.flatten(), FINITE_AT_ONCE)
+    return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def _model_of(
+    config: ModelConfig, n_users: int, n_items: int, tensors: dict[str, Tensor]
+) -> PairwiseRanker:
+    """A model of these very tensors, without a copy. Raises RuntimeError where they do not fit."""
+    with torch.device("meta"):
+        model = build_model(config, n_users, n_items)
+    types = {name: value.dtype for name, value in model.state_dict().items()}
+    cast = {name: value.to(types.get(name, value.dtype)) for name, value in tensors.items()}
+    model.load_state_dict(cast, assign=True)
+    return model
 
 
 def _temperature(manifest: dict[str, Any]) -> float:

@@ -25,6 +25,10 @@ class CheckpointReadError(CheckpointError):
     """A checkpoint that could not be read: it may be whole, and another try may read it."""
 
 
+class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after the HTTP error
+    """A store could not be used, which says nothing about the files in it."""
+
+
 class TrainingError(NcrError):
     """Training could not go on, for example because the loss became NaN.
 

@@ -22,6 +22,9 @@ from ncr_core.evaluation.significance import sign_test_p, student_t_quantile
 
 T = TypeVar("T", bound=Hashable)
 
+Outcome = Literal[0, 1, 2]
+"""Who won a list: A, B, or neither."""
+
 LEVEL = 0.95
 """The level of the interval, and 1 − the significance level of the test."""
 
@@ -87,6 +90,32 @@ def team_draft(a: Sequence[T], b: Sequence[T], n: int, rng: RandomSource) -> Dra
 def credit(clicked: Collection[T], teams: Teams[T]) -> tuple[int, int]:
     """The number of clicked items of each team; the ranker with more wins the list."""
     return sum(item in clicked for item in teams.a), sum(item in clicked for item in teams.b)
+
+
+def outcome_of(credit_a: int, credit_b: int) -> Outcome:
+    """Who won a list with so many clicked items of each team."""
+    return 0 if credit_a > credit_b else 1 if credit_b > credit_a else 2
+
+
+def planned_clicked(difference: float, power: float = 0.8) -> int:
+    """The number of clicked lists after which a difference Δ is found.
+
+    By the normal approximation of the binomial share of lists that B wins, for a two-sided test at
+    1 − `LEVEL` and lists of different users; lists of the same users tell less.
+
+    Args:
+        difference: Δ, from (0, 1/2).
+        power: the probability to find it.
+
+    Raises:
+        ValueError: ``difference`` or ``power`` is not between its bounds.
+    """
+    if not 0 < difference < 0.5 or not 0 < power < 1:
+        raise ValueError("a difference from (0, 1/2) and a power from (0, 1) are needed")
+    normal = NormalDist()
+    spread = 0.5 * normal.inv_cdf((1 + LEVEL) / 2)
+    spread += math.sqrt(0.25 - difference**2) * normal.inv_cdf(power)
+    return math.ceil((spread / difference) ** 2)
 
 
 @dataclass(frozen=True)
@@ -166,6 +195,32 @@ def interleaving_result(tallies: NDArray[np.int64]) -> InterleavingResult:
     return InterleavingResult(
         wins_a, wins_b, ties, users, share - 0.5, _interval(tallies, share, lists), p
     )
+
+
+def interleaving_over_time(
+    users: NDArray[np.int64], outcomes: NDArray[np.int64], counts: Sequence[int]
+) -> list[InterleavingResult]:
+    """Compare two rankers by the first lists of a trial, for several numbers of lists.
+
+    A chart of them shows how the interval narrows. Only one of them is a test: that after the
+    number of lists that was fixed in advance.
+
+    Args:
+        users: (n,) the number of each clicked list's user, from 0, in the order of the lists.
+        outcomes: (n,) each list's `Outcome`.
+        counts: numbers of lists, up to n.
+
+    Returns:
+        A result for each count, in their order.
+    """
+    n_users = int(users.max()) + 1 if len(users) else 0
+    results: dict[int, InterleavingResult] = {}
+    tallies, done = np.zeros((n_users, 3), dtype=np.int64), 0
+    for count in sorted(set(counts)):
+        np.add.at(tallies, (users[done:count], outcomes[done:count]), 1)
+        done = count
+        results[count] = interleaving_result(tallies)
+    return [results[count] for count in counts]
 
 
 def _interval(tallies: NDArray[np.int64], share: float, lists: int) -> tuple[float, float]:
@@ -333,3 +388,145 @@ def _dispersion(baseline: NDArray[np.int64]) -> float:
     by_day = np.bincount(day, residuals) ** 2 / (np.bincount(day, lists) * variance)
     hour_degrees, day_degrees = len(hours) - len(np.unique(hour_of_day)), len(days) - 1
     return max(1.0, float(by_hour.sum()) / max(hour_degrees, 1), float(by_day.sum()) / day_degrees)
+
+
+MIN_ARM_USERS = 30
+"""Users of each arm below which a difference has no interval: its variance is not known."""
+POWER = 0.8
+"""The probability with which `ClickThroughDifference.detectable` is found."""
+
+
+class ArmCounts(NamedTuple):
+    """What one arm of an A/B test has served, with sums over its users."""
+
+    users: int
+    """Users with a list."""
+    lists: int
+    clicked: int
+    """Lists with a click."""
+    lists_squared: int
+    """The sum of the squares of the users' lists."""
+    clicked_squared: int
+    """The sum of the squares of the users' clicked lists."""
+    lists_times_clicked: int
+    """The sum of the products of both."""
+
+    @property
+    def rate(self) -> float | None:
+        """Clicked lists per list; None without a list."""
+        return self.clicked / self.lists if self.lists else None
+
+    def plus(self, other: ArmCounts) -> ArmCounts:
+        """The sum of both, whose users differ."""
+        return ArmCounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def variance(self, both: ArmCounts) -> float:
+        """The variance of the rate over users, whose lists are alike; for an arm with lists.
+
+        It is that of a ratio of two means by the delta method (Deng, Knoblich & Lu, KDD 2018). The
+        few clicks of a small arm show too small a one: it is at least that of independent lists
+        with two clicked and two others more (Agresti & Coull 1998), times the design effect of both
+        arms together.
+        """
+        likely = (self.clicked + 2) / (self.lists + 4)
+        independent = likely * (1 - likely) / self.lists
+        rate = both.clicked / both.lists
+        alike = both._between_users * both.lists / (rate * (1 - rate)) if 0 < rate < 1 else 1.0
+        spread = self.lists_squared / self.lists / (both.lists_squared / both.lists)
+        return max(self._between_users, independent * max(1.0, alike * max(1.0, spread)))
+
+    @property
+    def _between_users(self) -> float:
+        rate = self.clicked / self.lists
+        squares = (
+            self.clicked_squared
+            - 2 * rate * self.lists_times_clicked
+            + rate**2 * self.lists_squared
+        )
+        return squares / self.lists**2 * self.users / max(1, self.users - 1)
+
+
+@dataclass(frozen=True)
+class ClickThroughDifference:
+    """How much more the lists of arm B are clicked than those of arm A, at any look.
+
+    The interval is a confidence sequence: it covers the true difference at all looks together with
+    probability `LEVEL`, so that one may look as often as one likes and stop at a clear result. It
+    is the asymptotic one of the normal mixture (Robbins 1970; Waudby-Smith, Arbour, Sinha, Kennedy
+    & Ramdas, Annals of Statistics 2024, theorem 2.2), with the number of lists as its clock.
+    """
+
+    rate_a: float
+    difference: float
+    """The rate of B less that of A."""
+    std: float
+    """The standard deviation of the difference."""
+    lists: int
+    """Lists of both arms."""
+    planned_lists: int
+    """The lists of both arms at which the interval is narrowest for their number."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval of the difference, within [−1, 1]."""
+        half = self.std * _mixture_quantile(self.lists / self.planned_lists)
+        return max(-1.0, self.difference - half), min(1.0, self.difference + half)
+
+    @property
+    def p(self) -> float:
+        """The probability of *ever* seeing so clear a difference if there is none."""
+        scale = self.lists / self.planned_lists * _MIXTURE_SCALE
+        exponent = (self.difference / self.std) ** 2 * scale / (2 * (scale + 1))
+        return min(1.0, max(_MIN_P, math.sqrt(scale + 1) * math.exp(-exponent)))
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a fraction of A's rate; None where that is 0."""
+        return self.difference / self.rate_a if self.rate_a else None
+
+    @property
+    def detectable(self) -> float | None:
+        """The fraction of A's rate that is found with probability `POWER` by ``planned_lists``.
+
+        None where the rate is 0.
+        """
+        std = self.std * math.sqrt(self.lists / self.planned_lists)
+        found = std * (_mixture_quantile(1.0) + _NORMAL.inv_cdf(POWER))
+        return found / self.rate_a if self.rate_a else None
+
+    @property
+    def better(self) -> Literal["a", "b"] | None:
+        """The arm whose lists are clicked more, if the interval shows one."""
+        low, high = self.interval
+        return "b" if low > 0 else "a" if high < 0 else None
+
+
+def click_through_difference(
+    a: ArmCounts, b: ArmCounts, planned_lists: int
+) -> ClickThroughDifference | None:
+    """Compare the click-through of two arms, whose users were drawn by chance.
+
+    Returns:
+        The difference; None while an arm has fewer than `MIN_ARM_USERS` users.
+    """
+    if min(a.users, b.users) < MIN_ARM_USERS:
+        return None
+    rate_a, rate_b, both = a.clicked / a.lists, b.clicked / b.lists, a.plus(b)
+    return ClickThroughDifference(
+        rate_a=rate_a,
+        difference=rate_b - rate_a,
+        std=math.sqrt(a.variance(both) + b.variance(both)),
+        lists=a.lists + b.lists,
+        planned_lists=planned_lists,
+    )
+
+
+_LOG = -2 * math.log(1 - LEVEL)
+_MIXTURE_SCALE = _LOG + math.log(_LOG + 1)
+"""Makes the interval narrowest at the planned number of lists (the paper's equation 24)."""
+
+
+def _mixture_quantile(progress: float) -> float:
+    """Half the width of the interval in standard deviations, at a part of the planned lists."""
+    scale = progress * _MIXTURE_SCALE
+    return math.sqrt(2 * (scale + 1) / scale * math.log(math.sqrt(scale + 1) / (1 - LEVEL)))

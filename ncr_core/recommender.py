@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from ncr_core.checkpoint import INTERACTIONS, Checkpoint, load_checkpoint, save_checkpoint
+from ncr_core.content import ContentMaps, ContentPlacement, map_items, map_users
 from ncr_core.data.dataset import Dataset, InteractionSource, load_interactions
 from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split, hold_out_users, leave_latest_out
@@ -30,7 +31,7 @@ from ncr_core.evaluation.protocols import (
     evaluate_sampled,
     sampled_candidates,
 )
-from ncr_core.fold_in import Evidence
+from ncr_core.fold_in import Evidence, extended
 from ncr_core.inference.engine import InferenceEngine, RankedItem, RerankRequest
 from ncr_core.inference.retrieval import (
     BoolArray,
@@ -134,6 +135,7 @@ class Recommender:
         self._interactions: Interactions | None = None
         self._titles: Mapping[str, str] = {}
         self._engine: InferenceEngine | None = None
+        self._trained_items: int | None = None  # where items were added since
 
     # Fitting, saving and loading
 
@@ -145,6 +147,8 @@ class Recommender:
         item: str | None = None,
         timestamp: str | None = None,
         rating: str | None = None,
+        item_attributes: Mapping[str, Mapping[str, Any]] | None = None,
+        user_attributes: Mapping[str, Mapping[str, Any]] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Self:
         """Trains the model.
@@ -160,6 +164,10 @@ class Recommender:
             item: the column that holds the item.
             timestamp: the column that holds the time.
             rating: the column that holds the rating.
+            item_attributes: by the ids of items, for `add_items`: strings, numbers, booleans, lists
+                of strings, and as ``embedding`` a vector of your own, such as that of a text.
+                Those that tell where an item lies are found on items left out.
+            user_attributes: by the ids of users, for `recommend_for`.
             on_progress: called after each epoch.
 
         Raises:
@@ -189,6 +197,16 @@ class Recommender:
         counts = dataset.interactions.item_counts()
         references = spread_over_popularity(torch.from_numpy(counts), REFERENCES)
         manifest = {"calibration": self._calibration or {}, "metrics": self.metrics}
+        content = ContentMaps(
+            _of_attributes(map_items, model, item_attributes, dataset.item_ids, counts),
+            _of_attributes(
+                map_users,
+                model,
+                user_attributes,
+                dataset.user_ids,
+                np.diff(dataset.interactions.indptr),
+            ),
+        )
         self._set(
             Checkpoint(
                 model,
@@ -197,6 +215,7 @@ class Recommender:
                 counts,
                 references.tolist(),
                 manifest,
+                content,
             ),
             dataset.interactions,
             dataset.titles,
@@ -237,6 +256,7 @@ class Recommender:
             training={"recipe": self.recipe.name, "config": self.recipe.training.as_dict()},
             calibration=self._calibration,
             interactions=interactions,
+            content=checkpoint.content,
         )
 
     @classmethod
@@ -347,36 +367,85 @@ class Recommender:
             requests.append(RankRequest(state, n, items, diversity=diversity))
         return self._rank(requests)
 
+    def add_items(self, attributes: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Adds items that training has not seen, each where its attributes say that it lies.
+
+        They are recommended and compared like the others. Users' vectors stay as they are.
+
+        Args:
+            attributes: by the ids of the new items, as of ``item_attributes`` of `fit`.
+
+        Raises:
+            DataError: one of the items is known, or the model was fitted without attributes of
+                items, or none of them told where an item lies.
+        """
+        checkpoint = self.checkpoint
+        placement = checkpoint.content.items
+        if placement is None:
+            raise DataError(
+                "this model does not know where an item lies by its attributes: fit it with "
+                "item_attributes that tell"
+            )
+        added = [str(item) for item in attributes]
+        known = [item for item in added if item in self._row_of_item]
+        if known:
+            raise DataError(f"the model knows item {known[0]!r:.80} already")
+        if not added:
+            return self
+        item_ids = [*checkpoint.item_ids, *added]
+        nobody = np.zeros(len(added), dtype=np.int64)
+        larger = replace(
+            checkpoint,
+            model=extended(checkpoint.model, placement.predict(list(attributes.values()))),
+            item_ids=item_ids,
+            item_counts=np.concatenate([checkpoint.item_counts, nobody]),
+        )
+        interactions = self._interactions
+        if interactions is not None:
+            interactions = interactions.reindex(checkpoint.user_ids, item_ids)
+        trained_items = self._trained_items or checkpoint.model.n_items
+        self._set(larger, interactions, self._titles, trained_items)
+        return self
+
     def recommend_for(
         self,
-        items: Iterable[str | int],
+        items: Iterable[str | int] = (),
         n: int = 10,
         *,
+        attributes: Mapping[str, Any] | None = None,
         disliked: Iterable[str | int] = (),
         exclude_seen: bool = True,
         allowed: Iterable[str] | BoolArray | None = None,
         diversity: float = 0.0,
     ) -> list[ScoredItem]:
-        """The best items for somebody who was not trained on, by items that they took up.
+        """The best items for somebody who was not trained on, by what is known of them.
 
         Args:
             items: their items, the oldest first; ids that the model does not know are left out.
             n: the number of items, at most.
+            attributes: their attributes, as of ``user_attributes`` of `fit`: the less they took up,
+                the more these count.
             disliked: items that they do not want.
             exclude_seen: leave out ``items``; ``disliked`` ones always are.
             allowed: as of `recommend`.
             diversity: as of `recommend`.
 
         Raises:
-            DataError: the model knows none of the items, or no item is allowed.
+            DataError: the model knows none of the items and nothing by attributes, or no item is
+                allowed.
         """
         _check_list(n, diversity)
-        evidence = self._evidence(items, disliked)
+        placement = self.checkpoint.content.users
+        prior = None
+        if attributes is not None and placement is not None:
+            prior = placement.predict([attributes])[0].numpy()
+        evidence = self._evidence(items, disliked, needed=prior is None)
         excluded = np.concatenate([evidence.items, evidence.disliked])
         if not exclude_seen:
             excluded = evidence.disliked
         candidates = ItemFilter(self._mask(allowed), excluded)
-        request = RankRequest(UserState(None, evidence), n, candidates, diversity=diversity)
+        state = UserState(None, evidence, prior=prior)
+        request = RankRequest(state, n, candidates, diversity=diversity)
         return self._rank([request])[0]
 
     def rerank(self, user: str | int, items: Iterable[str | int]) -> list[ScoredItem]:
@@ -453,7 +522,9 @@ class Recommender:
         checkpoint: Checkpoint,
         interactions: Interactions | None,
         titles: Mapping[str, str],
+        trained_items: int | None = None,
     ) -> None:
+        self._trained_items = trained_items
         self._checkpoint = checkpoint
         self._interactions = interactions
         self._titles = titles
@@ -464,7 +535,9 @@ class Recommender:
     @property
     def _fitted_engine(self) -> InferenceEngine:
         if self._engine is None:
-            self._engine = InferenceEngine(self.checkpoint, self.candidates)
+            self._engine = InferenceEngine(
+                self.checkpoint, self.candidates, trained_items=self._trained_items
+            )
         return self._engine
 
     @cached_property
@@ -496,7 +569,9 @@ class Recommender:
             raise DataError("there is no item")
         return np.array(rows, dtype=np.int64)
 
-    def _evidence(self, items: Iterable[str | int], disliked: Iterable[str | int]) -> Evidence:
+    def _evidence(
+        self, items: Iterable[str | int], disliked: Iterable[str | int], *, needed: bool
+    ) -> Evidence:
         known, unwanted = (
             np.array(
                 [row for item in ids if (row := self._row_of_item.get(item)) is not None],
@@ -504,7 +579,7 @@ class Recommender:
             )
             for ids in (dict.fromkeys(map(str, items)), dict.fromkeys(map(str, disliked)))
         )
-        if not len(known) and not len(unwanted):
+        if needed and not len(known) and not len(unwanted):
             raise DataError("the model knows none of these items")
         return Evidence(known, disliked=unwanted)
 
@@ -603,6 +678,20 @@ def _evaluate(model: PairwiseRanker, split: Split, seed: int = 0) -> dict[str, M
         "sampled": evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=seed)),
         "full": evaluate_full(ranks, split, split.test, seed=seed),
     }
+
+
+def _of_attributes(
+    fit: Callable[..., ContentPlacement | None],
+    model: PairwiseRanker,
+    attributes: Mapping[str, Mapping[str, Any]] | None,
+    ids: Sequence[str],
+    counts: IntArray,
+) -> ContentPlacement | None:
+    """`map_items` or `map_users` of attributes by ids."""
+    if attributes is None:
+        return None
+    by_id = {str(each): of_id for each, of_id in attributes.items()}
+    return fit(model, [by_id.get(each, {}) for each in ids], counts)
 
 
 def _check_list(n: int, diversity: float) -> None:

@@ -17,6 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from typer.main import get_command
@@ -38,6 +39,7 @@ NGINX = ROOT / "deploy" / "nginx.conf"
 UNIT = ROOT / "deploy" / "ncr.service"
 KUBERNETES = ROOT / "deploy" / "kubernetes.yaml"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
+SCHEMA = json.loads((ROOT / "tests" / "data" / "kubernetes.schema.json").read_text())
 LONGEST_STOP = (
     float(Settings.model_fields["drain_seconds"].default)
     + LAST_REQUEST_SECONDS
@@ -259,6 +261,62 @@ def test_the_kubernetes_example_runs_the_processes_of_the_table() -> None:
     probes = {k: v for k, v in pods["ncr-api"]["containers"][0].items() if k.endswith("Probe")}
     assert {probe["httpGet"]["port"] for probe in probes.values()} == {PORT}
     assert probes["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+def problems(instance: Any, kind: str) -> list[str]:
+    """What Kubernetes would say of an object of a kind, by its schema: no field is unknown."""
+    schema = {"$defs": SCHEMA["$defs"], "$ref": f"#/$defs/{SCHEMA['kinds'][kind]}"}
+    found = jsonschema.Draft202012Validator(schema).iter_errors(instance)
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message[:200]}" for error in found]
+
+
+def manifests(file: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "deploy" / file).read_text()))
+
+
+@pytest.mark.parametrize("file", ["kubernetes.yaml", "scaling.yaml", "raycluster.yaml"])
+def test_kubernetes_takes_the_manifests(file: str) -> None:
+    objects = manifests(file)
+    for instance in objects:
+        if instance["kind"] != "RayCluster":
+            assert problems(instance, instance["kind"]) == []
+    assert problems(objects[-1] | {"specs": {}}, objects[-1]["kind"]) != []
+    text = (ROOT / "deploy" / file).read_text()
+    assert set(re.findall(r"\b(NCR_[A-Z_]+)\b", text)) <= SETTINGS
+
+
+RAY_GROUP = {"rayStartParams", "template"}
+
+
+def test_the_ray_cluster_asks_for_a_token_and_its_pods_are_kubernetes_pods() -> None:
+    cluster, policy = manifests("raycluster.yaml")
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    spec = cluster["spec"]
+    assert set(spec) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert set(spec["headGroupSpec"]) == RAY_GROUP | {"serviceType"}
+    for group in spec["workerGroupSpecs"]:
+        assert set(group) == RAY_GROUP | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        assert problems(group["template"], "PodTemplateSpec") == []
+        for container in group["template"]["spec"]["containers"]:
+            environment = {each["name"]: each for each in container["env"]}
+            assert environment["RAY_AUTH_MODE"]["value"] == "token"
+            assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]
+    # Nothing of the cluster is reached from outside but by the service's workers.
+    assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
+    (rule,) = policy["spec"]["ingress"]
+    assert all("podSelector" in peer for peer in rule["from"])
+
+
+def test_servers_are_scaled_that_there_are() -> None:
+    names = {o["metadata"]["name"]: o for o in manifests("kubernetes.yaml")}
+    scaler, budget = manifests("scaling.yaml")
+    target = names[scaler["spec"]["scaleTargetRef"]["name"]]
+    assert target["kind"] == "Deployment"
+    assert scaler["spec"]["minReplicas"] == target["spec"]["replicas"]
+    assert budget["spec"]["selector"] == target["spec"]["selector"]
 
 
 def test_the_topology_starts_what_the_table_says(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class AutoRollback:
         until = min(now - wait, published + WINDOW_HOURS)
         if now > published + WINDOW_HOURS + wait + 24:
             return None
-        excluded = await self._interleaved_hours(published - WINDOW_HOURS, until)
+        excluded = await self._trial_hours(published - WINDOW_HOURS, until)
         by_hour = self._click_through.by_hour
         since = _without(await by_hour(str(change.version), published, until, wait), excluded)
         if sum(counts.lists for counts in since.values()) < settings.return_lists:
@@ -127,13 +127,13 @@ class AutoRollback:
                     usual[hour] = usual.get(hour, ClickCounts(0, 0)).plus(counts)
         return significant_drop(before, since, _without(usual, excluded), settings)
 
-    async def _interleaved_hours(self, first: int, after: int) -> set[int]:
-        """The hours of interleaving trials.
+    async def _trial_hours(self, first: int, after: int) -> set[int]:
+        """The hours of trials whose lists users saw.
 
         In these hours the users that get a version's own lists are not the usual ones: there are
         more new users among them.
         """
-        periods = await self._repository.interleaving_periods(first * HOUR_US, after * HOUR_US)
+        periods = await self._repository.shown_periods(first * HOUR_US, after * HOUR_US)
         return {
             hour for start, end in periods for hour in range(start // HOUR_US, end // HOUR_US + 1)
         }

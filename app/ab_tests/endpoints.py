@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
-from app.ab_tests.schemas import ABTestOut, ABTestPage, ABTestParams
+from app.ab_tests.schemas import ABTestOut, ABTestPage, parse_trial, trial_schema
 from app.ab_tests.service import ABTestService
 from app.core.access import Role, access
 from app.core.errors import problem_responses
@@ -36,23 +36,23 @@ Service = Annotated[ABTestService, Depends(_service)]
 @router.post(
     "",
     status_code=201,
-    summary="Test a version against the active one",
+    summary="Test a version or settings against what is served",
     responses=problem_responses(400, 404, 409, 415, 422, 503),
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": ABTestParams.model_json_schema()}},
+            "content": {"application/json": {"schema": trial_schema()}},
         }
     },
 )
 @access(Role.ADMIN)
 async def begin(request: Request, response: Response, service: Service) -> ABTestOut:
-    """Begins an interleaving or a shadow trial, which every server joins within seconds.
+    """Begins a trial, which every server joins within seconds.
 
     One trial of each kind can run. It ends when another version is activated.
     """
     try:
-        params = ABTestParams.model_validate(await read_json(request))
+        params = parse_trial(await read_json(request))
     except ValidationError as error:
         raise invalid_body(error) from None
     trial = await service.begin(params)
@@ -76,8 +76,9 @@ async def list_trials(
 async def get_trial(service: Service, trial_id: PathId) -> ABTestOut:
     """Includes the report, also while the trial runs.
 
-    `p` and `interval` are valid only if they are checked once, at the end. Checking repeatedly and
-    stopping at the first significant result produces false positives.
+    `p` and `interval` of an interleaving trial are valid only if they are checked once, at the
+    end. Checking repeatedly and stopping at the first significant result produces false positives.
+    Those of a settings trial hold at every look.
     """
     return ABTestOut.from_row(await service.get(trial_id))
 

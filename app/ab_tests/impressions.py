@@ -11,7 +11,9 @@ from typing import NamedTuple
 import orjson
 from sqlalchemy.exc import IntegrityError
 
+from app.ab_tests.assignment import user_number
 from app.ab_tests.repository import ABTestRepository
+from app.ab_tests.schemas import Arm
 from app.core.database import Database
 from app.core.ids import hour_now
 from app.core.tables import now_us
@@ -21,6 +23,8 @@ from app.registry.schemas import ClickThrough
 MAX_IMPRESSIONS = 20_000
 """Impressions in memory, of about a kilobyte each. More are dropped and counted, because a response
 never waits for them."""
+MAX_TRIAL_USERS = 200_000
+"""Users of a settings trial whose new lists are in memory. Those of more users are dropped."""
 GROUP_ROWS = 1_000
 
 
@@ -42,6 +46,7 @@ class ImpressionBuffer:
         self._repository = ABTestRepository(database)
         self._new_lists: Counter[tuple[str, int]] = Counter()
         self._new_sums: Counter[tuple[str, str]] = Counter()
+        self._new_trial_lists: Counter[tuple[str, str, int]] = Counter()
         self._impressions: deque[Impression] = deque()
         self._writing = asyncio.Lock()
         self.lists: Counter[str] = Counter()
@@ -58,6 +63,23 @@ class ImpressionBuffer:
         """Adds to the sums of a trial."""
         for name, value in values.items():
             self._new_sums[trial_id, name] += value  # type: ignore[assignment]
+
+    def add_trial_list(self, trial_id: str, arm: Arm, user_number: int) -> None:
+        """Counts a list of a user in an arm of a settings trial."""
+        key = trial_id, arm, user_number
+        if len(self._new_trial_lists) >= MAX_TRIAL_USERS and key not in self._new_trial_lists:
+            self.impressions["dropped"] += 1
+            return
+        self._new_trial_lists[key] += 1
+
+    def forget(self, user: str) -> int:
+        """Drops the counts of a user that are not written yet; returns how many."""
+        trials = {trial_id for trial_id, _, _ in self._new_trial_lists}
+        numbers = {trial_id: user_number(trial_id, user) for trial_id in trials}
+        own = [key for key in self._new_trial_lists if key[2] == numbers[key[0]]]
+        for key in own:
+            del self._new_trial_lists[key]
+        return len(own)
 
     def add_impression(
         self,
@@ -109,6 +131,13 @@ class ImpressionBuffer:
 
     async def write_counts(self) -> None:
         """Writes the counts. After an error they are added by the next call."""
+        async with self._writing:
+            trial_lists, self._new_trial_lists = self._new_trial_lists, Counter()
+            try:
+                await self._repository.add_trial_lists(trial_lists)
+            except BaseException:
+                self._new_trial_lists.update(trial_lists)
+                raise
         async with self._writing:
             lists, self._new_lists = self._new_lists, Counter()
             try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.ab_tests.impressions import ClickCounts
+from app.ab_tests.schemas import Arm
 from app.ab_tests.service import ABTestService
 from app.registry.service import ModelRegistry
 
@@ -21,16 +22,21 @@ class ABTestMetrics:
         self._trials = trials
         self._models = models
         self._last_day: tuple[str, ClickCounts] | None = None
+        self._arms: dict[Arm, ClickCounts] = {}
         self._refreshed = float("-inf")
 
     async def refresh(self) -> None:
-        """Reads the counts of the last day, at most every `REFRESH_SECONDS`."""
+        """Reads the counts of the last day and of arms, at most every `REFRESH_SECONDS`."""
         if time.monotonic() - self._refreshed < REFRESH_SECONDS:
             return
         version = (await self._models.activation()).version
         self._last_day = None
         if version is not None:
             self._last_day = version, await self._trials.click_through.last_day(version)
+        settings = self._trials.settings_trials
+        self._arms = {}
+        if settings is not None and settings.running is not None:
+            self._arms = await settings.totals(settings.running.trial_id)
         self._refreshed = time.monotonic()
 
     def collect(self) -> Iterator[Metric]:
@@ -55,9 +61,23 @@ class ABTestMetrics:
             clicked.add_metric([version], counts.clicked)
         yield lists
         yield clicked
+        arm_lists = GaugeMetricFamily(
+            "ncr_trial_lists",
+            "Lists of each arm of the running settings trial, of all servers.",
+            labels=["arm"],
+        )
+        arm_clicked = GaugeMetricFamily(
+            "ncr_trial_clicked_lists", "Those of them that were clicked.", labels=["arm"]
+        )
+        for arm, counts in self._arms.items():
+            arm_lists.add_metric([arm], counts.lists)
+            arm_clicked.add_metric([arm], counts.clicked)
+        yield arm_lists
+        yield arm_clicked
         impressions = CounterMetricFamily(
             "ncr_interleaved_lists",
-            "Lists drafted from two versions, by what became of their record.",
+            "Lists drafted from two versions, by what became of their record; those of settings "
+            "trials only where it was dropped.",
             labels=["record"],
         )
         for record, count in self._trials.impressions.impressions.items():

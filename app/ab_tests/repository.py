@@ -8,15 +8,57 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.ab_tests.schemas import ABTestRow, RunningABTest
-from app.ab_tests.tables import impressions, served_lists, trial_sums, trials
+from app.ab_tests.assignment import user_number
+from app.ab_tests.schemas import ARMS, ABTestRow, Arm, Kind, RunningABTest
+from app.ab_tests.tables import (
+    impressions,
+    served_lists,
+    settings_trials,
+    trial_lists,
+    trial_sums,
+    trials,
+)
 from app.core.bulk import insert_many, one_of
 from app.core.database import Database
-from app.core.tables import Place, newest_first, now_us
+from app.core.tables import Json, Place, newest_first, now_us
 
-_COLUMNS = [trials.c[name] for name in ABTestRow._fields]
-_RUNNING = [trials.c[name] for name in RunningABTest._fields]
+_ABSENT = {
+    "kind": sa.literal("settings", sa.Text).label("kind"),
+    "settings": sa.cast(sa.null(), Json).label("settings"),
+    "planned_lists": sa.cast(sa.null(), sa.BigInteger).label("planned_lists"),
+    "planned_clicked": sa.cast(sa.null(), sa.BigInteger).label("planned_clicked"),
+}
+"""What a table of trials has no column for."""
+
+
+def _columns_of(table: sa.Table) -> sa.Select[Any]:
+    return sa.select(
+        *(table.c[name] if name in table.c else _ABSENT[name] for name in ABTestRow._fields)
+    )
+
+
+_ALL = sa.union_all(_columns_of(trials), _columns_of(settings_trials)).subquery()
+"""The trials of all kinds."""
+_COLUMNS = [_ALL.c[name] for name in ABTestRow._fields]
+_RUNNING = [_ALL.c[name] for name in RunningABTest._fields]
+_TABLES: Mapping[Kind, sa.Table] = {
+    "interleaving": trials, "shadow": trials, "settings": settings_trials
+}  # fmt: skip
+_TRIAL_LISTS = ("trial_id", "arm", "user_number")
 _IMPRESSION = ("recommendation_id", "trial_id", "user_id", "teams", "created_at")
+
+
+_LOCK = 7_236_003  # any number that no other advisory lock has
+
+
+async def _lock_trial_lists(conn: AsyncConnection) -> None:
+    """Lets no other process write users' lists of trials until the transaction ends.
+
+    Each changes rows of several users, in an order of its own: two at a time could wait for each
+    other.
+    """
+    if conn.dialect.name == "postgresql":
+        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 
 class ABTestRepository:
@@ -27,35 +69,38 @@ class ABTestRepository:
 
     async def insert(self, row: ABTestRow) -> None:
         """Adds a trial. Raises IntegrityError while another of its kind runs."""
+        table = _TABLES[row.kind]
+        values = {name: value for name, value in row._asdict().items() if name in table.c}
         async with self.database.write() as conn:
-            await conn.execute(trials.insert().values(row._asdict()))
+            await conn.execute(table.insert().values(values))
 
     async def get(self, trial_id: str) -> ABTestRow | None:
         """A trial; None if there is none."""
-        rows = await self.database.fetch(sa.select(*_COLUMNS).where(trials.c.trial_id == trial_id))
+        rows = await self.database.fetch(sa.select(*_COLUMNS).where(_ALL.c.trial_id == trial_id))
         return ABTestRow(*rows[0]) if rows else None
 
     async def page(self, below: Place | None, n: int) -> list[ABTestRow]:
         """Trials, newest first."""
-        query = newest_first(sa.select(*_COLUMNS), trials.c.created_at, trials.c.trial_id, below)
+        query = newest_first(sa.select(*_COLUMNS), _ALL.c.created_at, _ALL.c.trial_id, below)
         rows = await self.database.fetch(query.limit(n))
         return [ABTestRow(*row) for row in rows]
 
     async def running(self) -> list[RunningABTest]:
         """The running trials, at most one of a kind."""
-        rows = await self.database.fetch(sa.select(*_RUNNING).where(trials.c.status == "running"))
+        rows = await self.database.fetch(sa.select(*_RUNNING).where(_ALL.c.status == "running"))
         return [RunningABTest(*row) for row in rows]
 
     async def versions_in_use(self) -> set[str]:
         """Both versions of every running trial."""
         return {v for trial in await self.running() for v in (trial.version_a, trial.version_b)}
 
-    async def end(self, trial_id: str, report: dict[str, Any]) -> bool:
+    async def end(self, kind: Kind, trial_id: str, report: dict[str, Any]) -> bool:
         """Ends a trial; false if it has ended already."""
+        table = _TABLES[kind]
         async with self.database.write() as conn:
             updated = await conn.execute(
-                trials.update()
-                .where((trials.c.trial_id == trial_id) & (trials.c.status == "running"))
+                table.update()
+                .where((table.c.trial_id == trial_id) & (table.c.status == "running"))
                 .values(status="ended", ended_at=now_us(), report=report)
             )
         return updated.rowcount == 1
@@ -75,29 +120,57 @@ class ABTestRepository:
         """Adds to the sums of trials by name."""
         await self._add(trial_sums, ("trial_id", "name"), "value", sums)
 
+    async def add_trial_lists(self, lists: Mapping[tuple[str, str, int], int]) -> None:
+        """Adds to the lists of a trial by arm and user number."""
+        if lists:
+            async with self.database.write() as conn:
+                await _lock_trial_lists(conn)
+                await _add_to(conn, trial_lists, _TRIAL_LISTS, "lists", lists)
+
     async def _add(
         self,
         table: sa.Table,
-        key: tuple[str, str],
+        key: tuple[str, ...],
         column: str,
-        values: Mapping[tuple[str, Any], float],
+        values: Mapping[Any, float],
     ) -> None:
-        if not values:
-            return
-        # In one order everywhere, so that servers that add at the same time do not deadlock.
-        rows = [(*pair, value) for pair, value in sorted(values.items())]
-        add = (
-            f"ON CONFLICT ({', '.join(key)}) DO UPDATE "
-            f"SET {column} = {table.name}.{column} + excluded.{column}"
-        )
-        async with self.database.write() as conn:
-            await insert_many(conn, table, (*key, column), rows, on_conflict=add)
+        if values:
+            async with self.database.write() as conn:
+                await _add_to(conn, table, key, column, values)
 
     async def sums(self, trial_id: str) -> dict[str, float]:
         """The sums of a trial by name."""
         rows = await self.database.fetch(
             sa.select(trial_sums.c.name, trial_sums.c.value).where(
                 trial_sums.c.trial_id == trial_id
+            )
+        )
+        return {row[0]: row[1] for row in rows}
+
+    async def lists_by_arm(self, trial_id: str) -> dict[str, tuple[int, int, int]]:
+        """Users, lists and the sum of the squares of users' lists, by arm of a trial."""
+        lists = trial_lists.c.lists
+        rows = await self.database.fetch(
+            sa.select(
+                trial_lists.c.arm,
+                sa.func.count(),
+                sa.cast(sa.func.sum(lists), sa.BigInteger),
+                sa.cast(sa.func.sum(lists * lists), sa.BigInteger),
+            )
+            .where(trial_lists.c.trial_id == trial_id)
+            .group_by(trial_lists.c.arm)
+        )
+        return {row[0]: (row[1], row[2], row[3]) for row in rows}
+
+    async def lists_of_users(
+        self, trial_id: str, arm: Arm, numbers: Collection[int]
+    ) -> dict[int, int]:
+        """The lists of those of the users who got any in an arm of a trial, by user number."""
+        rows = await self.database.fetch(
+            sa.select(trial_lists.c.user_number, trial_lists.c.lists).where(
+                trial_lists.c.trial_id == trial_id,
+                trial_lists.c.arm == arm,
+                one_of(trial_lists.c.user_number, numbers, self.database.dialect),
             )
         )
         return {row[0]: row[1] for row in rows}
@@ -111,17 +184,20 @@ class ABTestRepository:
 
     async def impressions(
         self, trial_id: str, recommendation_ids: Collection[str]
-    ) -> list[tuple[str, int | None, dict[str, list[int]]]]:
-        """`(recommendation id, user, teams)` of those of the lists that belong to the trial."""
+    ) -> list[tuple[str, int | None, dict[str, list[int]], int]]:
+        """`(recommendation id, user, teams, created at)` of the lists that are the trial's."""
         rows = await self.database.fetch(
             sa.select(
-                impressions.c.recommendation_id, impressions.c.user_id, impressions.c.teams
+                impressions.c.recommendation_id,
+                impressions.c.user_id,
+                impressions.c.teams,
+                impressions.c.created_at,
             ).where(
                 one_of(impressions.c.recommendation_id, recommendation_ids, self.database.dialect),
                 impressions.c.trial_id == trial_id,
             )
         )
-        return [(row[0], row[1], row[2]) for row in rows]
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     async def delete_impressions(self, ended_before: int, limit: int) -> int:
         """Deletes impressions of trials that ended before a time; returns how many."""
@@ -137,15 +213,61 @@ class ABTestRepository:
             )
         return deleted.rowcount
 
-    async def erase(self, conn: AsyncConnection, user_id: int) -> None:
-        """Deletes a user's impressions in the caller's transaction."""
-        await conn.execute(impressions.delete().where(impressions.c.user_id == user_id))
-
-    async def merge_users(self, conn: AsyncConnection, user_id: int, into: int) -> None:
-        """Gives a user's impressions to another in the caller's transaction."""
-        await conn.execute(
-            impressions.update().where(impressions.c.user_id == user_id).values(user_id=into)
+    async def delete_trial_lists(self, ended_before: int, limit: int) -> int:
+        """Deletes users' lists of trials that ended before a time; returns how many rows."""
+        old = sa.select(settings_trials.c.trial_id).where(settings_trials.c.ended_at < ended_before)
+        key = sa.tuple_(*trial_lists.primary_key.columns)
+        some = (
+            sa.select(*trial_lists.primary_key.columns)
+            .where(trial_lists.c.trial_id.in_(old))
+            .limit(limit)
         )
+        async with self.database.write() as conn:
+            deleted = await conn.execute(trial_lists.delete().where(key.in_(some)))
+        return deleted.rowcount
+
+    async def erase(self, conn: AsyncConnection, user_id: int | None, user: str) -> int:
+        """Deletes a user's impressions and lists in the caller's transaction; returns the rows.
+
+        Somebody without an internal id has no impressions that name them.
+        """
+        deleted = 0
+        if user_id is not None:
+            own = impressions.delete().where(impressions.c.user_id == user_id)
+            deleted += (await conn.execute(own)).rowcount
+        await _lock_trial_lists(conn)
+        for trial_id in await self._settings_trials(conn):
+            own = trial_lists.delete().where(_of_user(trial_id, user))
+            deleted += (await conn.execute(own)).rowcount
+        return deleted
+
+    async def merge_users(
+        self, conn: AsyncConnection, user_id: int, user: str, into_id: int, into: str
+    ) -> None:
+        """Gives a user's impressions and lists to another in the caller's transaction."""
+        await conn.execute(
+            impressions.update().where(impressions.c.user_id == user_id).values(user_id=into_id)
+        )
+        await _lock_trial_lists(conn)
+        for trial_id in await self._settings_trials(conn):
+            taken = await conn.execute(
+                trial_lists.delete()
+                .where(_of_user(trial_id, user))
+                .returning(trial_lists.c.arm, trial_lists.c.lists)
+            )
+            rows = {
+                (trial_id, arm, user_number(trial_id, into)): lists for arm, lists in taken.all()
+            }
+            await _add_to(conn, trial_lists, _TRIAL_LISTS, "lists", rows)
+
+    async def _settings_trials(self, conn: AsyncConnection) -> Sequence[str]:
+        """The trials that have counted any user's lists; only a few have them at a time."""
+        found = await conn.execute(
+            sa.select(settings_trials.c.trial_id)
+            .where(sa.exists().where(trial_lists.c.trial_id == settings_trials.c.trial_id))
+            .order_by(settings_trials.c.trial_id)
+        )
+        return found.scalars().all()
 
     async def count_lists(self, version: str) -> int:
         """The number of lists that a version served."""
@@ -156,13 +278,13 @@ class ABTestRepository:
         )
         return int(rows[0][0])
 
-    async def interleaving_periods(self, first: int, after: int) -> list[tuple[int, int]]:
-        """Beginnings and ends of interleaving trials between two times, in microseconds."""
+    async def shown_periods(self, first: int, after: int) -> list[tuple[int, int]]:
+        """Beginnings and ends of trials whose lists users saw, between two times, in µs."""
         rows = await self.database.fetch(
-            sa.select(trials.c.created_at, sa.func.coalesce(trials.c.ended_at, after)).where(
-                trials.c.kind == "interleaving",
-                trials.c.created_at < after,
-                sa.func.coalesce(trials.c.ended_at, after) >= first,
+            sa.select(_ALL.c.created_at, sa.func.coalesce(_ALL.c.ended_at, after)).where(
+                _ALL.c.kind != "shadow",
+                _ALL.c.created_at < after,
+                sa.func.coalesce(_ALL.c.ended_at, after) >= first,
             )
         )
         return [(row[0], row[1]) for row in rows]
@@ -186,3 +308,24 @@ class ABTestRepository:
             )
         )
         return {row[0]: row[1] for row in rows}
+
+
+async def _add_to(
+    conn: AsyncConnection,
+    table: sa.Table,
+    key: tuple[str, ...],
+    column: str,
+    values: Mapping[Any, float],
+) -> None:
+    # In one order everywhere, so that servers that add at the same time do not deadlock.
+    rows = [(*parts, value) for parts, value in sorted(values.items())]
+    add = (
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE "
+        f"SET {column} = {table.name}.{column} + excluded.{column}"
+    )
+    await insert_many(conn, table, (*key, column), rows, on_conflict=add)
+
+
+def _of_user(trial_id: str, user: str) -> sa.ColumnElement[bool]:
+    number = trial_lists.c.user_number == user_number(trial_id, user)
+    return (trial_lists.c.trial_id == trial_id) & number & trial_lists.c.arm.in_(ARMS)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
+from app.core.errors import Unprocessable
+from app.core.openapi import inline_schema
 from app.core.requests import Id, text_problem
 from app.registry.schemas import iso
+from ncr_core.online import planned_clicked
 
-Kind = Literal["interleaving", "shadow"]
+FOUND_DIFFERENCE = 0.05
+PLANNED_CLICKED = planned_clicked(FOUND_DIFFERENCE)
+MAX_PLANNED_CLICKED = 1_000_000
+
+VersionKind = Literal["interleaving", "shadow"]
+Kind = Literal["interleaving", "settings", "shadow"]
 Status = Literal["running", "ended"]
+Arm = Literal["a", "b"]
+ARMS: tuple[Arm, ...] = get_args(Arm)
+MAX_PLANNED_LISTS = 10**9
 
 
 class RunningABTest(NamedTuple):
@@ -22,8 +40,11 @@ class RunningABTest(NamedTuple):
     """The version that was active when the trial began; the trial is on only while it is."""
     version_b: str
     share: float
-    """The share of users (interleaving) or requests (shadow) that take part, in (0, 1]."""
+    """The share of users (interleaving) or requests (shadow) that take part, or of users who get
+    the settings, in (0, 1]."""
     created_at: int
+    settings: dict[str, Any] | None = None
+    """Of a settings trial, the settings of arm B by name."""
 
 
 class ABTestRow(NamedTuple):
@@ -38,29 +59,147 @@ class ABTestRow(NamedTuple):
     created_at: int
     ended_at: int | None
     report: dict[str, Any] | None
+    settings: dict[str, Any] | None = None
+    planned_lists: int | None = None
+    planned_clicked: int | None = None
+    """The lists with a click after which the difference is read; None where none was decided."""
+
+
+def _checked(version: str) -> str:
+    if problem := text_problem(version):
+        raise ValueError(problem)
+    return version
+
+
+_Version = Annotated[Id, AfterValidator(_checked)]
 
 
 class ABTestParams(BaseModel):
-    """The body of `POST /admin/trials`."""
+    """The body of `POST /admin/trials` for a trial of a version against the active one."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    kind: Kind = Field(
+    kind: VersionKind = Field(
         description="`interleaving`: some users get lists drafted from both versions, and their "
         "clicks show which version they prefer. `shadow`: some requests are also ranked by the "
         "other version; its list is not shown, only compared."
     )
-    version: Id = Field(description="The version to test against the active one.")
+    version: _Version = Field(description="The version to test against the active one.")
     share: float = Field(
         default=0.1, gt=0, le=1, description="Share of users (interleaving) or requests (shadow)."
     )
+    planned_clicked: int = Field(
+        default=PLANNED_CLICKED,
+        ge=2,
+        le=MAX_PLANNED_CLICKED,
+        description="How many lists with a click the difference is to be read after, decided "
+        "beforehand (interleaving). The default finds a difference of "
+        f"{FOUND_DIFFERENCE:g} with a probability of 0.8, where each list is of another user.",
+    )
 
-    @field_validator("version")
+
+class TrialSettings(BaseModel):
+    """Settings that a trial can give to a share of the users.
+
+    A further one is a field here, of the name that it has in `RecommendationQuery`.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={"minProperties": 1},
+    )
+
+    diversity: float = Field(
+        default=0.0, ge=0, le=1, description="`diversity` of requests that do not name it."
+    )
+    exclude_seen: bool = Field(
+        default=True, description="`exclude_seen` of requests that do not name it."
+    )
+    exploration: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="The fraction of the positions in a new user's list that are drawn, in the "
+        "place of `NCR_EXPLORATION`.",
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("a setting is needed")
+        return self
+
+
+class SettingsTestParams(BaseModel):
+    """The body of `POST /admin/trials` for other settings, or another version, of some users."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+                for name in ("settings", "version")
+            ]
+        },
+    )
+
+    kind: Literal["settings"] = Field(
+        description="`settings`: a share of the users gets lists by other settings, by another "
+        "version, or by both. Their click-through is compared with that of the other users."
+    )
+    share: float = Field(default=0.5, gt=0, le=1, description="Share of users who get them.")
+    settings: TrialSettings | None = Field(
+        default=None, description="A request's own parameter wins over the trial's."
+    )
+    version: _Version | None = Field(
+        default=None, description="The version that ranks for them. By default the active one."
+    )
+    planned_lists: int = Field(
+        default=20_000,
+        ge=100,
+        le=MAX_PLANNED_LISTS,
+        description="The lists of both arms for which the test is tuned: it is sharpest there. Its "
+        "interval holds at any other number, too.",
+    )
+
+    @field_validator("planned_lists", mode="before")
     @classmethod
-    def _version(cls, version: str) -> str:
-        if problem := text_problem(version):
-            raise ValueError(problem)
-        return version
+    def _whole(cls, value: Any) -> Any:
+        # In JSON 5.0 is as whole a number as 5.
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    @model_validator(mode="after")
+    def _differs(self) -> Self:
+        if self.settings is None and self.version is None:
+            raise ValueError("a trial needs `settings` or a `version`")
+        return self
+
+
+AnyABTestParams = ABTestParams | SettingsTestParams
+
+
+def parse_trial(body: Any) -> AnyABTestParams:
+    """The parameters in a body.
+
+    Raises:
+        Unprocessable: there is no such kind of trial.
+        ValidationError: a field is wrong.
+    """
+    kind = body.get("kind") if isinstance(body, dict) else None
+    if kind == "settings":
+        return SettingsTestParams.model_validate(body)
+    if isinstance(kind, str) and kind not in get_args(Kind):
+        raise Unprocessable(f"kind: there are {', '.join(get_args(Kind))} trials")
+    return ABTestParams.model_validate(body)
+
+
+def trial_schema() -> dict[str, Any]:
+    """The JSON Schema of the bodies that `parse_trial` takes."""
+    return {"oneOf": [inline_schema(ABTestParams), inline_schema(SettingsTestParams)]}
 
 
 class ABTestOut(BaseModel):
@@ -69,13 +208,28 @@ class ABTestOut(BaseModel):
     trial_id: str
     kind: Kind
     version_a: str = Field(description="The version that was active when the trial began.")
-    version_b: str = Field(description="The version that is tested against it.")
+    version_b: str = Field(
+        description="The version that is tested against it. The same as `version_a` in a trial of "
+        "settings alone."
+    )
     share: float
+    settings: dict[str, Any] | None = Field(
+        description="The settings of arm B in a trial of kind `settings`; else null."
+    )
+    planned_lists: int | None = Field(
+        description="The lists for which a trial of kind `settings` is tuned; else null."
+    )
     status: Status
     created_at: str
     ended_at: str | None
     report: dict[str, Any] | None = Field(
-        description="The result. Of a running trial: so far, and only for `GET` of this one trial."
+        description="The result. Of a running trial: so far, and only for `GET` of this one trial. "
+        "Of interleaving, `series` is the difference over time, and `planned` the result of the "
+        "first `planned_clicked` lists with a click, once there are so many."
+    )
+    planned_clicked: int | None = Field(
+        description="The lists with a click after which the difference is to be read; null for "
+        "shadow trials, and for those of older versions of the service."
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A/B tests: trials of a second version against the active one."""
+"""A/B tests: trials of a second version, or of other settings, against what is served."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.ab_tests.impressions import ClickThroughStatistics, ImpressionBuffer
 from app.ab_tests.interleaving import InterleavingTrials
 from app.ab_tests.repository import ABTestRepository
-from app.ab_tests.schemas import ABTestParams, ABTestRow, Kind, RunningABTest
+from app.ab_tests.schemas import (
+    ABTestRow,
+    AnyABTestParams,
+    Kind,
+    RunningABTest,
+    SettingsTestParams,
+)
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
 from app.core.logging import get_logger
@@ -26,7 +32,8 @@ from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError
 
-if TYPE_CHECKING:  # an optional module
+if TYPE_CHECKING:  # optional modules
+    from app.ab_tests.settings_trials import SettingsTrials
     from app.ab_tests.shadow import ShadowTrials
 
 log = get_logger(__name__)
@@ -67,14 +74,16 @@ class ABTestService:
         click_through: ClickThroughStatistics,
         interleaving: InterleavingTrials,
         shadow: ShadowTrials | None = None,
+        settings_trials: SettingsTrials | None = None,
     ) -> None:
-        """``shadow`` is optional: without it, trials of that kind are refused."""
+        """The last two are optional: without them, trials of their kinds are refused."""
         self.impressions = impressions
         self.click_through = click_through
         self.interleaving = interleaving
         self.shadow = shadow
-        kinds: list[TrialKind] = [interleaving] if shadow is None else [interleaving, shadow]
-        self.kinds = {each.kind: each for each in kinds}
+        self.settings_trials = settings_trials
+        kinds: list[TrialKind | None] = [interleaving, settings_trials, shadow]
+        self.kinds = {each.kind: each for each in kinds if each is not None}
         self._models = models
         self._repository = ABTestRepository(database)
         self._poll_seconds = settings.model_poll_seconds
@@ -136,8 +145,8 @@ class ABTestService:
             await asyncio.wait_for(self._stopping.wait(), within)
         return self._stopping.is_set()
 
-    async def begin(self, params: ABTestParams) -> ABTestRow:
-        """Begins a trial of a version against the active one.
+    async def begin(self, params: AnyABTestParams) -> ABTestRow:
+        """Begins a trial of a version or of settings against what is served.
 
         Raises:
             NotFound: `unknown_model`.
@@ -148,34 +157,36 @@ class ABTestService:
         """
         if params.kind not in self.kinds:
             raise Unprocessable(f"kind: {params.kind} trials are not installed")
-        if self._max_versions == 0:
+        if params.version is not None and self._max_versions == 0:
             raise Conflict(
                 "NCR_TRIAL_MODELS is 0: servers load no version beside the active one",
                 code="no_trials",
             )
         await self.end_outdated()
-        row = await self._models.get(params.version)
         active = (await self._models.activation()).version
-        if active is None:
+        other = active if params.version is None else await self._other(params.version, active)
+        if active is None or other is None:
             raise Conflict("there is no active version to test against", code="no_active_model")
-        if row.version == active:
-            raise Unprocessable(
-                "version: this is the active version; a trial needs two",
-                code="same_version",
-            )
-        if row.status == "deleted":
-            raise version_deleted(row.version)
-        await self._check_files(row.version)
+        settings, planned_lists, planned_clicked = None, None, None
+        if params.kind == "interleaving":
+            planned_clicked = params.planned_clicked
+        if isinstance(params, SettingsTestParams):
+            given = params.settings
+            settings = {} if given is None else given.model_dump(exclude_unset=True)
+            planned_lists = params.planned_lists
         trial = ABTestRow(
             trial_id=f"trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}",
             kind=params.kind,
             version_a=active,
-            version_b=row.version,
+            version_b=other,
             share=params.share,
             status="running",
             created_at=now_us(),
             ended_at=None,
             report=None,
+            settings=settings,
+            planned_lists=planned_lists,
+            planned_clicked=planned_clicked,
         )
         try:
             await self._repository.insert(trial)
@@ -186,6 +197,21 @@ class ABTestService:
         log.info("trial began", trial_id=trial.trial_id, kind=trial.kind, version=trial.version_b)
         await self.refresh()
         return trial
+
+    async def _other(self, version: str, active: str | None) -> str:
+        """The version beside the active one, checked."""
+        row = await self._models.get(version)
+        if active is None:
+            raise Conflict("there is no active version to test against", code="no_active_model")
+        if row.version == active:
+            raise Unprocessable(
+                "version: this is the active version; a trial needs two",
+                code="same_version",
+            )
+        if row.status == "deleted":
+            raise version_deleted(row.version)
+        await self._check_files(row.version)
+        return row.version
 
     async def _check_files(self, version: str) -> None:
         # Checked as before an activation: servers could only log that they cannot load it.
@@ -209,7 +235,7 @@ class ABTestService:
         """Ends a trial and stores its report. Raises Conflict `trial_ended`."""
         row = await self._row(trial_id)
         report = await self._report(row) | {"ended": reason}
-        if not await self._repository.end(trial_id, report):
+        if not await self._repository.end(row.kind, trial_id, report):
             raise Conflict("the trial has already ended", code="trial_ended")
         log.info("trial ended", trial_id=trial_id, reason=reason)
         await self.refresh()
@@ -239,20 +265,45 @@ class ABTestService:
         return None
 
     async def delete_old_impressions(self) -> None:
-        """Deletes the impressions of trials that ended long ago; their reports stay."""
+        """Deletes what is stored of users in trials that ended long ago; their reports stay."""
         ended_before = now_us() - KEEP_IMPRESSIONS_DAYS * DAY_US
-        deleted = DELETE_ROWS
-        while deleted == DELETE_ROWS:
-            deleted = await self._repository.delete_impressions(ended_before, DELETE_ROWS)
-            await asyncio.sleep(0)  # lets others write between two groups
+        repository = self._repository
+        for delete in (repository.delete_impressions, repository.delete_trial_lists):
+            deleted = DELETE_ROWS
+            while deleted == DELETE_ROWS:
+                deleted = await delete(ended_before, DELETE_ROWS)
+                await asyncio.sleep(0)  # lets others write between two groups
 
-    async def erase(self, conn: AsyncConnection, user_id: int) -> None:
-        """Deletes a user's impressions, in the transaction that erases the user."""
-        await self._repository.erase(conn, user_id)
+    async def erase(self, conn: AsyncConnection, user_id: int | None, user: str) -> int:
+        """Deletes what is stored of a user, in the transaction that erases the user.
 
-    async def merge_users(self, conn: AsyncConnection, user_id: int, into: int) -> None:
-        """Gives a user's impressions to another, in the transaction that merges them."""
-        await self._repository.merge_users(conn, user_id, into)
+        What other servers have counted in the last seconds and not written yet may follow; it goes
+        with the trial's other counts.
+
+        Args:
+            conn: the connection of the transaction.
+            user_id: the internal id; None for somebody without events.
+            user: the client's id.
+
+        Returns:
+            how many rows there were.
+        """
+        forgotten = self.impressions.forget(user)
+        return forgotten + await self._repository.erase(conn, user_id, user)
+
+    async def merge_users(
+        self, conn: AsyncConnection, user_id: int, user: str, into_id: int, into: str
+    ) -> None:
+        """Gives what is stored of a user to another, in the transaction that merges them.
+
+        Args:
+            conn: the connection of the transaction.
+            user_id: the internal id.
+            user: the client's id.
+            into_id: the internal id of the user who stays.
+            into: the client's id of the user who stays.
+        """
+        await self._repository.merge_users(conn, user_id, user, into_id, into)
 
     async def _row(self, trial_id: str) -> ABTestRow:
         row = await self._repository.get(trial_id)

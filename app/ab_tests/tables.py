@@ -34,6 +34,8 @@ trials = sa.Table(
     sa.Column("ended_at", sa.BigInteger, nullable=True),
     # Set when the trial ends.
     sa.Column("report", Json, nullable=True),
+    # Lists with a click after which the difference is read; NULL where none was decided.
+    sa.Column("planned_clicked", sa.BigInteger, nullable=True),
     sa.CheckConstraint("kind IN ('interleaving', 'shadow')", name="kind"),
     sa.CheckConstraint("status IN ('running', 'ended')", name="status"),
     sa.CheckConstraint("version_a <> version_b", name="two_versions"),
@@ -45,6 +47,47 @@ trials = sa.Table(
         sqlite_where=_RUNNING,
         postgresql_where=_RUNNING,
     ),
+)
+
+# A trial that gives a share of the users other settings. A table of its own: the version before
+# reads `trials`, and knows no such kind.
+settings_trials = sa.Table(
+    "settings_trials",
+    metadata,
+    sa.Column("trial_id", sa.Text, primary_key=True),
+    # The active version, and the one that ranks for the share; they may be the same.
+    sa.Column("version_a", sa.Text, nullable=False),
+    sa.Column("version_b", sa.Text, nullable=False),
+    # The settings of the share by name.
+    sa.Column("settings", Json, nullable=False),
+    # The share of the users who get them.
+    sa.Column("share", sa.Double, nullable=False),
+    # The lists of both arms for which the test is tuned.
+    sa.Column("planned_lists", sa.BigInteger, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("ended_at", sa.BigInteger, nullable=True),
+    # Set when the trial ends.
+    sa.Column("report", Json, nullable=True),
+    sa.CheckConstraint("status IN ('running', 'ended')", name="status"),
+    # At most one runs, whichever server begins it.
+    sa.Index(
+        "uq_settings_trials_running",
+        "status",
+        unique=True,
+        sqlite_where=_RUNNING,
+        postgresql_where=_RUNNING,
+    ),
+)
+
+# The lists that a user of such a trial got. A number stands for the user: see `user_number`.
+trial_lists = sa.Table(
+    "trial_lists",
+    metadata,
+    sa.Column("trial_id", sa.Text, sa.ForeignKey("settings_trials.trial_id"), primary_key=True),
+    sa.Column("arm", sa.Text, primary_key=True),
+    sa.Column("user_number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("lists", sa.BigInteger, nullable=False),
 )
 
 # Sums of a trial by name, which every server adds to.

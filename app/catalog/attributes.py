@@ -12,7 +12,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -325,22 +325,65 @@ def _compact(attribute: Attribute) -> Attribute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attributes:
-    """The attributes of all items in a state of the catalogue. A change makes another instance."""
+    """Attributes of all items in a state of the catalogue. A change makes another instance.
+
+    Those that no filter has named yet are not there: see `CatalogService.attributes`.
+    """
 
     by_name: dict[str, Attribute] = field(default_factory=dict)
     seq: int = 0
     """The number of the latest change of any of them."""
     size: int = 0
     """One more than the highest internal id that has had attributes."""
+    loaded: frozenset[str] | None = None
+    """The names that are there; None: all."""
+    known: frozenset[str] | None = None
+    """The names of all attributes, loaded or not; None: nobody has looked."""
+
+    def missing(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that some item may have and that are not loaded."""
+        if self.loaded is None:
+            return set()
+        missing = set(names) - self.loaded
+        return missing if self.known is None else missing & self.known
+
+    @classmethod
+    def nothing(cls, names: Iterable[str] = ()) -> Attributes:
+        """The state without items in which these names are loaded."""
+        return cls(loaded=frozenset(names))
+
+    def joined(self, other: Attributes) -> Attributes:
+        """With the attributes of another one, of the same state."""
+        return replace(
+            self,
+            by_name=self.by_name | other.by_name,
+            seq=max(self.seq, other.seq),
+            size=max(self.size, other.size),
+            loaded=(self.loaded or frozenset()) | (other.loaded or frozenset()),
+            known=(self.known or frozenset()) | (other.known or frozenset()),
+        )
 
     def updated(self, rows: Sequence[tuple[int, int, str]]) -> Attributes:
         """The state after changes of items: (internal id, number of the change, JSON) each."""
         given: dict[str, dict[int, Any]] = defaultdict(dict)
+        names: set[str] = set()
         for item, _, text in rows:
             if text != "{}":
-                for name, value in _loads(text).items():
+                attributes = attributes_of(text)
+                if self.loaded is not None:
+                    names.update(attributes)
+                    attributes = {n: attributes[n] for n in self.loaded if n in attributes}
+                for name, value in attributes.items():
                     if value is not None:
                         given[name][item] = value
+        if names and not names <= (self.known or frozenset()):
+            known = names.union(self.known or ())
+            return replace(self, known=frozenset(known))._with(rows, given)
+        return self._with(rows, given)
+
+    def _with(
+        self, rows: Sequence[tuple[int, int, str]], given: dict[str, dict[int, Any]]
+    ) -> Attributes:
         if not given and all(item >= self.size for item, _, _ in rows):
             return self
         ids = np.array(sorted({item for item, _, _ in rows}), np.int32)
@@ -354,7 +397,8 @@ class Attributes:
         if not changed:
             return self
         # An attribute that no item has any more stays, for the number of the change that ended it.
-        return Attributes(self.by_name | changed, seq, max(self.size, int(ids[-1]) + 1))
+        size = max(self.size, int(ids[-1]) + 1)
+        return replace(self, by_name=self.by_name | changed, seq=seq, size=size)
 
     def state(self, names: Iterable[str]) -> tuple[int, ...]:
         """What filters on these attributes depend on: the number of the latest change of each."""
@@ -418,7 +462,8 @@ class Attributes:
                 return mask
 
 
-def _loads(text: str) -> dict[str, Any]:
+def attributes_of(text: str) -> dict[str, Any]:
+    """The attributes in JSON as a database gives it."""
     try:
         loaded: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError:  # numbers that PostgreSQL writes with all their digits

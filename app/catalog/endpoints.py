@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, status
 from starlette.responses import Response
 
-from app.catalog.schemas import Item, ItemIn, ItemOut, ItemPage, ItemsAnswer, RejectedItem
+from app.catalog.schemas import Item, ItemIn, ItemOut, ItemPage, ItemProblem, ItemsAnswer
 from app.catalog.service import CatalogService
 from app.core.access import Role, access
 from app.core.errors import PayloadTooLarge, Unprocessable, problem_responses
@@ -19,6 +19,7 @@ from app.core.requests import (
     StrictQuery,
     decode_cursor,
     next_cursor,
+    outcome_response,
     read_json,
 )
 
@@ -67,11 +68,12 @@ async def list_items(
 @router.post(
     "/items",
     summary="Create or replace many items",
+    response_model=ItemsAnswer,
     responses=problem_responses(400, 413, 415, 422),
     openapi_extra=_body({"type": "array", "items": _ITEM_SCHEMA, "maxItems": 10_000}),
 )
 @access(Role.CATALOG)
-async def post_items(request: Request, service: Service) -> ItemsAnswer:
+async def post_items(request: Request, service: Service) -> Response:
     """Rejected items do not affect others. Of several items with the same id, the last one wins."""
     rows = await read_json(request)
     if not isinstance(rows, list):
@@ -82,13 +84,13 @@ async def post_items(request: Request, service: Service) -> ItemsAnswer:
             f"a list has at most {limit} items, this one has {len(rows)}", code="too_many_items"
         )
     accepted, rejected = await service.upsert_rows(rows)
-    return ItemsAnswer(
-        accepted=accepted,
-        rejected=[
-            RejectedItem(index=index, code=problem.code, detail=problem.detail)
-            for index, problem in rejected
-        ],
-    )
+    outcome = {"accepted": accepted, "rejected": []}
+    return await outcome_response(outcome, rows, rejected, _rejected_item)
+
+
+def _rejected_item(row: tuple[int, ItemProblem]) -> dict[str, Any]:
+    index, problem = row
+    return {"index": index, "code": problem.code, "detail": problem.detail}
 
 
 @router.get("/items/{item}", summary="An item", responses=problem_responses(404, 422))

@@ -76,7 +76,7 @@ class FilterMasks:
         self._flights: SingleFlight[Hashable, FilterMask] = SingleFlight()
 
     async def get(self, wanted: AttributeFilter, catalogue: Catalogue) -> FilterMask:
-        """The mask of a filter in a state of the catalogue.
+        """The mask of a filter in a state of the catalogue, whose attributes are loaded.
 
         Raises:
             Unprocessable: the filter compares values of a kind that no item has.
@@ -86,9 +86,12 @@ class FilterMasks:
         if mask is not None:
             return mask
 
+        # The attributes may be of a later state, with more items.
+        size = max(catalogue.size, catalogue.attributes.size)
+
         def make() -> FilterMask:
             attributes = catalogue.attributes
-            by_id = attributes.mask(wanted, catalogue.size)
+            by_id = attributes.mask(wanted, size)
             return FilterMask(by_id, attributes.fits_without(wanted.condition))
 
         async def run() -> FilterMask:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.schemas import Item
 from app.catalog.snapshot import CatalogueRow
-from app.catalog.tables import items
+from app.catalog.tables import EMBEDDED, items
 from app.core.bulk import begins_with, insert_many, one_of
 from app.core.database import Database
 from app.core.tables import now_us
@@ -25,25 +25,35 @@ _ITEM = (
     items.c.attributes,
     items.c.available_from,
     items.c.available_until,
+    items.c.embedding,
 )
-_CATALOGUE_ROW = (
-    items.c.id,
-    items.c.external_id,
-    items.c.title,
-    items.c.categories,
-    items.c.hidden,
-    items.c.deleted,
-    items.c.seq,
-    # As text: parsed where it does not hold up the event loop.
-    sa.cast(items.c.attributes, sa.Text),
-    items.c.available_from,
-    items.c.available_until,
-)
+# As text: parsed where it does not hold up the event loop.
+_ATTRIBUTES = sa.cast(items.c.attributes, sa.Text)
+
+
+def _catalogue_row(attributes: sa.ColumnElement[str]) -> tuple[sa.ColumnElement[Any], ...]:
+    return (
+        items.c.id,
+        items.c.external_id,
+        items.c.title,
+        items.c.categories,
+        items.c.hidden,
+        items.c.deleted,
+        items.c.seq,
+        attributes,
+        items.c.available_from,
+        items.c.available_until,
+    )
+
+
+_CATALOGUE_ROW = _catalogue_row(_ATTRIBUTES)
+_WITHOUT_ATTRIBUTES = _catalogue_row(sa.literal("{}"))
 _WITH_ID = sa.select(items.c.id, *_ITEM).where(~items.c.deleted)
 _UPSERT = """ON CONFLICT (external_id) DO UPDATE SET title = excluded.title,
  categories = excluded.categories, hidden = excluded.hidden, attributes = excluded.attributes,
  available_from = excluded.available_from, available_until = excluded.available_until,
- described = excluded.described, deleted = excluded.deleted, seq = excluded.seq,
+ embedding = excluded.embedding, described = excluded.described, deleted = excluded.deleted,
+ seq = excluded.seq,
  updated_at = excluded.updated_at"""
 
 
@@ -77,6 +87,7 @@ class CatalogRepository:
                 "attributes",
                 "available_from",
                 "available_until",
+                "embedding",
                 "described",
                 "deleted",
                 "seq",
@@ -92,6 +103,7 @@ class CatalogRepository:
                     orjson.dumps(item.attributes).decode(),
                     item.available_from,
                     item.available_until,
+                    item.embedding,
                     True,
                     False,
                     seq,
@@ -126,6 +138,7 @@ class CatalogRepository:
                 attributes={},
                 available_from=None,
                 available_until=None,
+                embedding=None,
                 hidden=False,
                 described=False,
                 deleted=True,
@@ -133,6 +146,14 @@ class CatalogRepository:
                 updated_at=now_us(),
             )
         )
+
+    async def embedding_length(self, conn: AsyncConnection, but: Collection[str]) -> int:
+        """Return the numbers of an item's embedding; 0 where none has one, but for these items."""
+        others = ~one_of(items.c.external_id, but, self._dialect)
+        bytes_ = await conn.scalar(
+            sa.select(sa.func.length(items.c.embedding)).where(EMBEDDED, others).limit(1)
+        )
+        return (bytes_ or 0) // 4
 
     async def described_or_deleted(
         self, conn: AsyncConnection, external_ids: Collection[str]
@@ -202,10 +223,39 @@ class CatalogRepository:
         query = _WITH_ID.where(one_of(items.c.id, ids, self._dialect))
         return await self._with_ids(query.order_by(items.c.id.desc()))
 
+    async def ids_changed_since(self, seq: int, limit: int) -> list[int]:
+        """Return at most ``limit`` ids of items that changed after a number of the catalogue."""
+        query = sa.select(items.c.id).where(items.c.seq > seq).limit(limit)
+        return [row[0] for row in await self._database.fetch(query)]
+
+    async def by_external_ids(self, external_ids: Collection[str]) -> list[Item]:
+        """Return those of the items that exist, in any order, without deleted ones."""
+        query = sa.select(*_ITEM).where(
+            one_of(items.c.external_id, external_ids, self._dialect), ~items.c.deleted
+        )
+        return [Item(*row) for row in await self._database.fetch(query)]
+
     async def _with_ids(self, query: sa.Select[Any]) -> list[tuple[int, Item]]:
         return [(row[0], Item(*row[1:])) for row in await self._database.fetch(query)]
 
-    async def changed_since(self, seq: int) -> list[CatalogueRow]:
-        """Return the items that changed after a number of the catalogue, deleted ones included."""
-        rows = await self._database.fetch(sa.select(*_CATALOGUE_ROW).where(items.c.seq > seq))
+    async def changed_since(self, seq: int, *, attributes: bool) -> list[CatalogueRow]:
+        """Return the items that changed after a number of the catalogue, deleted ones included.
+
+        Without ``attributes`` these are not read.
+        """
+        columns = _CATALOGUE_ROW if attributes else _WITHOUT_ATTRIBUTES
+        rows = await self._database.fetch(sa.select(*columns).where(items.c.seq > seq))
         return [CatalogueRow(*row) for row in rows]
+
+    async def attributes_in_order(self, after: int, n: int) -> list[tuple[int, int, str]]:
+        """Return at most ``n`` items that have attributes above an internal id, oldest first.
+
+        Each is the internal id, the number of the item's last change, and its attributes as JSON.
+        """
+        query = (
+            sa.select(items.c.id, items.c.seq, _ATTRIBUTES)
+            .where(items.c.id > after, _ATTRIBUTES != "{}")
+            .order_by(items.c.id)
+            .limit(n)
+        )
+        return [(row[0], row[1], row[2]) for row in await self._database.fetch(query)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import orjson
 from pydantic import BaseModel, Field
 
@@ -15,6 +16,8 @@ MAX_TITLE = 1024
 MAX_CATEGORIES = 64
 MAX_CATEGORY_BYTES = 128
 MAX_ATTRIBUTES_BYTES = 16 * 1024
+MAX_EMBEDDING = 1_024  # numbers
+_NUMBER_BYTES = 4
 
 
 Category = Annotated[str, Field(json_schema_extra=text_schema(MAX_CATEGORY_BYTES))]
@@ -34,6 +37,22 @@ class Item:
     available_from: int | None = None
     """In microseconds since 1970; None: always."""
     available_until: int | None = None
+    embedding: bytes | None = None
+    """Numbers of float32, see `embedding_numbers`."""
+
+    @property
+    def embedding_length(self) -> int:
+        """The numbers of the embedding; 0 without one."""
+        return 0 if self.embedding is None else len(self.embedding) // _NUMBER_BYTES
+
+    def content(self) -> dict[str, Any]:
+        """Return what tells what the item is like, as `ncr_core.content` takes it."""
+        content = dict(self.attributes)
+        if self.categories:
+            content["categories"] = self.categories
+        if self.embedding is not None:
+            content["embedding"] = embedding_numbers(self.embedding)
+        return content
 
     def as_json(self) -> dict[str, Any]:
         """Return the item as clients see it."""
@@ -45,6 +64,7 @@ class Item:
             "attributes": self.attributes,
             "available_from": _time_of(self.available_from),
             "available_until": _time_of(self.available_until),
+            "embedding": embedding_numbers(self.embedding),
         }
 
 
@@ -79,6 +99,14 @@ class ItemIn(BaseModel):
     available_until: Moment | None = Field(
         default=None, description="From then on it may not be recommended any more."
     )
+    embedding: list[float] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_EMBEDDING,
+        description="A vector of your own, such as that of the item's text or picture: at most "
+        f"{MAX_EMBEDDING:,} numbers, kept with single precision. All items that have one have as "
+        "many numbers.",
+    )
 
 
 class ItemOut(BaseModel):
@@ -91,6 +119,7 @@ class ItemOut(BaseModel):
     attributes: dict[str, Any]
     available_from: datetime | None
     available_until: datetime | None
+    embedding: list[float] | None
 
 
 class ItemPage(BaseModel):
@@ -168,8 +197,58 @@ def parse_item(
     if opens is not None and closes is not None and opens >= closes:
         problem = "available_until must be after available_from"
         return ItemProblem("invalid_available_until", problem)
+    embedding = base.embedding if base else None
+    if "embedding" in row:
+        given = row["embedding"]
+        if given is not None and (problem := _embedding_problem(given)) is not None:
+            return ItemProblem("invalid_embedding", f"embedding {problem}")
+        embedding = None if given is None else _packed(given)
     return Item(
-        new_id, title, list(dict.fromkeys(categories)), bool(hidden), attributes, opens, closes
+        new_id,
+        title,
+        list(dict.fromkeys(categories)),
+        bool(hidden),
+        attributes,
+        opens,
+        closes,
+        embedding,
+    )
+
+
+def embedding_numbers(packed: bytes | None) -> list[float] | None:
+    """The numbers of a stored embedding, with no more digits than tell them apart."""
+    if packed is None:
+        return None
+    digits = orjson.dumps(np.frombuffer(packed, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+    numbers: list[float] = orjson.loads(digits)
+    return numbers
+
+
+def _packed(numbers: list[float]) -> bytes:
+    with np.errstate(over="ignore"):
+        return np.array(numbers, dtype="<f4").tobytes()
+
+
+def _embedding_problem(embedding: Any) -> str | None:
+    if not isinstance(embedding, list):
+        return "must be a list of numbers"
+    if not 1 <= len(embedding) <= MAX_EMBEDDING:
+        return f"must have 1 to {MAX_EMBEDDING:,} numbers, not {len(embedding):,}"
+    if not set(map(type, embedding)) <= {int, float}:
+        return "must be a list of numbers"
+    try:
+        is_finite = np.isfinite(np.frombuffer(_packed(embedding), "<f4")).all()
+    except OverflowError:  # an integer of hundreds of digits
+        is_finite = False
+    return None if is_finite else "has a number that single precision cannot hold"
+
+
+def other_length(item: Item, length: int) -> ItemProblem:
+    """The problem of an item whose embedding is not as long as those of the catalogue."""
+    return ItemProblem(
+        "embedding_length",
+        f"embedding has {item.embedding_length:,} numbers, those of the other items have "
+        f"{length:,}: all must have as many; to change the length, set the others to null first",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -12,24 +12,45 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from app.catalog.attributes import Attributes
 from app.catalog.filters import AttributeFilter
 from app.catalog.masks import FilterMask, FilterMasks
 from app.catalog.repository import CatalogRepository
-from app.catalog.schemas import Item, ItemProblem, parse_item
+from app.catalog.schemas import Item, ItemProblem, other_length, parse_item
 from app.catalog.snapshot import Catalogue
 from app.core.database import Database
-from app.core.errors import Conflict, NotFound, Unprocessable
+from app.core.errors import Conflict, NotFound, Unavailable, Unprocessable
+from app.core.requests import MAX_ROWS_AT_ONCE, ROWS_A_STEP, Steps, at_once, in_turn
 from app.core.tables import CATALOG_SEQ, current_value, next_values, now_us
 
 # Beyond either a thread takes a change in, so that no request waits for it. A change of one item
 # costs a copy of the catalogue, too: 0.7 ms with 20,000 items, 11 ms with 200,000.
 MAX_INLINE_ROWS = 1_000
 MAX_INLINE_ITEMS = 20_000
+LOADED_ROWS = 20_000  # whose attributes are in memory as JSON
+LOAD_SECONDS = 10.0  # that a request waits for attributes
 MAX_INLINE_NAMES = 100  # of attributes: each is looked at with every change
 
 ITEM_COUNT = "SELECT count(*) FROM items"
 AVAILABLE_ITEMS = "SELECT id, external_id FROM items WHERE NOT deleted"
 """Queries for the training snapshot, which is read past SQLAlchemy."""
+
+
+def _parsed(
+    rows: Sequence[object],
+) -> Steps[tuple[list[tuple[int, Item]], list[tuple[int, ItemProblem]]]]:
+    """The valid rows and the problems of the others, each with its index."""
+    valid: list[tuple[int, Item]] = []
+    rejected: list[tuple[int, ItemProblem]] = []
+    for index, row in enumerate(rows):
+        item = parse_item(row)
+        if isinstance(item, Item):
+            valid.append((index, item))
+        else:
+            rejected.append((index, item))
+        if index % ROWS_A_STEP == ROWS_A_STEP - 1:
+            yield
+    return valid, rejected
 
 
 class CatalogService:
@@ -39,8 +60,10 @@ class CatalogService:
         self._database = database
         self._masks = FilterMasks(mask_bytes)
         self._repository = CatalogRepository(database)
-        self._catalogue = Catalogue()
+        self._catalogue = Catalogue(attributes=Attributes.nothing())
         self._refresh_lock = asyncio.Lock()
+        self._asked: set[str] = set()  # attributes that are to be loaded
+        self._loading: asyncio.Task[None] | None = None
 
     # For other features
 
@@ -71,7 +94,8 @@ class CatalogService:
             self._catalogue = catalogue.at(now)
 
     async def _refresh(self, min_seq: int) -> None:
-        rows = await self._repository.changed_since(self._catalogue.seq)
+        is_loaded = self._catalogue.attributes.known is not None
+        rows = await self._repository.changed_since(self._catalogue.seq, attributes=is_loaded)
         if (
             len(rows) > MAX_INLINE_ROWS
             or self._catalogue.size > MAX_INLINE_ITEMS
@@ -83,8 +107,62 @@ class CatalogService:
         # At least `min_seq`: a number may have been taken for a change that changed nothing.
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
 
+    async def with_attributes(self, catalogue: Catalogue, names: Collection[str]) -> Catalogue:
+        """Return the state with attributes by their names, which may be those of a later state.
+
+        Attributes are in memory from the first request on that names them: those of a million items
+        take seconds each to read, and most of them no filter ever names.
+
+        Raises:
+            Unavailable: they are still being read.
+        """
+        attributes = catalogue.attributes
+        while missing := attributes.missing(names):
+            self._asked |= missing
+            if self._loading is None or self._loading.done():
+                self._loading = asyncio.create_task(self._load_asked())
+            try:
+                await asyncio.wait_for(asyncio.shield(self._loading), LOAD_SECONDS)
+            except TimeoutError:
+                raise Unavailable(
+                    "the attributes that the filter names are still being read",
+                    code="attributes_loading",
+                ) from None
+            attributes = self._catalogue.attributes
+        if attributes is catalogue.attributes:
+            return catalogue
+        return replace(catalogue, attributes=attributes)
+
+    async def _load_asked(self) -> None:
+        while self._asked:
+            names, self._asked = self._asked, set()
+            await self._load(self._catalogue.attributes.missing(names))
+
+    async def _load(self, names: set[str]) -> None:
+        """Read attributes by their names, while others go on with what is there."""
+        if not names:
+            return
+        since, after = self._catalogue.seq, 0
+        loaded = Attributes.nothing(names)
+        while rows := await self._repository.attributes_in_order(after, LOADED_ROWS):
+            loaded = await asyncio.to_thread(loaded.updated, rows)
+            after = rows[-1][0]
+        async with self._refresh_lock:
+            # Some rows were read before they changed, and some after.
+            changed = await self._repository.changed_since(since, attributes=True)
+            current = [(row.id, row.seq, row.attributes) for row in changed]
+            newer = [row for row in changed if row.seq > self._catalogue.seq]
+
+            def join() -> Catalogue:
+                catalogue = self._catalogue.updated(newer) if newer else self._catalogue
+                brought_up = loaded.updated(current) if current else loaded
+                return replace(catalogue, attributes=catalogue.attributes.joined(brought_up))
+
+            self._catalogue = await asyncio.to_thread(join)
+            await self._follow_time()
+
     async def mask(self, wanted: AttributeFilter, catalogue: Catalogue) -> FilterMask:
-        """Return the items that fit a filter in a state of the catalogue.
+        """Return the items that fit a filter in a state of the catalogue `with_attributes`.
 
         Raises:
             Unprocessable: the filter compares values of a kind that no item has.
@@ -121,11 +199,19 @@ class CatalogService:
         """Return these items by internal id, without deleted ones."""
         return dict(await self._repository.by_ids(list(ids)))
 
+    async def ids_changed_since(self, seq: int, limit: int) -> list[int]:
+        """Return at most ``limit`` ids of items that changed after a number of the catalogue."""
+        return await self._repository.ids_changed_since(seq, limit)
+
+    async def by_external_ids(self, external_ids: Collection[str]) -> dict[str, Item]:
+        """Return those of the items that exist by the clients' ids, without deleted ones."""
+        return {item.id: item for item in await self._repository.by_external_ids(external_ids)}
+
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
         """Return the clients' ids by internal id, deleted items included."""
         return await self._repository.external_ids_of(ids)
 
-    async def iter_items(self, chunk_size: int = 5_000) -> AsyncIterator[list[Item]]:
+    async def iter_items(self, chunk_size: int = 1_000) -> AsyncIterator[list[Item]]:
         """Yield all items in chunks, oldest first, without deleted ones."""
         after = 0
         while rows := await self._repository.in_order(after, chunk_size):
@@ -163,6 +249,7 @@ class CatalogService:
         async with self._database.write() as conn:
             seq = await next_values(conn, CATALOG_SEQ)
             is_new = await self._repository.get(external_id, conn) is None
+            await self._check_embedding(conn, item)
             await self._repository.upsert(conn, [item], seq)
         return item, is_new
 
@@ -176,8 +263,36 @@ class CatalogService:
             seq = await next_values(conn, CATALOG_SEQ)
             base = _existing(await self._repository.get(external_id, conn))
             item = _valid(parse_item(row, item_id=external_id, base=base))
+            await self._check_embedding(conn, item)
             await self._repository.upsert(conn, [item], seq)
         return item
+
+    async def _check_embedding(self, conn: AsyncConnection, item: Item) -> None:
+        """Refuse an embedding that is not as long as the others."""
+        _, refused = await self._of_one_length(conn, [item])
+        for problem in refused.values():
+            raise Unprocessable(problem.detail, code=problem.code)
+
+    async def _of_one_length(
+        self, conn: AsyncConnection, rows: Collection[Item]
+    ) -> tuple[list[Item], dict[str, ItemProblem]]:
+        """Return the items that may be written, and the problems of the others by their ids.
+
+        All embeddings of the catalogue have as many numbers as the first. The caller holds the lock
+        of the catalogue's counter.
+        """
+        if all(item.embedding is None for item in rows):
+            return list(rows), {}
+        length = await self._repository.embedding_length(conn, [item.id for item in rows])
+        kept: list[Item] = []
+        refused: dict[str, ItemProblem] = {}
+        for item in rows:
+            length = length or item.embedding_length
+            if item.embedding_length in (0, length):
+                kept.append(item)
+            else:
+                refused[item.id] = other_length(item, length)
+        return kept, refused
 
     async def delete(self, external_id: str) -> None:
         """Delete an item. Its row stays without a description: events and models refer to it.
@@ -194,29 +309,28 @@ class CatalogService:
         self, rows: Sequence[object]
     ) -> tuple[int, list[tuple[int, ItemProblem]]]:
         """Create or replace the valid items; return their number, and the others' problems."""
-        valid: list[Item] = []
-        rejected: list[tuple[int, ItemProblem]] = []
-        for index, row in enumerate(rows):
-            item = parse_item(row)
-            if isinstance(item, Item):
-                valid.append(item)
-            else:
-                rejected.append((index, item))
-        await self.upsert_items(valid)
-        return len(valid), rejected
-
-    async def upsert_items(self, items: Iterable[Item]) -> None:
-        """Create or replace valid items; of several with the same id, the last one wins."""
-        distinct = {item.id: item for item in items}
-        if distinct:
+        work = _parsed(rows)
+        is_long = len(rows) > MAX_ROWS_AT_ONCE
+        valid, rejected = await in_turn(work) if is_long else at_once(work)
+        # Of several with the same id, the last one wins.
+        last = {item.id: (index, item) for index, item in valid}
+        if last:
             async with self._database.write() as conn:
                 seq = await next_values(conn, CATALOG_SEQ)
-                await self._repository.upsert(conn, distinct.values(), seq)
+                kept, refused = await self._of_one_length(conn, [item for _, item in last.values()])
+                await self._repository.upsert(conn, kept, seq)
+            rejected += [(last[name][0], problem) for name, problem in refused.items()]
+        return len(rows) - len(rejected), sorted(rejected, key=lambda row: row[0])
 
-    async def describe_items(self, items: Iterable[Item]) -> int:
+    async def describe_items(
+        self,
+        items: Iterable[Item],
+        on_refused: Callable[[str, ItemProblem], None] = lambda item, problem: None,
+    ) -> int:
         """Store those items that are neither described nor deleted yet; return their number.
 
-        For imports: importing a file again does not undo later changes.
+        For imports: importing a file again does not undo later changes. ``on_refused`` is called
+        with the ids of items whose embeddings are not as long as the others.
         """
         distinct = {item.id: item for item in items}
         if not distinct:
@@ -224,9 +338,12 @@ class CatalogService:
         async with self._database.bulk_write() as conn:
             unchanged = await self._repository.described_or_deleted(conn, distinct)
             new = [item for item in distinct.values() if item.id not in unchanged]
+            new, refused = await self._of_one_length(conn, new)
             if new:
                 seq = await next_values(conn, CATALOG_SEQ)
                 await self._repository.upsert(conn, new, seq)
+        for name, problem in refused.items():
+            on_refused(name, problem)
         return len(new)
 
     async def page(

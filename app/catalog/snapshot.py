@@ -27,7 +27,7 @@ class CatalogueRow(NamedTuple):
     deleted: bool
     seq: int
     attributes: str = "{}"
-    """JSON."""
+    """JSON; empty where attributes are not loaded."""
     available_from: int | None = None
     available_until: int | None = None
 
@@ -55,7 +55,8 @@ class Catalogue:
     shown_seq: int = 0
     """The highest number in ``shown``; part of cache keys."""
     attributes: Attributes = field(default_factory=Attributes)
-    """What filters look at. A change of it voids the lists with a filter that depends on it."""
+    """What filters look at, as far as it is loaded. A change of it voids the lists with a filter
+    that depends on it."""
     listed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """(size,) whether the item is neither hidden nor deleted, at any time."""
     availability: Availability = field(default_factory=Availability)

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from app.core.tables import Json, RowId, metadata, prefix_index
 
+EMBEDDED = sa.text("embedding IS NOT NULL AND NOT deleted")
 _BARE = sa.text("NOT described AND NOT deleted")
 
 items = sa.Table(
@@ -28,8 +29,11 @@ items = sa.Table(
     # Microseconds since 1970 between which the item may be recommended; NULL: always.
     sa.Column("available_from", sa.BigInteger, nullable=True),
     sa.Column("available_until", sa.BigInteger, nullable=True),
+    # float32, the lowest byte first. All rows that are not deleted have as many numbers.
+    sa.Column("embedding", sa.LargeBinary, nullable=True),
     sa.Index("ix_items_seq", "seq"),
     prefix_index("items"),
     sa.Index("ix_items_bare", "id", sqlite_where=_BARE, postgresql_where=_BARE),
+    sa.Index("ix_items_embedded", "id", sqlite_where=EMBEDDED, postgresql_where=EMBEDDED),
     sqlite_autoincrement=True,
 )

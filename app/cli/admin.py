@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -215,6 +216,7 @@ class Kind(StrEnum):
     """The kind of a trial."""
 
     INTERLEAVING = "interleaving"
+    SETTINGS = "settings"
     SHADOW = "shadow"
 
 
@@ -238,7 +240,7 @@ def list_trials(
             trial["kind"],
             trial["status"],
             trial["version_a"],
-            trial["version_b"],
+            _beside(trial),
             f"{trial['share']:g}",
             ", ".join(f"{name}: {_short(value)}" for name, value in trial["report"].items()),
         )
@@ -247,25 +249,59 @@ def list_trials(
 
 @trials.command()
 def start(
-    version: Annotated[str, typer.Argument(help="The version to compare with the active one.")],
+    version: Annotated[
+        str | None,
+        typer.Argument(help="The version to compare with the active one.", show_default=False),
+    ] = None,
     kind: Annotated[
         Kind,
-        typer.Option(help="interleaving shows lists of both versions; shadow only compares them."),
+        typer.Option(
+            help="interleaving shows lists of both versions; shadow only compares them; settings "
+            "gives a share of the users other settings."
+        ),
     ] = Kind.INTERLEAVING,
     share: Annotated[
         float,
-        typer.Option(help="Fraction of users (interleaving) or of requests (shadow), up to 1."),
+        typer.Option(
+            help="Fraction of users (interleaving, settings) or of requests (shadow), up to 1."
+        ),
     ] = 0.1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of kind settings; may repeat."),
+    ] = None,
+    planned_clicked: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=1_000_000,
+            help="Lists with a click after which the difference is to be read (interleaving).",
+        ),
+    ] = None,
 ) -> None:
     """Start a trial. Running servers take part within seconds."""
     if not 0 < share <= 1:
         raise typer.BadParameter("the share has to be above 0 and at most 1", param_hint="--share")
+    if settings and kind is not Kind.SETTINGS:
+        raise typer.BadParameter("only a trial of kind settings has any", param_hint="--set")
+    body: dict[str, Any] = {"kind": kind.value, "share": share}
+    if version is not None:
+        body["version"] = version
+    if settings:
+        body["settings"] = dict(map(_setting, settings))
+    if planned_clicked is not None:
+        body["planned_clicked"] = planned_clicked
 
     async def work(services: Services) -> str:
-        from app.ab_tests.schemas import ABTestParams
+        from pydantic import ValidationError
 
-        # The service checks the version: an invalid name is an unknown version.
-        params = ABTestParams.model_construct(kind=kind.value, version=version, share=share)
+        from app.ab_tests.schemas import parse_trial
+        from app.core.requests import invalid_body
+
+        try:
+            params = parse_trial(body)
+        except ValidationError as error:
+            raise invalid_body(error) from None
         return (await services.trials.begin(params)).trial_id
 
     console.print(f"started: {with_services(work)}")
@@ -276,6 +312,21 @@ def stop(trial: Annotated[str, typer.Argument(help="The trial to stop.")]) -> No
     """Stop a trial and keep its report."""
     with_services(lambda services: services.trials.end(trial))
     console.print(f"stopped: {trial}")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        expected = "expected NAME=VALUE, the value a number, true or false"
+        raise typer.BadParameter(expected, param_hint="--set") from None
+
+
+def _beside(trial: dict[str, Any]) -> str:
+    settings = trial["settings"] or {}
+    other = [] if trial["version_a"] == trial["version_b"] else [trial["version_b"]]
+    return ", ".join([*other, *(f"{name}={value}" for name, value in settings.items())])
 
 
 def _short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from functools import partial
 from pathlib import Path
@@ -12,9 +13,10 @@ import typer
 from app.cli.common import bar, console, with_services
 
 if TYPE_CHECKING:
+    from app.events.imports import ImportCounts
     from app.transfer.import_data import ImportReport
     from app.wiring import Services
-    from ncr_core.data.readers import BadRow, Columns
+    from ncr_core.data.readers import BadRow, Columns, DataSource
 
 Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
 FormatOption = Annotated[Format, typer.Option("--format", help="What the files are.")]
@@ -38,12 +40,15 @@ def register(app: typer.Typer) -> None:
 class BadRows:
     """Shows the first bad rows and counts them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: ImportCounts | None = None) -> None:
         self.count = 0
+        self._counts = counts
 
     def __call__(self, row: BadRow) -> None:
         """Counts a row, and shows it if it is one of the first."""
         self.count += 1
+        if self._counts is not None:
+            self._counts.reject(row.reason)
         if self.count <= MAX_SHOWN:
             where = f"{row.file} line {row.line}" if row.line else row.file
             console.print(f"{where}: {row.reason}", markup=False)
@@ -75,11 +80,19 @@ async def run_import(
     services: Services, path: Path, format_: Format, columns: Columns
 ) -> ImportReport:
     """Imports with a progress bar and says what came of it."""
-    from app.transfer.import_data import import_preferences, import_source, import_users
     from ncr_core.data.readers import open_source
 
     source = open_source(path, format_, columns)
-    bad_rows = BadRows()
+    async with services.events.imports.record("command", path.name, _account()) as counts:
+        return await _import(services, path, source, counts)
+
+
+async def _import(
+    services: Services, path: Path, source: DataSource, counts: ImportCounts
+) -> ImportReport:
+    from app.transfer.import_data import import_preferences, import_source, import_users
+
+    bad_rows = BadRows(counts)
     with bar() as progress:
         task = progress.add_task(f"read {source.name}", total=source.total_bytes or None)
         storing = progress.add_task("store, by user", total=None)
@@ -94,6 +107,9 @@ async def run_import(
         )
         progress.update(storing, completed=report.good, total=report.good)
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
+    counts.accepted, counts.duplicates = report.accepted, report.duplicates
+    if report.conflicts:
+        counts.reject("an event_id is of another event", report.conflicts)
     users = await import_users(services, path, on_bad=bad_rows)
     preferences = await import_preferences(services, path, on_bad=bad_rows)
     if bad_rows.count > MAX_SHOWN:
@@ -109,6 +125,14 @@ async def run_import(
             f"{preferences.accepted:,} preferences added, {preferences.duplicates:,} already there"
         )
     return report
+
+
+def _account() -> str | None:
+    """Who runs the command; None where the machine has no name for them."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None
 
 
 def download(

@@ -425,7 +425,12 @@ def read_interactions(path: Path, format_: Format, columns: Columns, at_least: i
     from ncr_core.data import min_interactions
     from ncr_core.data.dataset import read_source as read
     from ncr_core.data.readers import open_source
+    from ncr_core.data.snapshot import Snapshot, is_snapshot
 
+    if is_snapshot(path):
+        filtered = min_interactions(Snapshot.open(path).read(), at_least)
+        console.print(described(filtered))
+        return filtered
     source = open_source(path, format_, columns)
     bad = BadRows()
     with bar() as progress:

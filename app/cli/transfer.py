@@ -1,7 +1,8 @@
-"""`ncr backup`, `ncr restore` and `ncr export`."""
+"""`ncr backup`, `ncr restore`, `ncr export` and `ncr snapshot`."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from app.transfer.export import ExportReport
     from app.transfer.restore import RestoreReport
     from app.wiring import Services
+    from ncr_core.data.snapshot import SnapshotManifest
 
 MAX_SHOWN = 10
 
@@ -24,6 +26,7 @@ def register(app: typer.Typer) -> None:
     app.command()(backup)
     app.command()(restore)
     app.command()(export)
+    app.command()(snapshot)
 
 
 class _Steps:
@@ -116,7 +119,34 @@ def export(
     items = "" if user is not None else f" and {report.items:,} items"
     preferences = f", {report.preferences:,} preferences" if report.preferences else ""
     users = f", {report.users:,} described users" if report.users else ""
-    typer.echo(f"{directory}: {report.events:,} events{items}{preferences}{users}")
+    shown = f", {report.shown:,} shown items" if report.shown else ""
+    typer.echo(f"{directory}: {report.events:,} events{items}{preferences}{users}{shown}")
+
+
+def snapshot(
+    address: Annotated[
+        str, typer.Argument(help="The folder to write, or a URL in object storage such as s3://….")
+    ],
+    parts: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="The number of files; by default by size.")
+    ] = None,
+) -> None:
+    """Write what a training learns from as Parquet parts, for `ncr train` on other machines."""
+
+    async def work(services: Services) -> SnapshotManifest:
+        from app.transfer.snapshot import write_snapshot
+
+        with _Steps("snapshot:") as steps:
+            return await asyncio.to_thread(
+                write_snapshot, services.settings, address, parts=parts, report=steps
+            )
+
+    manifest = with_services(work, reads=True)
+    size = sum(part.bytes for part in manifest.parts)
+    typer.echo(
+        f"{address}: {manifest.n_interactions:,} interactions, {manifest.n_users:,} users, "
+        f"{manifest.n_items:,} items, {len(manifest.parts):,} parts, {size:,} bytes"
+    )
 
 
 def _some(names: list[str]) -> str:

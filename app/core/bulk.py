@@ -7,6 +7,7 @@ Arrow columns as they are.
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,17 @@ def _sql_type(column: sa.Column[Any]) -> str:
         return "bigint"
     if isinstance(column.type, sa.Float):
         return "double precision"
+    # Bytes are sent as text, see `_selected`.
     return "text"
+
+
+def _selected(column: sa.Column[Any]) -> str:
+    """The value of a column in a record of JSON."""
+    if isinstance(column.type, sa.JSON):
+        return f"v.{column.name}::jsonb"
+    if isinstance(column.type, sa.LargeBinary):
+        return f"decode(v.{column.name}, 'base64')"
+    return f"v.{column.name}"
 
 
 async def insert_many(
@@ -108,7 +119,7 @@ async def insert_many(
         conn: a connection in a transaction.
         table: the table to insert into.
         columns: the names of the columns.
-        rows: a value for each column; JSON as text.
+        rows: a value for each column; JSON as text, binary columns as bytes.
         on_conflict: SQL that follows the values.
     """
     if not rows:
@@ -125,10 +136,7 @@ async def insert_many(
         )
         return
     record_type = ", ".join(f"{name} {_sql_type(table.c[name])}" for name in columns)
-    selected = ", ".join(
-        f"v.{name}::jsonb" if isinstance(table.c[name].type, sa.JSON) else f"v.{name}"
-        for name in columns
-    )
+    selected = ", ".join(_selected(table.c[name]) for name in columns)
     await conn.exec_driver_sql(
         f"INSERT INTO {table.name} ({names}) "  # noqa: S608
         f"SELECT {selected} FROM json_to_recordset(%s::json) AS v({record_type}) {on_conflict}",
@@ -237,4 +245,11 @@ async def update_many(
 
 
 def _records(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
-    return orjson.dumps([dict(zip(columns, row, strict=True)) for row in rows]).decode()
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    return orjson.dumps(records, default=_base64).decode()
+
+
+def _base64(value: Any) -> str:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} is not stored by many rows")
+    return base64.b64encode(value).decode()

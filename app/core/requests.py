@@ -8,11 +8,11 @@ import binascii
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
@@ -44,13 +44,20 @@ LARGE_BODY_BYTES = 256 * 1024
 MAX_LARGE_BODIES = 4
 """Large bodies that are read and parsed at a time, if each has the largest size."""
 MAX_BODY_SECONDS = 120.0  # for a large body to come whole
+LARGE_BYTES_PER_SECOND = 64 * 2**20
+"""Of all large bodies together that are read: some ten times what can be stored of them."""
+PACE_SECONDS = 0.004  # of reading at that rate: timers are no finer than a millisecond
+STEP_SECONDS = 0.001  # of work on a large body, followed by as long a rest
+MAX_ROWS_AT_ONCE = 1_000
+"""Rows of a list that are validated and answered before other requests have a turn."""
+ROWS_A_STEP = 100  # of a longer list
 PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
 BLOCK_BYTES = 128 * 1024  # of a large body, looked through at once
 MAX_ROW_BYTES = 256 * 1024  # of a row in a large list
 MAX_VALUES = 1_000_000  # of a large list; of another large body a tenth
 MAX_ID_BYTES = 256
-MAX_KNOWN_QUERIES = 1024
-MAX_QUERY_BYTES = 256  # of a query string that is kept
+MAX_KNOWN_BYTES = 2**23  # of query strings that are kept, and what they were parsed to
+MAX_QUERY_BYTES = 4096  # of one of them
 NDJSON = b"application/x-ndjson"
 FORM, CSV = b"application/x-www-form-urlencoded", b"text/csv"
 _BODY_TYPES = (b"application/json", NDJSON)
@@ -59,6 +66,13 @@ _MICROSECOND = timedelta(microseconds=1)
 MAX_TIMESTAMP_US = (datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _large_bodies = ThreadPoolExecutor(1, "ncr-large-bodies")
 Value = TypeVar("Value")
+Steps = Generator[None, None, Value]
+"""Work in steps of a fraction of a millisecond, and its result."""
+_WHITE = b" \t\r\n"
+_SIGNS = np.zeros(256, dtype=np.bool_)
+_SIGNS[list(b'",[{]}')] = True
+_DEPTHS = np.zeros(256, dtype=np.int32)
+_DEPTHS[list(b"[{")], _DEPTHS[list(b"]}")] = 1, -1
 NO_NUL = r"^[^\u0000]*$"
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -76,7 +90,9 @@ class BodyLimit:
 
     Large bodies count to the start of the answer, by the bytes that have come: beyond
     ``MAX_LARGE_BODIES`` of the largest size further ones are 503. One that has not come whole after
-    ``MAX_BODY_SECONDS`` is refused, so that nobody holds that memory by sending slowly.
+    ``MAX_BODY_SECONDS`` is refused, so that nobody holds that memory by sending slowly. They are
+    read in turns, a chunk of each, and no faster than ``LARGE_BYTES_PER_SECOND`` in all: each chunk
+    takes time from the requests beside it, and a client on the same network sends them endlessly.
 
     Args:
         app: the application below.
@@ -87,6 +103,7 @@ class BodyLimit:
         self.app = app
         self.max_bytes = max_bytes
         self._large_bytes = 0
+        self._turns, self._ahead = asyncio.Lock(), 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, unless its body is refused."""
@@ -141,10 +158,17 @@ class BodyLimit:
             nonlocal total
             message = await receive()
             if message["type"] == "http.request":
-                total += len(message.get("body", b""))
+                size = len(message.get("body", b""))
+                total += size
                 if total > max_bytes:
                     raise too_large
                 hold(total)
+                if total > LARGE_BODY_BYTES and message.get("more_body"):
+                    async with self._turns:
+                        self._ahead += size / LARGE_BYTES_PER_SECOND
+                        if self._ahead >= PACE_SECONDS:
+                            await asyncio.sleep(self._ahead)
+                            self._ahead = 0.0
             return message
 
         async def release_and_send(message: Message) -> None:
@@ -196,6 +220,12 @@ def _query_names(dependant: Dependant) -> set[str]:
     )
 
 
+class _Known(NamedTuple):
+    answer: Callable[[Request, str], Awaitable[Response]]
+    size: int
+    """Bytes: a short id in a query takes up to twelve times its length as an object."""
+
+
 class KnownQueries(StrictQuery):
     """A route below one id that parses a query string once.
 
@@ -206,20 +236,19 @@ class KnownQueries(StrictQuery):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.known: LRUCache[bytes, Callable[[Request, str], Awaitable[Response]]]
-        self.known = LRUCache(MAX_KNOWN_QUERIES)
+        self.known: LRUCache[bytes, _Known] = LRUCache(MAX_KNOWN_BYTES, lambda known: known.size)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, past FastAPI where its query string is known."""
-        answer = self.known.get(scope["query_string"])
-        if answer is None or scope["method"] != "GET":
+        known = self.known.get(scope["query_string"])
+        if known is None or scope["method"] != "GET":
             await super().handle(scope, receive, send)
-            answer = scope.get("state", {}).get("answer")
-            if answer is not None and len(scope["query_string"]) <= MAX_QUERY_BYTES:
-                self.known[scope["query_string"]] = answer
+            answer, size = scope.get("state", {}).get("answer"), len(scope["query_string"])
+            if answer is not None and size <= MAX_QUERY_BYTES:
+                self.known[scope["query_string"]] = _Known(answer, 2_000 + 12 * size)
             return
         (raw_id,) = scope["path_params"].values()
-        response = await answer(Request(scope, receive), decode_id(raw_id))
+        response = await known.answer(Request(scope, receive), decode_id(raw_id))
         await response(scope, receive, send)
 
 
@@ -343,15 +372,61 @@ def json_response(
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
+async def outcome_response(
+    outcome: dict[str, Any],
+    rows: list[Any],
+    rejected: list[Any],
+    as_row: Callable[[Any], Any] = lambda rejected: rejected,
+) -> Response:
+    """What became of the rows of a list; both lists are emptied.
+
+    Args:
+        outcome: the answer; its ``rejected`` is added here.
+        rows: the list as it was sent.
+        rejected: what was rejected of it.
+        as_row: what is shown of each of those.
+    """
+    work = _outcome(outcome | {"rejected": []}, rows, rejected, as_row)
+    is_long = max(len(rows), len(rejected)) > MAX_ROWS_AT_ONCE
+    return Response(
+        await in_turn(work) if is_long else at_once(work), 200, None, "application/json"
+    )
+
+
+def _outcome(
+    outcome: dict[str, Any], rows: list[Any], rejected: list[Any], as_row: Callable[[Any], Any]
+) -> Steps[bytes]:
+    parts = []
+    for start in range(0, len(rejected), ROWS_A_STEP):
+        part = rejected[start : start + ROWS_A_STEP]
+        parts.append(orjson.dumps([as_row(row) for row in part])[1:-1])
+        yield
+    before, name, after = orjson.dumps(outcome).partition(b'"rejected":[')
+    body = before + name + b",".join(parts) + after
+    for done in (rejected, rows):  # freed in steps, too
+        while done:
+            del done[-ROWS_A_STEP:]
+            yield
+    return body
+
+
+async def read_body(request: Request) -> bytes | bytearray:
+    """The whole body. A large one grows as it comes: to join its chunks would take long."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+    return body if len(body) > LARGE_BODY_BYTES else bytes(body)
+
+
 async def read_json(request: Request) -> Any:
     """The body as JSON in the strict sense; 400 if it is not."""
     try:
-        return await parse_json(await request.body(), orjson.loads)
+        return await parse_json(await read_body(request), orjson.loads)
     except ValueError:
         raise malformed_json() from None
 
 
-async def parse_json(body: bytes, loads: Callable[[bytes], Any]) -> Any:
+async def parse_json(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> Any:
     """The JSON of a body; a large one is parsed in a thread.
 
     Raises:
@@ -359,50 +434,97 @@ async def parse_json(body: bytes, loads: Callable[[bytes], Any]) -> Any:
         PayloadTooLarge: a large body has too many values, or a row that is too large.
     """
     if len(body) <= LARGE_BODY_BYTES:
-        return loads(body)
-    return await in_turn(_parse_large, body, loads)
+        return loads(bytes(body))
+    return await in_turn(_parse_large(body, loads))
 
 
-async def in_turn(work: Callable[..., Value], *arguments: Any) -> Value:
-    """The result of work on a large body, in a thread that does one at a time.
+async def in_turn(work: Steps[Value]) -> Value:
+    """The result of work on a large body, whose steps are done in a thread.
 
-    The work holds Python's lock: in several threads it would take no less time, and the requests
-    beside it would wait for each of them.
+    There is one such thread, and each work in progress has a turn after the other: the steps hold
+    Python's lock, so several threads would take no less time. After each turn the thread rests for
+    as long as that took. The requests beside it keep half of the time, whatever is sent.
     """
-    return await asyncio.get_running_loop().run_in_executor(_large_bodies, work, *arguments)
+    loop = asyncio.get_running_loop()
+    while True:
+        ended = await loop.run_in_executor(_large_bodies, _some_steps, work)
+        if ended is not None:
+            return ended[0]
 
 
-def _parse_large(body: bytes, loads: Callable[[bytes], Any]) -> Any:
-    body = body.strip(b" \t\r\n")
-    is_list = body[:1] == b"[" and body[-1:] == b"]"
+def at_once(work: Steps[Value]) -> Value:
+    """The result of work that is done in one go."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            value: Value = end.value
+            return value
+
+
+def _some_steps(work: Steps[Value]) -> tuple[Value] | None:
+    """A turn; the result after the last step."""
+    began = time.perf_counter()
+    try:
+        while True:
+            next(work)
+            if time.perf_counter() - began >= STEP_SECONDS:
+                return None
+    except StopIteration as end:
+        return (end.value,)
+    finally:
+        time.sleep(time.perf_counter() - began)
+
+
+def _parse_large(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> Steps[Any]:
+    first, end = _without_space(body)
+    is_list = body[first : first + 1] == b"[" and body[end - 1 : end] == b"]"
     max_values = MAX_VALUES if is_list else MAX_VALUES // 10
     values = 0
-    for start in range(0, len(body), BLOCK_BYTES):
+    for start in range(first, end, BLOCK_BYTES):
         block = body[start : start + BLOCK_BYTES]
         values += sum(block.count(sign) for sign in (b",", b"[", b"{"))
         if values > max_values:
             raise PayloadTooLarge(
                 f"a body of this size has at most {max_values} values", code="too_many_values"
             )
+        yield
     if not is_list:
-        return loads(body)
+        return loads(bytes(body))
     # Parts that are lists make a list, wherever the cuts are: what is malformed cannot pass.
     rows: list[Any] = []
-    start, end = 1, len(body) - 1
-    for cut in (*_cuts(body), end):
+    first += 1
+    start, end = first, end - 1
+    cuts = yield from _cuts(body)
+    for cut in (*cuts, end):
         if cut - start > MAX_ROW_BYTES + PART_BYTES:  # small rows may be before it
             raise PayloadTooLarge(
                 f"a row of this list is larger than {MAX_ROW_BYTES} bytes", code="row_too_large"
             )
         part = loads(b"[" + body[start:cut] + b"]")
-        if not part and (start > 1 or cut < end):
+        if not part and (start > first or cut < end):
             raise ValueError("a comma without a row")
         rows += part
         start = cut + 1
+        yield
     return rows
 
 
-def _cuts(body: bytes) -> list[int]:
+def _without_space(body: bytes | bytearray) -> tuple[int, int]:
+    """Where a body begins and ends without the white space around it, of which no copy is made."""
+    first, end = 0, len(body)
+    while first < end and not (block := body[first : first + BLOCK_BYTES].lstrip(_WHITE)):
+        first += BLOCK_BYTES
+    if first < end:
+        first = min(first + BLOCK_BYTES, end) - len(block)
+    while first < end and not (block := body[max(first, end - BLOCK_BYTES) : end].rstrip(_WHITE)):
+        end -= BLOCK_BYTES
+    if first < end:
+        end = max(first, end - BLOCK_BYTES) + len(block)
+    return min(first, end), end
+
+
+def _cuts(body: bytes | bytearray) -> Steps[list[int]]:
     """Positions of commas between rows of a list, at steps of about ``PART_BYTES``."""
     commas: list[NDArray[np.intp]] = []
     start = quotes = depth = 0
@@ -412,13 +534,16 @@ def _cuts(body: bytes) -> list[int]:
             block = body[start : start + BLOCK_BYTES + 1]
         # Of the same length, without quotes that do not end a string.
         text = block.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-        signs = np.frombuffer(text, np.uint8)
+        at = np.flatnonzero(_SIGNS[np.frombuffer(text, np.uint8)])
+        signs = np.frombuffer(text, np.uint8)[at]
         within = quotes + np.cumsum(signs == ord('"'), dtype=np.int32)
         outside = (within & 1) == 0
-        opening, closing = ((signs == ord(a)) | (signs == ord(b)) for a, b in ("[{", "]}"))
-        depths = depth + np.cumsum((opening.astype(np.int8) - closing) * outside, dtype=np.int32)
-        commas.append(start + np.flatnonzero((signs == ord(",")) & outside & (depths == 1)))
-        start, quotes, depth = start + len(block), int(within[-1]), int(depths[-1])
+        depths = depth + np.cumsum(_DEPTHS[signs] * outside, dtype=np.int32)
+        commas.append(start + at[(signs == ord(",")) & outside & (depths == 1)])
+        start += len(block)
+        if len(at):
+            quotes, depth = int(within[-1]), int(depths[-1])
+        yield
     positions = np.concatenate(commas)
     steps = np.searchsorted(positions, np.arange(PART_BYTES, len(body), PART_BYTES))
     return [int(cut) for cut in positions[np.unique(steps[steps < len(positions)])]]
@@ -426,7 +551,11 @@ def _cuts(body: bytes) -> list[int]:
 
 async def read_optional_json(request: Request) -> Any:
     """The body as JSON in the strict sense; an empty object where there is none."""
-    return await read_json(request) if await request.body() else {}
+    body = await read_body(request)
+    try:
+        return await parse_json(body, orjson.loads) if body else {}
+    except ValueError:
+        raise malformed_json() from None
 
 
 OptionalJson = Annotated[Any, Depends(read_optional_json)]

@@ -180,6 +180,11 @@ class Settings(BaseSettings):
     candidate_cache_bytes: int = Field(default=128 * 2**20, ge=0)
     """Memory for cached candidates of users, in bytes."""
 
+    share_tables: bool = False
+    """Whether the tables that ranking takes lie in files of the data folder, which the servers of a
+    machine map into memory and so have once. The files take three times the bytes of the model's
+    items. On a GPU it changes nothing."""
+
     filter_cache_bytes: int = Field(default=64 * 2**20, ge=0)
     """Memory for what filters by attributes leave of the items, in bytes: about 2 bytes an item for
     each filter."""
@@ -200,6 +205,28 @@ class Settings(BaseSettings):
     train_memory_bytes: int | None = Field(default=None, ge=2**20)
     """Memory that a training may take, in bytes. A training that is estimated to need more fails at
     once, and its job says how much. By default what is available when it begins."""
+
+    train_engine: Literal["local", "torchrun", "ray"] = "local"
+    """What trains a model: `local`, the job's own process; `torchrun`, `NCR_TRAIN_RANKS` processes
+    of the worker's machine; `ray`, as many processes of a Ray cluster. `ray` needs `pip install
+    neural-collaborative-ranking[ray]`."""
+
+    train_ranks: int = Field(default=2, ge=1, le=1024)
+    """Number of processes (ranks) that train one model together with `torchrun` and `ray`."""
+
+    train_tables: Literal["replicated", "sharded"] = "replicated"
+    """Embedding tables of the ranks: `replicated`, each rank has all rows and learns from its share
+    of the users; or `sharded`, each rank has a part of the rows and goes through all users, for
+    tables that do not fit."""
+
+    train_folder: Path | None = None
+    """Folder for the files of a training under way, which all its ranks reach under this path.
+    Default: `ranks` in the data folder."""
+
+    ray_address: str | None = Field(default=None, pattern=r"^[\w.:\[\]-]+$")
+    """Address of the head of a Ray cluster, such as `10.0.0.1:6379`. An address beyond loopback
+    needs token authentication, `RAY_AUTH_MODE=token`. Default: a cluster of this machine alone, for
+    the time of the training."""
 
     default_model: ServiceKind = _DEFAULT.value("kind")
     """Model of a training request that names none."""
@@ -261,9 +288,29 @@ class Settings(BaseSettings):
     "seen"}, {"weight": -1}]}`. Other types get the weight of `"*"`, which is 1 by default;
     `dislike` is -1 by default."""
 
+    attributes: str = "auto"
+    """Attributes of items and users that tell where new ones belong: `auto`, which keeps those
+    that predict on this data, or names separated by commas, `categories` and `embedding` among
+    them. Empty: attributes take no part in recommendations."""
+
     feedback_half_life_days: float | None = Field(default=None, gt=0, le=36_500)
     """Days after which an event counts half as much in training and in users' vectors.
     Default: the age does not matter."""
+
+    seen: str | None = None
+    """For how long an event keeps its item out of the user's lists, as JSON: an age by type, such
+    as `{"purchase": "14d", "view": "0s"}`. Other types get the age of `"*"`, which is `"forever"`
+    by default. Ages are a number of `s`, `m`, `h` or `d` of at most 36,500 days, or `"forever"`.
+    A type that no event has matches nothing. An item that the user dislikes comes back only if the
+    rule names the type of the negative event. A request may have a rule of its own (`seen=`).
+    Times of events take up to half of `NCR_PROFILE_CACHE_BYTES` more. Default: what was seen never
+    comes back."""
+
+    hide_shown: str = "0"
+    """For how long an item that a list showed is left out of the user's next lists, unless it gets
+    an event: seconds, or a number of `s`, `m`, `h` or `d`, such as `6h`. The maximum is 30 days.
+    With 0 no item is hidden, and nothing is stored. A request may ask for another time
+    (`hide_shown=`)."""
 
     return_drop: float = Field(default=0.1, ge=0, le=1)
     """Roll back automatically if a newly published model's click-through rate is lower than
@@ -393,10 +440,21 @@ class Settings(BaseSettings):
         return _split(self.webhook_urls)
 
     @property
+    def effective_train_folder(self) -> Path:
+        """Where the files of trainings under way are."""
+        return self.train_folder or self.data_dir / "ranks"
+
+    @property
     def effective_default_recipe(self) -> str | None:
         """The recipe of a request without hyper-parameters; None: `default_model` and the like."""
         chosen = {"default_model", "default_factors", "default_users"} & self.model_fields_set
         return self.default_recipe or (None if chosen else AUTO_RECIPE)
+
+    @property
+    def attribute_names(self) -> list[str] | None:
+        """The attributes that count; None: those that predict, an empty list: none."""
+        names = [name.strip() for name in self.attributes.split(",")]
+        return None if names == ["auto"] else [name for name in names if name]
 
     @property
     def effective_database_url(self) -> str:

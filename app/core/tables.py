@@ -45,6 +45,8 @@ def prefix_index(table: str) -> sa.Index:
 
 EVENT_SEQ = "event_seq"
 CATALOG_SEQ = "catalog_seq"
+USER_SEQ = "user_seq"
+"""Numbers the changes of what is said of users."""
 
 counters = sa.Table(
     "counters",
@@ -107,7 +109,10 @@ class Place(NamedTuple):
 
 
 def newest_first(
-    query: sa.Select[Any], created_at: sa.Column[Any], name: sa.Column[Any], below: Place | None
+    query: sa.Select[Any],
+    created_at: sa.ColumnElement[Any],
+    name: sa.ColumnElement[Any],
+    below: Place | None,
 ) -> sa.Select[Any]:
     """The rows below a place, newest first; rows that come in meanwhile move none of them."""
     query = query.order_by(created_at.desc(), name.desc())

@@ -7,6 +7,7 @@ import csv
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,11 +15,19 @@ from starlette.responses import Response
 from app.core.access import Role, access
 from app.core.errors import BadRequest, Unprocessable
 from app.core.ids import HOUR_MS, hour_now
+from app.core.middleware import header
 from app.core.tables import now_us
-from app.dashboard.rendering import ROOT, PageRoute, lists_of, render, services_of
+from app.dashboard.rendering import (
+    ROOT,
+    PageRoute,
+    caller_id,
+    lists_of,
+    render,
+    services_of,
+)
 from app.events.counts import EventCount
 from app.events.event_weights import EventWeights, Rule
-from app.events.schemas import AppendResult, Rejection
+from app.events.schemas import Rejection
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -31,6 +40,8 @@ GROUP_ROWS = 500
 MAX_LINE_CHARACTERS = 64 * 1024
 MAX_REJECTED = 1_000
 SHOWN_REJECTED = 20
+SHOWN_IMPORTS = 20
+MAX_NAME_CHARACTERS = 200
 
 
 @router.get(f"{ROOT}/data")
@@ -39,9 +50,9 @@ async def data_page(request: Request) -> Response:
     """Events by hour and type, rejected rows by reason, and what is known of nobody and nothing."""
     services, feature = services_of(request), lists_of(request)
     now = hour_now()
-    counts = await services.events.counts.since(now - DAYS * 24)
-    last = [each for each in counts if each.hour > now - HOURS]
-    types = _sums(counts, "accepted")
+    sums = await services.events.counts.sums_since(now - DAYS * 24)
+    last = await services.events.counts.since(now - HOURS + 1)
+    types = sums.get("accepted", Counter())
     catalogue = await services.catalog.catalogue()
     popularity = feature.popularity.counts
     taken = int((popularity[: catalogue.size] > 0).sum())
@@ -58,14 +69,15 @@ async def data_page(request: Request) -> Response:
             for name, rows in types.most_common(20)
         ],
         total=sum(types.values()),
-        rejected=_sums(counts, "rejected").most_common(20),
-        duplicates=sum(_sums(counts, "duplicate").values()),
+        rejected=sums.get("rejected", Counter()).most_common(20),
+        duplicates=sums.get("duplicate", Counter()).total(),
         items=len(catalogue.internal_ids) - len(catalogue.deleted),
         untaken=max(0, len(catalogue.internal_ids) - taken),
         users=users,
         strangers=None if model is None else max(0, users - len(model.user_rows)),
         bare=bare[:BARE_ITEMS],
         more_bare=len(bare) > BARE_ITEMS,
+        imports=await services.events.imports.last(SHOWN_IMPORTS),
         columns=COLUMNS,
     )
 
@@ -75,33 +87,40 @@ async def data_page(request: Request) -> Response:
 async def upload(request: Request) -> Response:
     """Stores the events of a CSV file, read in pieces as it comes; says what came of its rows."""
     events = services_of(request).events
-    total = AppendResult()
-    codes: Counter[str] = Counter()
+    shown: list[Rejection] = []
     next_index = 0
-    problem = None
-    try:
-        async for rows in _rows(request):
-            result = await events.add_rows(rows, now_us(), wait=True)
-            total.accepted += result.accepted
-            total.duplicates += result.duplicates
-            codes.update(each.code for each in result.rejected)
-            for each in result.rejected[: SHOWN_REJECTED - len(total.rejected)]:
-                shown = Rejection(next_index + each.index, each.code, each.detail)
-                total.rejected.append(shown)
-            next_index += len(rows)
-            if sum(codes.values()) >= MAX_REJECTED:
-                problem = f"Reading stopped after {MAX_REJECTED:,} rejected rows."
-                break
-    except (csv.Error, UnicodeDecodeError) as error:
-        if not next_index:
-            raise BadRequest(
-                f"the file is not CSV in UTF-8: {str(error)[:200]}", code="malformed_csv"
-            ) from None
-        problem = f"Reading stopped at row {next_index + 1:,}: it is not CSV in UTF-8."
+    async with events.imports.record("page", _file_name(request), caller_id(request)) as counts:
+        try:
+            async for rows in _rows(request):
+                result = await events.add_rows(rows, now_us(), wait=True)
+                counts.accepted += result.accepted
+                counts.duplicates += result.duplicates
+                for each in result.rejected:
+                    counts.reject(each.code)
+                shown += (
+                    Rejection(next_index + each.index, each.code, each.detail)
+                    for each in result.rejected[: SHOWN_REJECTED - len(shown)]
+                )
+                next_index += len(rows)
+                if counts.rejected.total() >= MAX_REJECTED:
+                    counts.problem = f"Reading stopped after {MAX_REJECTED:,} rejected rows."
+                    break
+        except (csv.Error, UnicodeDecodeError) as error:
+            counts.problem = f"Reading stopped at row {next_index + 1:,}: it is not CSV in UTF-8."
+            if not next_index:
+                raise BadRequest(
+                    f"the file is not CSV in UTF-8: {str(error)[:200]}", code="malformed_csv"
+                ) from None
     return render(
-        request, "_upload.html", result=total, codes=codes.most_common(), problem=problem,
-        rows=next_index, shown=SHOWN_REJECTED,
+        request, "_upload.html", counts=counts, codes=counts.rejected.most_common(),
+        rejected=shown, rows=next_index,
     )  # fmt: skip
+
+
+def _file_name(request: Request) -> str:
+    """The name that the page's script gives the file, percent-encoded; empty without one."""
+    name = unquote((header(request.scope, b"x-file-name") or b"").decode("latin-1"))
+    return "".join(c for c in name if c.isprintable())[:MAX_NAME_CHARACTERS]
 
 
 async def _rows(request: Request) -> AsyncIterator[list[dict[str, Any]]]:

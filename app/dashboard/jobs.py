@@ -115,7 +115,8 @@ async def cancel(request: Request, job_id: PathId) -> Response:
 def state_of(job: JobRow) -> str:
     """What the live part of a job's page depends on, in short."""
     progress = job.progress or {}
-    parts = (job.status, job.cancel_requested, *map(progress.get, ("phase", "epoch", "eta_s")))
+    shown = map(progress.get, ("phase", "epoch", "eta_s", "peak_bytes"))
+    parts = (job.status, job.cancel_requested, *shown)
     return "|".join(map(str, parts))[:100]
 
 

@@ -16,6 +16,7 @@ from app.dashboard.rendering import (
     PageRoute,
     caller_id,
     go_to,
+    kept_figures,
     path_of,
     read_form,
     render,
@@ -86,7 +87,9 @@ async def model_page(request: Request, version: PathId) -> Response:
         row=row,
         activation=await services.models.activation(),
         changes=changes,
-        clicks=await services.models.click_through(version),
+        clicks=await kept_figures(request).get(
+            ("clicks", version), lambda: services.models.click_through(version)
+        ),
         compared=_compared(row),
         gate=row.metrics.get("gate") or {},
         verdict=verdict,

@@ -14,6 +14,7 @@ from app.dashboard.rendering import (
     ROOT,
     PageRoute,
     caller_has,
+    kept_figures,
     lists_of,
     render,
     services_of,
@@ -36,7 +37,10 @@ async def overview(request: Request) -> Response:
     last_seq = await services.events.last_seq()
     catalogue = await services.catalog.catalogue()
     now = hour_now()
-    served = await services.trials.click_through.of_all_by_hour(now - HOURS + 1, now + 1)
+    served = await kept_figures(request).get(
+        ("served", now),
+        lambda: services.trials.click_through.of_all_by_hour(now - HOURS + 1, now + 1),
+    )
     http: HttpMetrics = request.app.state.http_metrics
     jobs, _ = await services.jobs.page(None, 20)
     trainings = [job for job in jobs if job.kind == "train"]

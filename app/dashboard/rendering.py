@@ -35,6 +35,7 @@ from app.core.logging import get_logger
 from app.core.middleware import header
 from app.core.requests import StrictQuery
 from app.core.security import Caller, session_cookie
+from app.dashboard.kept import KeptFigures
 from app.recommend.wiring import RecommendFeature
 from app.wiring import Services
 
@@ -96,6 +97,14 @@ def duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def size(n_bytes: float | None) -> str:
+    """Bytes as MiB or GiB."""
+    if n_bytes is None:
+        return "–"
+    gib = n_bytes / 2**30
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def moment(micros: int | None) -> datetime | None:
@@ -160,7 +169,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters: tuple[Callable[..., Any], ...] = (number, percent, duration, ago, moment)
+    filters: tuple[Callable[..., Any], ...] = (number, percent, duration, ago, moment, size)
     made.filters |= {each.__name__: each for each in filters}
     made.filters["json"] = as_json
     made.globals |= {"path": path_of, "asset": asset, "Role": Role, "app_version": __version__}
@@ -216,6 +225,12 @@ def lists_of(request: Request) -> RecommendFeature:
     """The services of lists."""
     feature: RecommendFeature = request.app.state.recommend
     return feature
+
+
+def kept_figures(request: Request) -> KeptFigures:
+    """Figures that take long to count."""
+    figures: KeptFigures = request.app.state.kept_figures
+    return figures
 
 
 async def read_form(request: Request) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -30,11 +30,14 @@ from app.dashboard.rendering import (
 )
 from app.events.schemas import StoredEvent
 from app.recommend.response import Entry
-from app.recommend.schemas import Comparison, RecommendationQuery
+from app.recommend.schemas import UNRULED, Comparison, RecommendationQuery
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 FOUND_USERS, RECENT_USERS = 50, 20
+SEARCHED_USERS = 100_000  # for a part of their id
+SHOWN_CATEGORIES = 3
+MIN_PART = 3  # characters: fewer are in nearly every id
 HISTORY_ROWS = 30
 LIST_ITEMS, COMPARED_ITEMS, QUESTIONS = 10, 6, 3
 VERSIONS = 20
@@ -46,16 +49,36 @@ Text = Annotated[str, Query(max_length=256)]
 @router.get(f"{ROOT}/users")
 @access(Role.HISTORY, page=True)
 async def user_list(request: Request, q: Text = "") -> Response:
-    """Users by the beginning of their id, and those of the last events."""
+    """Users by the beginning or a part of their id, and those of the last events.
+
+    An index finds beginnings among all users. Parts are looked for among the newest users only: the
+    time that takes does not grow with the service.
+    """
     events = services_of(request).events
     text = q.strip()
     if text and text_problem(text):
         raise Unprocessable(f"q: a search {text_problem(text)}", code="invalid_id")
     found = await events.find_users(text, FOUND_USERS) if text else []
-    if found == [text]:
+    within: list[str] = []
+    users = 0
+    if len(text) >= MIN_PART and len(found) < FOUND_USERS:
+        users = await events.count_users()
+        within = await events.users_containing(text, FOUND_USERS, SEARCHED_USERS)
+        within = [user for user in within if not user.startswith(text)]
+    if found == [text] and not within:
         return go_to(path_of("users", text))
     recent = [] if text else await events.recent_users(RECENT_USERS)
-    return render(request, "users.html", q=q, found=found, recent=recent, limit=FOUND_USERS)
+    return render(
+        request,
+        "users.html",
+        q=q,
+        found=found,
+        within=within,
+        recent=recent,
+        limit=FOUND_USERS,
+        min_part=MIN_PART,
+        searched=SEARCHED_USERS if users > SEARCHED_USERS else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +163,7 @@ async def _list(
     except AppError as error:  # of a version that is gone, say: the page has more to show
         return ShownList(title, [], query.model, error.detail)
     version = None if model is None else model.version
-    return ShownList(title, entries_of(ranked.entries(), catalogue), version)
+    return ShownList(title, await entries_of(request, ranked.entries(), catalogue), version)
 
 
 async def _what_if(
@@ -153,27 +176,27 @@ async def _what_if(
         ranked = await lists_of(request).what_if.recommend(user, item, query)
     except AppError as error:
         return ShownList(title, [], None, error.detail)
-    return ShownList(title, entries_of(ranked.entries(), catalogue))
+    return ShownList(title, await entries_of(request, ranked.entries(), catalogue))
 
 
-def entries_of(entries: list[Entry], catalogue: Catalogue) -> list[dict[str, Any]]:
+async def entries_of(
+    request: Request, entries: list[Entry], catalogue: Catalogue
+) -> list[dict[str, Any]]:
     """The places of a list with the categories of their items."""
-    return [entry | {"categories": categories_of(entry["id"], catalogue)} for entry in entries]
+    categories = await categories_of(request, [entry["id"] for entry in entries], catalogue)
+    return [entry | {"categories": categories[entry["id"]]} for entry in entries]
 
 
-def categories_of(item: str, catalogue: Catalogue, most: int = 3) -> list[str]:
-    """Some categories of an item."""
-    internal = catalogue.internal_ids.get(item)
-    if internal is None:
-        return []
-    names: list[str] = []
-    for name, ids in catalogue.categories.items():
-        place = int(ids.searchsorted(internal))
-        if place < len(ids) and ids[place] == internal:
-            names.append(name)
-            if len(names) == most:
-                break
-    return names
+async def categories_of(
+    request: Request, items: Sequence[str], catalogue: Catalogue
+) -> dict[str, list[str]]:
+    """Some categories of each item."""
+    ids = {item: catalogue.internal_ids.get(item, -1) for item in items}
+    described = await services_of(request).catalog.described(list(ids.values()))
+    return {
+        item: described[internal].categories[:SHOWN_CATEGORIES] if internal in described else []
+        for item, internal in ids.items()
+    }
 
 
 def _with_moves(second: ShownList, first: ShownList) -> ShownList:
@@ -192,7 +215,9 @@ async def _compare(request: Request, user: str, shown: ShownList) -> Comparison 
         return None
     ids = ids[:COMPARED_ITEMS]
     try:
-        return await lists_of(request).rerank.compare(user, ids, RecommendationQuery(len(ids)))
+        return await lists_of(request).rerank.compare(
+            user, ids, RecommendationQuery(len(ids), **UNRULED)
+        )
     except AppError:  # a model that was swapped meanwhile does not know them
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -11,12 +10,12 @@ from starlette.responses import Response
 
 from app.core.access import Role, access
 from app.core.errors import AppError, NotFound, Unprocessable
-from app.core.ids import random_hex
 from app.core.middleware import header
 from app.core.tables import now_us
 from app.dashboard.questions import questions_soon
 from app.dashboard.rendering import (
     MAX_FORM_BYTES,
+    PAGE_HEADERS,
     ROOT,
     PageRoute,
     go_to,
@@ -27,26 +26,23 @@ from app.dashboard.rendering import (
     services_of,
 )
 from app.dashboard.users import categories_of, entries_of
-from app.recommend.schemas import RecommendationQuery
+from app.events.throw_away import KEEP_HOURS, is_throw_away, new_throw_away_id
+from app.recommend.schemas import UNRULED, RecommendationQuery
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 LIST_ITEMS = 10
 SAID = 8
 WAIT_SECONDS = 3.0  # for a question
+POLL_SECONDS = 0.5  # and for one that a page asks about again, every two seconds
 MAX_BITS = 10_000.0
-_VISITOR = re.compile(r"visitor-[0-9a-f]{16}")
-
-
-def _new_visitor() -> str:
-    return f"visitor-{random_hex(8)}"
 
 
 def _visitor(user: str | None) -> str:
     """The throw-away user of the page. Raises Unprocessable for anybody else."""
     if not user:
-        return _new_visitor()
-    if not _VISITOR.fullmatch(user):
+        return new_throw_away_id()
+    if not is_throw_away(user):
         raise Unprocessable("this page is for throw-away users only", code="no_visitor")
     return user
 
@@ -67,9 +63,12 @@ async def which(
     user: Annotated[str | None, Query(max_length=64)] = None,
     bits: Annotated[str | None, Query(max_length=32)] = None,
 ) -> Response:
-    """Two items, and the list as it is."""
+    """Two items, and the list as it is; 204 for a page that asks whether questions are ready."""
+    asks_again = header(request.scope, b"hx-request") is not None
+    if asks_again and await questions_soon(request, _visitor(user), 1, POLL_SECONDS) is None:
+        return Response(status_code=204, headers=PAGE_HEADERS)
     context = await _context(request, _visitor(user), _bits(bits), None)
-    return render(request, "which.html", **context)
+    return render(request, "_which.html" if asks_again else "which.html", **context)
 
 
 @router.post(f"{ROOT}/which")
@@ -119,7 +118,7 @@ async def _probability(request: Request, user: str, winner: str, loser: str) -> 
     """How probable the model held the answer; None where it does not know."""
     try:
         comparison = await lists_of(request).rerank.compare(
-            user, [winner, loser], RecommendationQuery(2)
+            user, [winner, loser], RecommendationQuery(2, **UNRULED)
         )
     except AppError:
         return None
@@ -138,11 +137,13 @@ async def _context(
     ranked, model = await feature.service.preview(user, RecommendationQuery(LIST_ITEMS))
     questions = await questions_soon(request, user, 1, WAIT_SECONDS)
     question = None if questions is None else next(iter(questions.items), None)
-    entries = entries_of(ranked.entries(), catalogue)
+    entries = await entries_of(request, ranked.entries(), catalogue)
     if before is not None:
         entries = [
             entry | {"before": before.get(entry["id"]), "compared": True} for entry in entries
         ]
+    asked = [] if question is None else [question.a.id, question.b.id]
+    categories = await categories_of(request, asked, catalogue)
     profile = await services.events.profiles.get(user)
     said = [
         (catalogue.titles[a] or catalogue.external_ids[a],
@@ -154,11 +155,10 @@ async def _context(
         probability = await _probability(request, user, question.a.id, question.b.id)
     return {
         "user": user,
+        "kept_hours": KEEP_HOURS,
         "question": question,
         "reason": "not_ready" if questions is None else questions.reason,
-        "categories": {}
-        if question is None
-        else {each.id: categories_of(each.id, catalogue) for each in (question.a, question.b)},
+        "categories": categories,
         "probability": probability,
         "entries": entries,
         "bits": bits,

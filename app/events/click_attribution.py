@@ -21,7 +21,7 @@ from app.core.ids import (
     last_of,
 )
 from app.events.event_weights import EventWeights
-from app.events.tables import events
+from app.events.tables import events, users
 
 PAGE_ROWS = 2_000  # more than the items of one list, and few enough not to hold up requests
 MAX_MICROSECONDS = 2**63 - 1
@@ -73,6 +73,17 @@ class ClickAttribution:
         )
         rows = await self._database.fetch(sa.select(span.c.hour, clicked))
         return {hour: count for hour, count in rows if count}
+
+    async def clicked_by_user(self, source: str) -> dict[str, int]:
+        """Return the number of a source's lists that each user has clicked, by the client's id."""
+        list_id = events.c.recommendation_id
+        rows = await self._database.fetch(
+            sa.select(users.c.external_id, sa.func.count(list_id.distinct()))
+            .join(users, users.c.id == events.c.user_id)
+            .where(from_source(list_id, source), self._is_positive)
+            .group_by(users.c.external_id)
+        )
+        return {row[0]: row[1] for row in rows}
 
     async def clicks(self, source: str) -> AsyncIterator[dict[str, set[int]]]:
         """Yield the clicked items of a source's lists, some thousand rows at a time.

@@ -102,6 +102,19 @@ class EventCounts:
         )
         return [EventCount(*row) for row in rows]
 
+    async def sums_since(self, hour: int) -> dict[Verdict, Counter[str]]:
+        """The rows from an hour on by verdict and name, of all servers."""
+        await self.write()
+        rows = await self._database.fetch(
+            sa.select(event_counts.c.verdict, event_counts.c.name, sa.func.sum(event_counts.c.rows))
+            .where(event_counts.c.hour >= hour)
+            .group_by(event_counts.c.verdict, event_counts.c.name)
+        )
+        sums: dict[Verdict, Counter[str]] = {}
+        for verdict, name, n in rows:
+            sums.setdefault(verdict, Counter())[name] = int(n)
+        return sums
+
     async def delete_old(self) -> None:
         """Delete the counts of 90 days ago and before."""
         async with self._database.write() as conn:

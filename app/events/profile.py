@@ -15,6 +15,7 @@ from app.events.event_weights import EventWeights
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+NO_ATTRIBUTES = "{}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +120,10 @@ class Profile:
     """The catalogue's number, for `CatalogService.catalogue`."""
     event_weights: EventWeights
     """What the weights were computed by, and how they decay."""
+    attributes: str = NO_ATTRIBUTES
+    """The user's attributes, as JSON."""
+    attributes_seq: int = 0
+    """The number of their last change; 0 where it is not known."""
     _resolved: list[ResolvedFeedback] = field(default_factory=list, repr=False)
     """Filled on first use, and shared with the same profile at later moments."""
 
@@ -136,6 +141,8 @@ class Profile:
             max(self.event_seq, event_seq),
             max(self.catalog_seq, catalog_seq),
             self.event_weights,
+            self.attributes,
+            self.attributes_seq,
             self._resolved,
         )
 
@@ -162,6 +169,11 @@ class Profile:
     def is_newcomer(self) -> bool:
         """Whether the user has neither events nor stated preferences."""
         return len(self.seen) == 0 and len(self.preferences) == 0
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the user has attributes."""
+        return self.attributes != NO_ATTRIBUTES
 
     @property
     def first_seq(self) -> int:
@@ -208,7 +220,7 @@ class Profile:
         """The memory of the arrays and of the resolved feedback, in bytes."""
         arrays = (self.seen, self.seqs, self.weights, self.timestamps, self.preferences)
         resolved = 12 * len(self.seen) + 24 * len(self.preferences)
-        return sum(array.nbytes for array in arrays) + resolved
+        return sum(array.nbytes for array in arrays) + resolved + len(self.attributes)
 
     @property
     def _all_seqs(self) -> list[IntArray]:

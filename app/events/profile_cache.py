@@ -18,7 +18,7 @@ from app.core.bulk import each_of
 from app.core.cache import ByteCache, SingleFlight
 from app.core.database import Database
 from app.core.logging import get_logger
-from app.core.tables import CATALOG_SEQ, EVENT_SEQ, current_value
+from app.core.tables import CATALOG_SEQ, EVENT_SEQ, USER_SEQ, current_value
 from app.events.event_weights import EventWeights
 from app.events.profile import Profile
 from app.events.tables import event_time, events, preferences, retractions, users
@@ -45,7 +45,7 @@ _Row = tuple[Any, ...]
 
 _SINCE = sa.bindparam("seq", type_=sa.BigInteger)
 _UNTIL = sa.bindparam("until", type_=sa.BigInteger)
-_COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ))
+_COUNTERS = sa.select(current_value(EVENT_SEQ), current_value(CATALOG_SEQ), current_value(USER_SEQ))
 _USERS_SINCE = sa.union(
     *(
         sa.select(users.c.external_id)
@@ -54,6 +54,7 @@ _USERS_SINCE = sa.union(
         for table in (events, preferences)
     )
 )
+_DESCRIBED_SINCE = sa.select(users.c.external_id).where(users.c.attributes_seq > _SINCE)
 _RETRACTED_SINCE = (
     sa.select(users.c.external_id, retractions.c.user_id)
     .select_from(retractions.outerjoin(users, users.c.id == retractions.c.user_id))
@@ -78,12 +79,16 @@ class RowReader:
 
     Args:
         database: where the rows are.
-        statement: see `profile_statement`.
+        statement: takes ``users``, a JSON list, and gives a row for each, with the name first.
+        parameters: its others.
     """
 
-    def __init__(self, database: Database, statement: sa.Select[Any]) -> None:
+    def __init__(
+        self, database: Database, statement: sa.Select[Any], parameters: Mapping[str, Any]
+    ) -> None:
         self._database = database
         self._statement = statement
+        self._parameters = parameters
         self._waiting: dict[str, asyncio.Future[_Row]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -102,7 +107,7 @@ class RowReader:
         while self._waiting:
             asked = list(islice(self._waiting, MAX_USERS_READ))
             futures = {user: self._waiting.pop(user) for user in asked}
-            parameters = {"users": orjson.dumps(asked).decode(), "limit": MAX_RECENT_EVENTS}
+            parameters = {"users": orjson.dumps(asked).decode(), **self._parameters}
             try:
                 rows = await self._database.fetch(self._statement, parameters)
                 of_user = {user: tuple(row) for user, *row in rows}
@@ -136,7 +141,8 @@ class ProfileCache:
         self._cache: ByteCache[str, Profile] = ByteCache(max_bytes)
         # What a user has changed since its read began may be missing: it is not kept.
         self._reads: SingleFlight[str, Profile] = SingleFlight(self._put)
-        self._rows = RowReader(database, profile_statement(database.dialect, event_weights))
+        statement = profile_statement(database.dialect, event_weights)
+        self._rows = RowReader(database, statement, {"limit": MAX_RECENT_EVENTS})
         self._looks: SingleFlight[None, None] = SingleFlight()
         self._seqs = last_seqs_statement(database.dialect)
         self._followed: Mapping[str, int] | None = None
@@ -144,6 +150,7 @@ class ProfileCache:
         self._last_seqs: dict[str, tuple[int, int]] = {}  # internal id and last seq
         self._dropped: set[str | int] | None = None  # users, while last seqs are read
         self._event_seq = self._catalog_seq = -1
+        self._user_seq: int | None = None
         self._commits_seen = -1
         self._last_look = self._last_hint = -float("inf")
 
@@ -242,7 +249,8 @@ class ProfileCache:
         """
         limit = MAX_RECENT_EVENTS
         row = await self._rows.get(user)
-        event_seq, catalog_seq, user_id, last_seq, packed_events, packed_preferences = row
+        event_seq, catalog_seq, user_id, last_seq, attributes, attributes_seq, *packed = row
+        packed_events, packed_preferences = packed
         now = event_seq, catalog_seq, self._event_weights
         if user_id is None:
             return Profile(None, 0, _NO_IDS, _NO_IDS, _NO_WEIGHTS, _NO_IDS, _NO_PAIRS, *now)
@@ -262,6 +270,8 @@ class ProfileCache:
             np.array(timestamps, dtype=np.int64),
             np.array(pairs, dtype=np.int64).T if pairs[0] else _NO_PAIRS,
             *now,
+            attributes,
+            attributes_seq or 0,
         )
 
     def _put(self, user: str, profile: Profile) -> None:
@@ -270,11 +280,21 @@ class ProfileCache:
     async def _look(self) -> None:
         """Read the counters and drop the profiles of the users who changed."""
         commits, began = self._database.commits, time.monotonic()
-        event_seq, catalog_seq = (await self._database.fetch(_COUNTERS))[0]
+        event_seq, catalog_seq, user_seq = (await self._database.fetch(_COUNTERS))[0]
+        if self._user_seq is not None and user_seq > self._user_seq:
+            await self._drop_described(self._user_seq)
+        self._user_seq = user_seq
         if event_seq > self._event_seq:
             await self._drop_changed(event_seq)
         self._event_seq, self._catalog_seq = event_seq, catalog_seq
         self._commits_seen, self._last_look = commits, began
+
+    async def _drop_described(self, since: int) -> None:
+        """Drop the profiles of users whose attributes changed; their events are as they were."""
+        rows = await self._database.fetch(_DESCRIBED_SINCE, {"seq": since})
+        for (user,) in rows:
+            self._cache.pop(user)
+            self._reads.forget(user)
 
     async def _drop_changed(self, event_seq: int) -> None:
         since = {"seq": self._event_seq}
@@ -342,7 +362,9 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
         current_value(EVENT_SEQ).label("event_seq"), current_value(CATALOG_SEQ).label("catalog_seq")
     ).subquery()
     asked = each_of(sa.bindparam("users", type_=sa.Text), dialect)
-    return sa.select(asked.c.value, counters, users.c.id, users.c.last_seq, *columns).select_from(
+    described = sa.cast(users.c.attributes, sa.Text), users.c.attributes_seq
+    of_user = users.c.id, users.c.last_seq, *described, *columns
+    return sa.select(asked.c.value, counters, *of_user).select_from(
         asked.join(counters, sa.true()).outerjoin(users, users.c.external_id == asked.c.value)
     )
 

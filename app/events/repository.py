@@ -27,6 +27,7 @@ KEPT_SEQS = 1_000_000
 """Retractions so far back are kept. Servers that are further behind drop all profiles."""
 COUNT_SECONDS = 1_800.0  # for a count over all events
 REQUEST_SECONDS = 10.0  # for what a request waits for
+SEARCH_SECONDS = 2.0
 DAY_US = 86_400_000_000
 
 _EVENT_FIELDS = StoredEvent._fields
@@ -134,8 +135,10 @@ class EventRepository:
 
     async def count_users(self) -> tuple[int, int]:
         """Return the number of users and the highest internal id; 0 and 0 without users."""
-        query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(users.c.id), 0))
-        rows = await self._database.fetch(query.select_from(users))
+        # Apart: SQLite counts rows without reading them only where nothing else is asked for.
+        n = sa.select(sa.func.count()).select_from(users).scalar_subquery()
+        highest = sa.select(sa.func.coalesce(sa.func.max(users.c.id), 0)).scalar_subquery()
+        rows = await self._database.fetch(sa.select(n, highest))
         return int(rows[0][0]), int(rows[0][1])
 
     async def find_users(self, prefix: str, n: int) -> list[str]:
@@ -144,6 +147,32 @@ class EventRepository:
         found = begins_with(name, prefix, self._dialect)
         rows = await self._database.fetch(sa.select(name).where(found).limit(n))
         return sorted(row[0] for row in rows)
+
+    async def users_containing(self, text: str, n: int, rows: int) -> list[str]:
+        """Return at most ``n`` client ids that contain a text, in any case, of the newest users.
+
+        Args:
+            text: the text.
+            n: the number of ids at most.
+            rows: the number of users that are looked at: no index serves it.
+        """
+        newest = sa.select(users.c.external_id).order_by(users.c.id.desc()).limit(rows).subquery()
+        name = newest.c.external_id
+        # SQLite's LIKE ignores the case, and to lower it first would take as long again.
+        like = name.contains if self._dialect == "sqlite" else name.icontains
+        query = sa.select(name).where(like(text, autoescape=True))
+        found = await self._database.fetch_heavy(query.limit(n), SEARCH_SECONDS)
+        return sorted(row[0] for row in found)
+
+    async def users_before(
+        self, prefix: str, length: int, created_before: int, n: int
+    ) -> list[str]:
+        """Return at most ``n`` ids with a prefix and a length, of users created before a time."""
+        name = users.c.external_id
+        found = begins_with(name, prefix, self._dialect) & (users.c.created_at < created_before)
+        found &= sa.func.length(name) == length
+        rows = await self._database.fetch(sa.select(name).where(found).limit(n))
+        return [row[0] for row in rows]
 
     async def recent_users(self, n: int) -> list[tuple[str, int]]:
         """Return ``(client id, time)`` of the users of the last events, the latest first."""

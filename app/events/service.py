@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
@@ -12,6 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,15 +21,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.catalog.service import CatalogService
 from app.core.database import Database
 from app.core.errors import NotFound
+from app.core.ids import HOUR_MS
 from app.core.middleware import ConcurrencyLimiter
-from app.core.requests import in_turn
+from app.core.requests import MAX_ROWS_AT_ONCE, ROWS_A_STEP, Steps, at_once, in_turn
 from app.core.settings import Settings
-from app.core.tables import EVENT_SEQ, next_values
+from app.core.tables import EVENT_SEQ, next_values, now_us
 from app.events.adopters import AdopterRepository
 from app.events.append import EventAppender, append_preferences
 from app.events.counts import EventCounts
 from app.events.event_weights import EventWeights
 from app.events.group_commit import MAX_ROWS, CommitObserver, GroupCommit, ignore_commit
+from app.events.imports import ImportLog
 from app.events.item_index import ItemIndex
 from app.events.profile_cache import ProfileCache
 from app.events.repository import EventRepository
@@ -42,16 +46,28 @@ from app.events.schemas import (
     parse_event,
     parse_preference,
 )
+from app.events.seen_history import SeenHistories
+from app.events.seen_rule import settings_hidden_time, settings_rule
+from app.events.shown_lists import ShownLists, delete_shown
+from app.events.throw_away import (
+    KEEP_HOURS,
+    THROW_AWAY_LENGTH,
+    THROW_AWAY_PREFIX,
+    is_throw_away,
+)
 from app.events.window_counts import WindowCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_ROWS_AT_ONCE = 1_000  # of a client, validated before other requests have a turn
+ERASED_AT_ONCE = 500
 MAX_PREFERENCE_WRITES = 64  # lists of preferences that are written at a time
 
-EraseUser = Callable[[AsyncConnection, int], Awaitable[None]]
-"""Erases what another feature stores of a user, by internal id, in the given transaction."""
+EraseUser = Callable[[AsyncConnection, int | None, str], Awaitable[int]]
+"""Erases what another feature stores of a user, by both ids, in the given transaction.
+
+The internal id is None for somebody without events. It returns how many rows there were.
+"""
 
 RowT = TypeVar("RowT", NewEvent, NewPreference)
 
@@ -97,8 +113,19 @@ class EventService:
         self.row_counts = {"accepted": 0, "duplicate": 0, "rejected": 0}
         """The number of rows that clients posted, by outcome."""
         self.profiles = ProfileCache(database, self.event_weights, settings.profile_cache_bytes)
+        self.seen_rule = settings_rule(settings)
+        """For how long what users have seen stays out of lists that ask for no other rule."""
+        self.hidden_us = settings_hidden_time(settings)
+        """For how long what such lists show and nobody takes stays out of the next, in
+        microseconds; 0: not at all."""
+        self.seen_histories = SeenHistories(
+            database, self.event_weights, settings.profile_cache_bytes // 2
+        )
+        self.shown = ShownLists(database)
         self.counts = EventCounts(database)
         """Rows by hour, verdict and type, of all servers."""
+        self.imports = ImportLog(database)
+        """The last imports of files."""
         self._appender = EventAppender(database, self._repository, catalog, announce, self.counts)
         self.group_commit = GroupCommit(
             self._appender.append,
@@ -118,6 +145,7 @@ class EventService:
         """Write the accepted events and refuse new ones."""
         await self.group_commit.drain()
         await self.counts.close()
+        await self.shown.close()
 
     # Events
 
@@ -160,7 +188,7 @@ class EventService:
         self.row_counts["accepted"] += result.accepted
         self.row_counts["duplicate"] += result.duplicates
         self.row_counts["rejected"] += len(result.rejected)
-        result = _with_rejected(result, rejected, indices)
+        result = await _with_rejected(result, rejected, indices)
         if result.rejected:
             self.counts.add("rejected", Counter(each.code for each in result.rejected))
         if result.duplicates:
@@ -260,7 +288,7 @@ class EventService:
             return AppendResult(rejected=rejected, last_seq=await self.last_seq())
         with self._preference_writes.one():
             result = await self._append_preferences(valid)
-        return _with_rejected(result, rejected, indices)
+        return await _with_rejected(result, rejected, indices)
 
     async def import_preferences(self, rows: Sequence[NewPreference]) -> AppendResult:
         """Store those of a chunk of valid preferences that were not stored before."""
@@ -302,16 +330,22 @@ class EventService:
     async def delete_user(self, external_id: str) -> None:
         """Erase a user with all events and preferences, and what other features store of them.
 
+        A user without events may have been shown lists, and counted in a trial: that is all that is
+        erased then.
+
         Raises:
-            NotFound: the user is unknown.
+            NotFound: nothing is stored of the user.
         """
         async with self._database.write() as conn:
             seq = await next_values(conn, EVENT_SEQ, 0)
             user_id = await self._repository.lock_user(conn, external_id)
-            if user_id is None:
-                raise _unknown_user()
+            erased = self.shown.forget(external_id) + await delete_shown(conn, external_id)
             for erase in self._on_erase:
-                await erase(conn, user_id)
+                erased += await erase(conn, user_id, external_id)
+            if user_id is None:
+                if not erased:
+                    raise _unknown_user()
+                return
             await self._repository.delete_user(conn, user_id, seq)
             await next_values(conn, EVENT_SEQ)
         self._announce()
@@ -344,6 +378,10 @@ class EventService:
         """Return at most ``n`` client ids of users that begin with a text."""
         return await self._repository.find_users(prefix, n)
 
+    async def users_containing(self, text: str, n: int, rows: int) -> list[str]:
+        """Return at most ``n`` ids that contain a text, of so many newest users."""
+        return await self._repository.users_containing(text, n, rows)
+
     async def recent_users(self, n: int) -> list[tuple[str, int]]:
         """Return ``(client id, time)`` of the users of the last events, the latest first."""
         return await self._repository.recent_users(n)
@@ -352,10 +390,24 @@ class EventService:
         """Return ``(days since 1970, events)`` of at most ``limit`` events about an item."""
         return await self._repository.takers_by_day(item_id, limit)
 
+    async def erase_throw_away_users(self) -> None:
+        """Erase the throw-away users of a day ago and before, some hundred at a time."""
+        before = now_us() - KEEP_HOURS * HOUR_MS * 1_000
+        old = await self._repository.users_before(
+            THROW_AWAY_PREFIX, THROW_AWAY_LENGTH, before, ERASED_AT_ONCE
+        )
+        for user in filter(is_throw_away, old):
+            with contextlib.suppress(NotFound):  # another worker was first
+                await self.delete_user(user)
+
     async def delete_old_retractions(self) -> None:
         """Delete the retractions that lie further back than any server looks, and old counts."""
         await self._repository.delete_old_retractions()
         await self.counts.delete_old()
+
+    async def delete_old_shown_lists(self) -> None:
+        """Delete the lists that were shown before any that is asked for."""
+        await self.shown.delete_old()
 
     async def _find_user(self, external_id: str) -> int:
         user_id = await self._repository.find_user(external_id)
@@ -410,15 +462,14 @@ class EventService:
 async def _parsed(
     parse: Callable[[object, int, int], RowT | Rejection], rows: Sequence[object], now: int
 ) -> tuple[list[RowT], list[int], list[Rejection]]:
-    if len(rows) <= MAX_ROWS_AT_ONCE:
-        return _parse(parse, rows, now)
-    return await in_turn(_parse, parse, rows, now)
+    work = _parse(parse, rows, now)
+    return at_once(work) if len(rows) <= MAX_ROWS_AT_ONCE else await in_turn(work)
 
 
 def _parse(
     parse: Callable[[object, int, int], RowT | Rejection], rows: Sequence[object], now: int
-) -> tuple[list[RowT], list[int], list[Rejection]]:
-    """Return the valid rows, their indices, and the rejections of the others."""
+) -> Steps[tuple[list[RowT], list[int], list[Rejection]]]:
+    """The valid rows, their indices, and the rejections of the others."""
     valid: list[RowT] = []
     indices: list[int] = []
     rejected: list[Rejection] = []
@@ -429,16 +480,29 @@ def _parse(
         else:
             valid.append(parsed)
             indices.append(index)
+        if index % ROWS_A_STEP == ROWS_A_STEP - 1:
+            yield
     return valid, indices, rejected
 
 
-def _with_rejected(
+async def _with_rejected(
     result: AppendResult, rejected: list[Rejection], indices: list[int]
 ) -> AppendResult:
     """Merge rejections of two stages; those in ``result`` index the valid rows."""
-    later = (replace(rejection, index=indices[rejection.index]) for rejection in result.rejected)
-    result.rejected = sorted([*rejected, *later])
+    work = _renumbered(result.rejected, indices)
+    is_long = len(result.rejected) > MAX_ROWS_AT_ONCE
+    later = await in_turn(work) if is_long else at_once(work)
+    result.rejected = sorted([*rejected, *later], key=attrgetter("index"))
     return result
+
+
+def _renumbered(rejected: Sequence[Rejection], indices: list[int]) -> Steps[list[Rejection]]:
+    renumbered = []
+    for n, rejection in enumerate(rejected, 1):
+        renumbered.append(replace(rejection, index=indices[rejection.index]))
+        if not n % ROWS_A_STEP:
+            yield
+    return renumbered
 
 
 def _unknown_user() -> NotFound:

@@ -1,10 +1,12 @@
-"""Tables of users, merged users, events, stated preferences and retractions."""
+"""Tables of users, merged users, events, stated preferences, retractions and shown lists."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
 from app.core.tables import Json, RowId, metadata, prefix_index
+
+_DESCRIBED_LATER = sa.text("attributes_seq IS NOT NULL")
 
 users = sa.Table(
     "users",
@@ -15,7 +17,15 @@ users = sa.Table(
     sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("attributes", Json, nullable=False, server_default="{}"),
+    # The number of the last change of the attributes, from a counter of its own.
+    sa.Column("attributes_seq", sa.BigInteger, nullable=True),
     prefix_index("users"),
+    sa.Index(
+        "ix_users_attributes_seq",
+        "attributes_seq",
+        sqlite_where=_DESCRIBED_LATER,
+        postgresql_where=_DESCRIBED_LATER,
+    ),
     # An id is never reused: a cache that still holds it must not show another user.
     sqlite_autoincrement=True,
 )
@@ -123,4 +133,40 @@ event_counts = sa.Table(
     sa.Column("verdict", sa.Text, primary_key=True),
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("rows", sa.BigInteger, nullable=False),
+)
+
+# Lists that were shown to users whose lists leave out what they did not take. Users are named by
+# the client's id: one without events has no row of their own.
+shown_lists = sa.Table(
+    "shown_lists",
+    metadata,
+    sa.Column("external_id", sa.Text, primary_key=True),
+    sa.Column("shown_at", sa.BigInteger, primary_key=True, autoincrement=False),
+    # The last seq of the service then: events with a later one came after the list.
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    # Internal ids, and their number.
+    sa.Column("item_ids", Json, nullable=False),
+    sa.Column("length", sa.Integer, nullable=False),
+    sa.Index("ix_shown_lists_shown_at", "shown_at"),
+)
+
+# The last imports of files, for people: who, when, and what came of the rows.
+imports = sa.Table(
+    "imports",
+    metadata,
+    sa.Column("id", RowId, primary_key=True),
+    # `command` or `page`.
+    sa.Column("origin", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    # The id of an API key, or an account of the machine.
+    sa.Column("by", sa.Text, nullable=True),
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    # NULL while it runs, and of one that was killed.
+    sa.Column("ended_at", sa.BigInteger, nullable=True),
+    sa.Column("accepted", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("duplicates", sa.BigInteger, nullable=False, server_default="0"),
+    # Rows by the reason for which they were rejected.
+    sa.Column("rejected", Json, nullable=False, server_default="{}"),
+    sa.Column("problem", sa.Text, nullable=True),
+    sqlite_autoincrement=True,
 )

@@ -20,6 +20,7 @@ from app.core.requests import (
     decode_cursor,
     invalid_body,
     next_cursor,
+    outcome_response,
     read_json,
     text_problem,
 )
@@ -27,11 +28,11 @@ from app.core.security import caller_of, role_missing
 from app.events.user_schemas import (
     MergeIn,
     MergeOut,
-    RejectedUser,
     User,
     UserIn,
     UserOut,
     UserPage,
+    UserProblem,
     UsersAnswer,
 )
 from app.events.user_service import UserService
@@ -71,11 +72,12 @@ async def list_users(
 @router.post(
     "/users",
     summary="Create or replace many users",
+    response_model=UsersAnswer,
     responses=problem_responses(400, 413, 415, 422),
     openapi_extra=_body({"type": "array", "items": _USER_SCHEMA, "maxItems": 10_000}),
 )
 @access(Role.EVENTS)
-async def post_users(request: Request, service: Service) -> UsersAnswer:
+async def post_users(request: Request, service: Service) -> Response:
     """Rejected users do not affect others. Of several with the same id, the last one wins."""
     rows = await read_json(request)
     if not isinstance(rows, list):
@@ -86,13 +88,13 @@ async def post_users(request: Request, service: Service) -> UsersAnswer:
             f"a list has at most {limit} users, this one has {len(rows)}", code="too_many_users"
         )
     accepted, rejected = await service.upsert_rows(rows)
-    return UsersAnswer(
-        accepted=accepted,
-        rejected=[
-            RejectedUser(index=index, code=problem.code, detail=problem.detail)
-            for index, problem in rejected
-        ],
-    )
+    outcome = {"accepted": accepted, "rejected": []}
+    return await outcome_response(outcome, rows, rejected, _rejected_user)
+
+
+def _rejected_user(row: tuple[int, UserProblem]) -> dict[str, Any]:
+    index, problem = row
+    return {"index": index, "code": problem.code, "detail": problem.detail}
 
 
 @router.get("/users/{user}", summary="A user", responses=problem_responses(404, 422))

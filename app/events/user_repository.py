@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from app.core.bulk import begins_with, insert_many, one_of
 from app.core.database import Database
 from app.core.tables import now_us
+from app.events.shown_lists import move_shown
 from app.events.tables import events, preferences, retractions, user_aliases, users
 from app.events.user_schemas import Merged, NewUser, User
 
@@ -20,6 +21,8 @@ MAX_ALIASES = 1_000
 
 _USER = (users.c.external_id, users.c.attributes, users.c.created_at)
 _HAS_ATTRIBUTES = sa.cast(users.c.attributes, sa.Text) != "{}"
+_UPSERT = """ON CONFLICT (external_id) DO UPDATE SET attributes = excluded.attributes,
+ attributes_seq = excluded.attributes_seq WHERE users.attributes <> excluded.attributes"""
 _WITH_ID = sa.select(users.c.id, *_USER)
 
 
@@ -38,21 +41,26 @@ class UserRepository:
             rows = list(await conn.execute(query))
         return User(*rows[0]) if rows else None
 
-    async def upsert(self, conn: AsyncConnection, rows: Collection[NewUser]) -> None:
+    async def upsert(self, conn: AsyncConnection, rows: Collection[NewUser], seq: int) -> None:
         """Create users with distinct ids, or replace their attributes.
 
-        The caller holds the lock of the event counter: events create users, too.
+        Those whose attributes change get ``seq``, by which readers find who changed. The caller
+        holds the lock of the event counter: events create users, too.
         """
         now = now_us()
         await insert_many(
             conn,
             users,
-            ("external_id", "attributes", "created_at"),
-            [(row.id, orjson.dumps(row.attributes).decode(), now) for row in rows],
-            on_conflict=(
-                "ON CONFLICT (external_id) DO UPDATE SET attributes = excluded.attributes"
-            ),
+            ("external_id", "attributes", "attributes_seq", "created_at"),
+            [(row.id, orjson.dumps(row.attributes).decode(), seq, now) for row in rows],
+            on_conflict=_UPSERT,
         )
+
+    async def attributes_of(self, external_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the attributes of those of the users who have any."""
+        wanted = one_of(users.c.external_id, external_ids, self._database.dialect)
+        query = sa.select(users.c.external_id, users.c.attributes).where(wanted, _HAS_ATTRIBUTES)
+        return {row[0]: row[1] for row in await self._database.fetch(query)}
 
     async def described(self, conn: AsyncConnection, external_ids: Collection[str]) -> set[str]:
         """Return those of the users who have attributes."""
@@ -157,6 +165,7 @@ class UserRepository:
             .where(user_aliases.c.user_id == source_id)
             .values(user_id=target_id)
         )
+        await move_shown(conn, external_id, merged.into)
         await conn.execute(users.delete().where(users.c.id == source_id))
         await conn.execute(retractions.insert().values(seq=merged.last_seq, user_id=source_id))
         # A version before may have created the user anew.

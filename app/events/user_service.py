@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.schemas import attributes_problem
 from app.core.database import Database
 from app.core.errors import Conflict, NotFound, Unprocessable
-from app.core.requests import in_turn
-from app.core.tables import EVENT_SEQ, next_values
+from app.core.requests import MAX_ROWS_AT_ONCE, ROWS_A_STEP, Steps, at_once, in_turn
+from app.core.tables import EVENT_SEQ, USER_SEQ, next_values
 from app.events.user_repository import UserRepository
 from app.events.user_schemas import Merged, NewUser, User, UserProblem, parse_user
 
-MAX_ROWS_AT_ONCE = 1_000  # of a client, validated before other requests have a turn
 MAX_MERGED_ROWS = 50_000
 """Events, and preferences, of a user who can be merged: what one transaction moves in seconds."""
 
-MergeUsers = Callable[[AsyncConnection, int, int], Awaitable[None]]
-"""Gives what another feature stores of a user, by internal id, to another user."""
+MergeUsers = Callable[[AsyncConnection, int, str, int, str], Awaitable[None]]
+"""Gives what another feature stores of a user, by both ids, to another user, by both ids."""
 
 
 class UserService:
@@ -36,7 +36,7 @@ class UserService:
 
         Args:
             database: where users are stored.
-            announce: called after a merge, to tell other servers.
+            announce: called after a change, to tell other servers.
             on_merge: called in the transaction that merges a user, for other features' data.
         """
         self._database = database
@@ -65,8 +65,9 @@ class UserService:
             is_new = await self._repository.get(external_id, conn) is None
             if is_new and await self._repository.merged(conn, external_id) is not None:
                 raise _was_merged()
-            await self._repository.upsert(conn, [new])
+            await self._upsert(conn, [new])
             user = _existing(await self._repository.get(external_id, conn))
+        self._announce()
         return user, is_new
 
     async def patch(self, external_id: str, row: object) -> User:
@@ -82,32 +83,35 @@ class UserService:
                 raise _was_merged()
             base = _existing(found)
             new = _valid(parse_user(row, user_id=external_id, base=base))
-            await self._repository.upsert(conn, [new])
+            await self._upsert(conn, [new])
+        self._announce()
         return User(base.id, new.attributes, base.created_at)
 
     async def upsert_rows(
         self, rows: Sequence[object]
     ) -> tuple[int, list[tuple[int, UserProblem]]]:
         """Create or replace the valid users; return their number, and the others' problems."""
-        if len(rows) > MAX_ROWS_AT_ONCE:
-            valid, rejected = await in_turn(_parsed, rows)
-        else:
-            valid, rejected = _parsed(rows)
-        merged = await self._upsert({user.id: user for _, user in valid})
+        work = _parsed(rows)
+        is_long = len(rows) > MAX_ROWS_AT_ONCE
+        valid, rejected = await in_turn(work) if is_long else at_once(work)
+        merged = await self._describe({user.id: user for _, user in valid})
         problem = UserProblem("merged_user", _was_merged().detail)
         rejected += [(index, problem) for index, user in valid if user.id in merged]
         return len(rows) - len(rejected), sorted(rejected, key=lambda row: row[0])
 
-    async def _upsert(self, rows: dict[str, NewUser]) -> Collection[str]:
+    async def _upsert(self, conn: AsyncConnection, rows: Collection[NewUser]) -> None:
+        """Create or replace users, and number the change."""
+        await self._repository.upsert(conn, rows, await next_values(conn, USER_SEQ))
+
+    async def _describe(self, rows: dict[str, NewUser]) -> Collection[str]:
         """Create or replace users; return the ids of merged ones, which are left out."""
         if not rows:
             return ()
         async with self._database.write() as conn:
             await next_values(conn, EVENT_SEQ, 0)
             merged = await self._repository.aliases_among(conn, rows)
-            await self._repository.upsert(
-                conn, [user for user in rows.values() if user.id not in merged]
-            )
+            await self._upsert(conn, [user for user in rows.values() if user.id not in merged])
+        self._announce()
         return merged
 
     async def merge(self, external_id: str, into: str) -> Merged:
@@ -148,10 +152,10 @@ class UserService:
             merged = Merged(target_id, survivor.id, *counts, first_seq + moved)
             await repository.move(conn, source_id, target_id, first_seq, counts[0])
             for merge in self._on_merge:
-                await merge(conn, source_id, target_id)
+                await merge(conn, source_id, external_id, target_id, survivor.id)
             attributes = {**visitor.attributes, **survivor.attributes}
             if attributes != survivor.attributes and attributes_problem(attributes) is None:
-                await repository.upsert(conn, [NewUser(survivor.id, attributes)])
+                await self._upsert(conn, [NewUser(survivor.id, attributes)])
             await repository.replace_by_alias(conn, (source_id, external_id), merged, first_seq)
             await next_values(conn, EVENT_SEQ, moved + 1)
         self._announce()
@@ -168,7 +172,7 @@ class UserService:
             described = await self._repository.described(conn, distinct)
             described |= await self._repository.aliases_among(conn, distinct)
             new = [user for user in distinct.values() if user.id not in described]
-            await self._repository.upsert(conn, new)
+            await self._upsert(conn, new)
         return len(new)
 
     async def page(
@@ -185,6 +189,10 @@ class UserService:
         next_below = rows[n - 1][0] if len(rows) > n else None
         return [user for _, user in rows[:n]], next_below
 
+    async def attributes_of(self, external_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the attributes of those of the users who have any."""
+        return await self._repository.attributes_of(external_ids)
+
     async def iter_described(self, chunk_size: int = 5_000) -> AsyncIterator[list[User]]:
         """Yield all users with attributes in chunks, oldest first."""
         after = 0
@@ -195,8 +203,8 @@ class UserService:
 
 def _parsed(
     rows: Sequence[object],
-) -> tuple[list[tuple[int, NewUser]], list[tuple[int, UserProblem]]]:
-    """Return the valid rows and the problems of the others, each with its index."""
+) -> Steps[tuple[list[tuple[int, NewUser]], list[tuple[int, UserProblem]]]]:
+    """The valid rows and the problems of the others, each with its index."""
     valid: list[tuple[int, NewUser]] = []
     rejected: list[tuple[int, UserProblem]] = []
     for index, row in enumerate(rows):
@@ -205,6 +213,8 @@ def _parsed(
             valid.append((index, user))
         else:
             rejected.append((index, user))
+        if index % ROWS_A_STEP == ROWS_A_STEP - 1:
+            yield
     return valid, rejected
 
 

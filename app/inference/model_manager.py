@@ -20,6 +20,7 @@ from app.registry.activation import checkpoint_unusable, version_deleted
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from ncr_core.errors import CheckpointError
+from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.ranking import compile_kernels
 from ncr_core.train_config import resolve_device
 
@@ -28,6 +29,9 @@ log = get_logger(__name__)
 GPU = Path("/dev/nvidia0")
 RETRY_SECONDS = 30.0  # a checkpoint on shared storage may come a little after its row
 WAIT_SECONDS = 10.0  # for a version that is being loaded
+LOOK_SECONDS = 1.0  # between two looks at whether the catalogue has changed
+# After items were added the next wait, by their attributes: every cached list is ranked anew.
+PAUSE_SECONDS, PAUSE_FACTOR = 5.0, 10.0
 
 
 class ModelManager:
@@ -67,6 +71,7 @@ class ModelManager:
         self._registry = registry
         self._settings = settings
         self._device = str(resolve_device(settings.device))
+        self._shared = SharedTables(settings.data_dir / "tables") if settings.share_tables else None
         self._registry_read = False
         self._followed: str | None = None
         self._candidates_checked: str | None = None
@@ -166,6 +171,7 @@ class ModelManager:
             self._settings.candidate_cache_bytes,
             self._metrics.pairs.inc,
             self._record_fallback,
+            shared=self._shared,
         )
         await asyncio.to_thread(model.engine.warm_up)
         return model
@@ -220,7 +226,7 @@ class ModelManager:
                 log.warning("the registry cannot be read", error=str(error).partition("\n")[0])
 
     async def add_new_items(self, new_items: NewItems) -> None:
-        """Adds the items that enough users adopted since the training of the current model."""
+        """Adds the items that have a vector since the training of the current model."""
         current = self.current
         extended = None if current is None else await new_items.extend(current)
         if extended is not None and self._warm_up is not None:
@@ -232,12 +238,24 @@ class ModelManager:
             self._on_model(extended)
 
     async def _follow_events(self, new_items: NewItems) -> None:
+        interval = self._settings.new_items_seconds
+        due, earliest = time.monotonic() + interval, 0.0
         while True:
-            await asyncio.sleep(self._settings.new_items_seconds)
+            await asyncio.sleep(min(interval, LOOK_SECONDS))
+            began = time.monotonic()
             try:
+                if began < due and (began < earliest or not await self._is_behind(new_items)):
+                    continue
                 await self.add_new_items(new_items)
             except Exception as error:
                 log.warning("new items are not added", error=str(error).partition("\n")[0])
+            now = time.monotonic()
+            due = now + interval
+            earliest = now + max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began))
+
+    async def _is_behind(self, new_items: NewItems) -> bool:
+        current = self.current
+        return current is not None and await new_items.is_behind(current)
 
 
 class ModelVersionCache:

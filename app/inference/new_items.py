@@ -1,4 +1,10 @@
-"""Items that came after the training: each gets a vector once enough users adopted it."""
+"""Items that came after the training: each gets a vector by its attributes and its users.
+
+Where the model knows what attributes say (`ncr_core.content`), a described item has the vector that
+they predict at once, and the users who take it up move it. Any other item gets one when enough
+users have taken it up. Which items these are follows from the catalogue, the events and the model:
+every server comes to the same.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,9 @@ import asyncio
 import hashlib
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +25,7 @@ from app.core.logging import get_logger
 from app.events.schemas import Adoption
 from app.events.service import EventService
 from app.inference.loaded_model import LoadedModel, TrainedModel
+from ncr_core.content import ContentPlacement
 
 log = get_logger(__name__)
 
@@ -26,7 +34,9 @@ MAX_COUNTED = 100_000  # items whose events are counted
 MAX_QUERIED, QUERY_ITEMS = 1_000, 20  # items whose users are read in one pass, in one query
 MAX_ADOPTERS = 1_024  # users of an item that are read, the latest: some may not be the model's
 MAX_USERS = 256  # of the model that an item is fitted to, the latest
-MAX_ITEMS = 1_000  # added to a model, those with the most users
+MAX_ITEMS = 1_000  # with users that are added to a model, those with the most
+MAX_PLACED = 10_000  # newest items without a row that are looked at for their attributes
+PLACED_AT_ONCE = 500  # whose attributes are in memory
 MAX_FITTED = 100  # in one pass: tens of milliseconds each
 REFIT_FACTOR = 1.5  # times as many users as before, and an item is fitted anew
 MAX_MODEL_ITEMS = 300_000  # beyond, the search of an extended model is built too slowly
@@ -67,6 +77,23 @@ class _Progress:
     activity: dict[int, _Activity] = field(default_factory=dict)
     """By item; the item of the latest event comes last."""
     fitted: dict[int, _FittedItem] = field(default_factory=dict)
+    catalog_seq: int = -1
+    """The catalogue's number when attributes were last looked at."""
+    placed: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    """What attributes predict of each item that was looked at, the newest first; None: nothing."""
+
+    def prior(self, item: int) -> torch.Tensor | None:
+        """Where the item lies by its attributes; None where they tell nothing."""
+        return self.placed.get(item)
+
+    def place(self, item: int, vector: torch.Tensor | None) -> None:
+        """Keeps what attributes predict, and has an item with users fitted anew."""
+        self.placed[item] = vector
+        if item in self.fitted:
+            self.fitted[item] = _FittedItem(0, self.fitted[item].vector)
+        if item in self.fitted or item in self.activity:
+            events = self.activity[item].events if item in self.activity else 0
+            self.activity[item] = _Activity(events, threshold=0)
 
 
 class NewItems:
@@ -78,8 +105,17 @@ class NewItems:
         self._min_users = min_users
         self._progress: _Progress | None = None
 
+    async def is_behind(self, model: LoadedModel) -> bool:
+        """Whether the catalogue has changed since attributes were last looked at."""
+        if model.trained.checkpoint.content.items is None:
+            return False
+        progress = self._progress
+        if progress is None or progress.trained() is not model.trained:
+            return True
+        return progress.catalog_seq < await self._catalog.catalog_seq()
+
     async def extend(self, model: LoadedModel) -> LoadedModel | None:
-        """The model with the items that have enough users by now; None if it has them already."""
+        """The model with the items that have a vector by now; None if it has them already."""
         trained = model.trained
         # Loaded anew, the same version begins without what it had.
         if self._progress is None or self._progress.trained() is not trained:
@@ -87,9 +123,35 @@ class NewItems:
         if trained.n_items > MAX_MODEL_ITEMS:
             return None
         progress = self._progress
+        await self._place_items(progress, model)
         await self._count_events(progress, model)
         await self._fit_items(progress, model)
         return await self._extend(progress, model)
+
+    async def _place_items(self, progress: _Progress, model: LoadedModel) -> None:
+        """Predicts vectors of the newest items without a row from their attributes."""
+        placement = model.trained.checkpoint.content.items
+        catalogue = await self._catalog.catalogue()
+        since = progress.catalog_seq
+        if placement is None or since >= catalogue.seq:
+            return
+        wanted = _newest_unknown(catalogue, model)
+        changed = set(await self._catalog.ids_changed_since(since, MAX_PLACED + 1))
+        if len(changed) > MAX_PLACED:
+            changed = set(wanted)
+        for gone in progress.placed.keys() - set(wanted):
+            progress.place(gone, None)
+            del progress.placed[gone]
+        due = [item for item in wanted if item in changed or item not in progress.placed]
+        for start in range(0, len(due), PLACED_AT_ONCE):
+            ids = due[start : start + PLACED_AT_ONCE]
+            described = await self._catalog.described(ids)
+            contents = {item: described[item].content() for item in ids if item in described}
+            vectors = await asyncio.to_thread(_predict, placement, contents)
+            for item in ids:
+                progress.place(item, vectors.get(item))
+        progress.placed = {item: progress.placed[item] for item in wanted}
+        progress.catalog_seq = catalogue.seq
 
     async def _count_events(self, progress: _Progress, model: LoadedModel) -> None:
         """Counts what happened to items that training has not seen."""
@@ -116,10 +178,11 @@ class NewItems:
             items = due[start : start + QUERY_ITEMS]
             for item, users in (await self._model_users(items, model)).items():
                 n = len(users.rows)
-                if n < self._min_users:
+                least = self._min_users if progress.prior(item) is None else 1
+                if n < least:
                     progress.fitted.pop(item, None)
                 fitted_to = progress.fitted[item].users if item in progress.fitted else 0
-                required = max(self._min_users, math.ceil(REFIT_FACTOR * fitted_to))
+                required = max(least, math.ceil(REFIT_FACTOR * fitted_to))
                 if n >= required:
                     changed[item] = users
                 else:
@@ -131,9 +194,17 @@ class NewItems:
         user_vectors = [model.engine.trained_vectors(users.rows) for users in changed.values()]
         weights = [users.weights for users in changed.values()]
         numbers = [users.number for users in changed.values()]
-        vectors = await asyncio.to_thread(
-            lambda: model.trained.item_fold_in(user_vectors, weights, numbers)
-        )
+        known = [progress.prior(item) for item in changed]
+
+        def fit() -> torch.Tensor:
+            fold_in = model.trained.item_fold_in
+            if all(prior is None for prior in known):
+                return fold_in(user_vectors, weights, numbers)
+            nothing = torch.full((fold_in.size,), torch.nan)
+            priors = torch.stack([nothing if prior is None else prior for prior in known])
+            return fold_in(user_vectors, weights, numbers, priors)
+
+        vectors = await asyncio.to_thread(fit)
         for (item, users), vector in zip(changed.items(), vectors, strict=True):
             n = len(users.rows)
             progress.fitted[item] = _FittedItem(n, vector)
@@ -178,12 +249,16 @@ class NewItems:
 
     async def _extend(self, progress: _Progress, model: LoadedModel) -> LoadedModel | None:
         catalogue = await self._catalog.catalogue()
-        items = _by_users(progress)
+        vectors_of = {item: progress.fitted[item].vector for item in _by_users(progress)}
+        for item, placed in progress.placed.items():
+            if placed is not None:
+                vectors_of.setdefault(item, placed)
+        items = list(vectors_of)
         names = [catalogue.external_ids[item] for item in items]
         vectors = torch.empty((0, 0))
         revision = ""
         if items:
-            vectors = torch.stack([progress.fitted[item].vector for item in items])
+            vectors = torch.stack(list(vectors_of.values()))
             content = vectors.numpy().tobytes() + "\0".join(names).encode()
             revision = hashlib.blake2b(content, digest_size=8).hexdigest()
         # Not only what has just been fitted: the model may have been loaded anew meanwhile, or
@@ -200,6 +275,28 @@ class NewItems:
         extended = await asyncio.to_thread(build)
         log.info("new items", version=model.version, items=len(names))
         return extended
+
+
+def _newest_unknown(catalogue: Catalogue, model: LoadedModel) -> list[int]:
+    """The newest listed items that training has not seen, at most ``MAX_PLACED``."""
+    listed = np.flatnonzero(catalogue.listed)
+    rows = model.items(catalogue).rows(listed)
+    unknown = listed[(rows < 0) | (rows >= model.trained.n_items)]
+    newest: list[int] = unknown[::-1][:MAX_PLACED].tolist()
+    return newest
+
+
+def _predict(
+    placement: ContentPlacement, contents: Mapping[int, Mapping[str, Any]]
+) -> dict[int, torch.Tensor]:
+    """The vectors of those items whose attributes tell something."""
+    objects = list(contents.values())
+    tells = np.diff(placement.encoder.encode(objects).indptr) > 0
+    told = [item for item, tells_something in zip(contents, tells, strict=True) if tells_something]
+    if not told:
+        return {}
+    vectors = placement.predict([contents[item] for item in told])
+    return dict(zip(told, vectors, strict=True))
 
 
 def _by_users(progress: _Progress) -> list[int]:

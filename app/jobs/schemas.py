@@ -66,6 +66,8 @@ def _as_integer(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_as_integer)]
+AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
+Attributes = Literal["auto"] | Annotated[list[AttributeName], Field(max_length=64)]
 
 
 def _request_field(spec: ConfigField) -> tuple[Any, Any]:
@@ -111,6 +113,12 @@ class TrainParams(BaseModel):
         description="`warm` begins from the served model, whose kind, factors and layers it has to "
         "have: fewer epochs, at the rate of fine-tuning. By default as the service is set.",
     )
+    attributes: Attributes | None = Field(
+        default=None,
+        description="Attributes of items and users that tell where new ones belong: `auto` keeps "
+        "those that predict on this data; an empty list leaves all out. By default as the service "
+        "is set.",
+    )
     force: bool = Field(
         default=False,
         description="Publish whatever the gate finds; its report says that it was forced.",
@@ -155,11 +163,17 @@ class TrainParams(BaseModel):
         chosen = self.recipe or (None if self.hyperparameters - {"seed"} else recipe)
         if chosen == AUTO_RECIPE:
             names = {spec.public_name for spec in REQUEST_PARAMETERS} - {"seed"}
-            return self.model_dump(exclude=names) | {"recipe": AUTO_RECIPE}
+            return self._dump(names) | {"recipe": AUTO_RECIPE}
         by_setting = {name: v for name, v in defaults.items() if getattr(self, name) is None}
         request = self.model_copy(update={"recipe": chosen} if chosen else by_setting)
-        values = request.model_dump(exclude=None if chosen else {"recipe"})
+        values = request._dump(set() if chosen else {"recipe"})
         return values | request.configured_recipe().public_values()
+
+    def _dump(self, without: set[str]) -> dict[str, Any]:
+        # Where the worker's own setting decides, the order does not name it: a worker of the
+        # version before knows no such field.
+        left = {"attributes"} if self.attributes is None else set()
+        return self.model_dump(exclude=without | left)
 
 
 class TrainOrder(TrainParams):
@@ -264,6 +278,9 @@ class JobProgress(BaseModel):
     loss: float | None
     ndcg: float | None = Field(description="NDCG@10 on the validation items.")
     eta_s: float | None = Field(description="Seconds left, as far as it can be told.")
+    peak_bytes: int | None = Field(
+        default=None, description="The most memory that the job's process has held at a time."
+    )
 
 
 class JobOut(BaseModel):
@@ -316,8 +333,14 @@ class TaskSettings(BaseModel):
     precompute_users: int
     feedback: str | None = None
     feedback_half_life_days: float | None = None
+    attributes: str = "auto"
     train_budget: float | None = None
     train_memory_bytes: int | None = None
+    train_engine: Literal["local", "torchrun", "ray"] = "local"
+    train_ranks: int = 2
+    train_tables: Literal["replicated", "sharded"] = "replicated"
+    train_folder: Path | None = None
+    ray_address: str | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings) -> TaskSettings:
@@ -327,6 +350,7 @@ class TaskSettings(BaseModel):
             values
             | {
                 "data_dir": settings.data_dir.resolve(),
+                "train_folder": settings.effective_train_folder.resolve(),
                 "database_url": settings.effective_database_url,
             }
         )
@@ -336,8 +360,8 @@ class _Task(BaseModel):
     model_config = _FROZEN
 
     device: str
-    watchdog_seconds: float = Field(gt=0)
-    """The child exits when it hears nothing from its worker for so long."""
+    exit_at: float = Field(ge=0)
+    """When the child exits unless its worker puts that off, by `app.worker.child_process.clock`."""
     retry_seconds: float = Field(ge=0)
     """How long the child retries while the database or the checkpoint store is away."""
     settings: TaskSettings

@@ -1,13 +1,14 @@
-"""A/B tests on requests: interleaved lists of two versions, and what was served by whom."""
+"""A/B tests on requests: lists of two versions or settings, and what was served by whom."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from app.ab_tests.schemas import RunningABTest
 from app.ab_tests.service import ABTestService
+from app.ab_tests.settings_trials import TrialArm
 from app.core.errors import AppError
 from app.core.ids import new_recommendation_id
 from app.core.logging import get_logger
@@ -17,6 +18,7 @@ from app.recommend.basket import NOBODY
 from app.recommend.context import NEWCOMER, RecommendationContext
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList
+from app.recommend.settings_tests import SettingsTester
 from ncr_core.online import Draft, team_draft
 
 log = get_logger(__name__)
@@ -34,12 +36,24 @@ class ListObserver(Protocol):
         """Cancels what is under way."""
 
 
+class ServedList(NamedTuple):
+    """A list that was recorded as served."""
+
+    ranked: RankedList
+    recommendation_id: str
+    version: str
+    """The version that the answer names."""
+    source: str
+    """What cursors name: the version, or the arm of a settings test."""
+
+
 class ABTestRouter:
-    """Decides which requests take part in the A/B test that runs, and records what was served.
+    """Decides which requests take part in the A/B tests that run, and records what was served.
 
     A test is on while the version it began beside is the one that answers, for requests that leave
     the version to the service, of users that a model can know something of. ``observer`` sees
-    the lists that were served, as `ShadowTester` does.
+    the lists that were served, as `ShadowTester` does. A user whom an interleaving test includes
+    takes no part in a test of ``settings``.
     """
 
     def __init__(
@@ -48,28 +62,38 @@ class ABTestRouter:
         models: ModelManager,
         lists: ListBuilder,
         observer: ListObserver | None = None,
+        settings: SettingsTester | None = None,
     ) -> None:
         self._tests = tests
         self._models = models
         self._lists = lists
         self._observer = observer
+        self.settings = settings
 
-    async def build(
-        self, context: RecommendationContext, model: LoadedModel
-    ) -> tuple[RankedList, str]:
+    async def build(self, context: RecommendationContext, model: LoadedModel) -> ServedList:
         """The list of a request, recorded, with its recommendation id.
 
         For a user who takes part in an interleaving test it is drafted from the lists of both
         versions, and the id is the test's. Where the second version cannot answer, list and id are
-        the first one's.
+        the first one's. For a user who takes part in a settings test it is their arm's, and so is
+        the id.
         """
         test, other = self._tests.interleaving.running, None
-        if (
+        is_interleaved = (
             test is not None
             and is_tested(test, context, model)
             and self._tests.interleaving.includes(test, context.user)
-        ):
+        )
+        if test is not None and is_interleaved:
             other = self._models.at_hand(test.version_b)
+        elif self.settings is not None:
+            found = await self.settings.build(context, model)
+            if found is not None:
+                arm, as_answered, chosen, ranked = found
+                if self._observer is not None:
+                    self._observer.observe(as_answered, chosen, ranked)
+                new_id = new_recommendation_id(arm.source)
+                return ServedList(ranked, new_id, chosen.version, arm.source)
         if test is None or other is None:
             ranked = await self._lists.build(context, model)
         else:
@@ -87,11 +111,12 @@ class ABTestRouter:
         self._tests.impressions.add_lists(model.version)
         if self._observer is not None:
             self._observer.observe(context, model, ranked)
-        return ranked, new_recommendation_id(model.version)
+        new_id = new_recommendation_id(model.version)
+        return ServedList(ranked, new_id, model.version, model.version)
 
     def _drafted(
         self, test: RunningABTest, context: RecommendationContext, a: RankedList, b: RankedList
-    ) -> tuple[RankedList, str]:
+    ) -> ServedList:
         """The list drafted from those of both versions, recorded, with its id."""
         recommendation_id = new_recommendation_id(test.trial_id)
         coin = random.Random(recommendation_id)  # noqa: S311 - so that it can be tossed again
@@ -100,15 +125,31 @@ class ABTestRouter:
         self._tests.interleaving.record(
             recommendation_id, test, context.profile.user_id, team_a, team_b
         )
-        return merged(draft, a, b), recommendation_id
+        version = test.version_a
+        return ServedList(merged(draft, a, b), recommendation_id, version, version)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no test is on: a list need not be compared with another."""
-        shadow = self._tests.shadow
-        return self._tests.interleaving.running is None and (
-            shadow is None or shadow.running is None
+        """Whether no test is on for users whom the model knows: each gets the plain list."""
+        shadow, settings = self._tests.shadow, self.settings
+        return (
+            self._tests.interleaving.running is None
+            and (shadow is None or shadow.running is None)
+            and (settings is None or not settings.changes_known)
         )
+
+    async def find_arm(self, source: str) -> TrialArm | None:
+        """The arm of a settings test that a cursor names; None where it names a version."""
+        return None if self.settings is None else await self.settings.find_arm(source)
+
+    def record_page(self, arm: TrialArm | None, user: str, version: str) -> str:
+        """Counts a next page for an arm while its test runs, else for a version; its new id."""
+        if arm is not None and self.settings is not None:
+            recommendation_id = self.settings.record_page(arm, user, version)
+            if recommendation_id is not None:
+                return recommendation_id
+        self.record(version)
+        return new_recommendation_id(version)
 
     def record(self, version: str) -> None:
         """Counts an answer of a version that was not built here."""
@@ -144,7 +185,7 @@ def is_tested(test: RunningABTest, context: RecommendationContext, model: Loaded
     return (
         context.query.model is None
         and model.version == test.version_a
-        and context.user_key is not NEWCOMER
+        and context.user_key_by(model) is not NEWCOMER
         and context.user != NOBODY
     )
 

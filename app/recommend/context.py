@@ -13,6 +13,7 @@ from app.events.profile import Profile
 from app.inference.batcher import IsGone
 from app.inference.loaded_model import ItemIndex, LoadedModel
 from app.recommend.basket import subject_of
+from app.recommend.left_out import LeftOut
 from app.recommend.schemas import RecommendationQuery, Source
 from app.recommend.selection import Selection
 from ncr_core.fold_in import Evidence
@@ -39,22 +40,46 @@ class RecommendationContext:
     selection: Selection | None = None
     """What the query's filter leaves; None: it has none."""
 
+    left_out: LeftOut | None = None
+    """What rules leave out; None: all that was seen, and nothing that was shown."""
+
     @property
     def query_key(self) -> Hashable:
-        """What a list depends on of the query, and of the attributes that the query names."""
-        selection = self.selection
-        return self.query.key if selection is None else (self.query.key, selection.state)
+        """What a list depends on of the query, of the attributes that it names, and of rules."""
+        selection, left = self.selection, self.left_out
+        key = self.query.key if selection is None else (self.query.key, selection.state)
+        state = None if left is None else left.state
+        return key if state is None else (key, "left out", state)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the list may be asked for again: what was shown differs each time."""
+        return self.left_out is None or not len(self.left_out.hidden)
 
     basket: bytes = b""
     """The key of the items that ``profile`` has beside the user's own events, see `with_basket`."""
 
     @property
     def user_key(self) -> Hashable:
-        """What an answer depends on of the user."""
+        """What an answer without a model depends on of the user."""
+        return self.user_key_by(None)
+
+    def user_key_by(self, model: LoadedModel | None) -> Hashable:
+        """What an answer by a model depends on of the user; `NEWCOMER` where nothing is known."""
         profile = self.profile
+        key: Hashable = (self.user, profile.last_seq)
         if self.basket:
-            return (self.user, profile.last_seq, self.basket)
-        return NEWCOMER if profile.is_newcomer else (self.user, profile.last_seq)
+            key = (self.user, profile.last_seq, self.basket)
+        is_newcomer = profile.is_newcomer and not self.basket
+        if (
+            model is not None
+            and model.places_users
+            and profile.is_described
+            # Attributes of which the model knows nothing say nothing of a newcomer.
+            and not (is_newcomer and model.user_prior(profile.attributes) is None)
+        ):
+            return (key, profile.attributes_seq)
+        return NEWCOMER if is_newcomer else key
 
     @property
     def subject(self) -> bytes:
@@ -73,15 +98,21 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
         # A trained vector is held to, and fitted to what came since.
         after = 0 if row is None or model.engine.pools_users else model.trained_seq
         evidence = fold_in_evidence(profile, items, after)
-    if row is None and evidence is None:
+    prior = None
+    if row is None and model.places_users and profile.is_described:
+        prior = model.user_prior(profile.attributes)
+    if row is None and evidence is None and prior is None:
         return None
     key: Hashable = (context.user, profile.last_seq)
+    if prior is not None:
+        key = context.user_key_by(model)
     if evidence is not None:
         if context.basket:
-            key = context.user_key
+            key = context.user_key_by(model)
         if _is_about_newer(evidence, model.trained.n_items):
             key = (key, model.revision)
-    return UserState(row, evidence, key, model.gap_class(profile.timestamps, context.at_us))
+    gap_class = model.gap_class(profile.timestamps, context.at_us)
+    return UserState(row, evidence, key, gap_class, prior)
 
 
 def rank_request(
@@ -96,17 +127,20 @@ def rank_request(
         return None
     catalogue, profile, query = context.catalogue, context.profile, context.query
     items = items or model.items(catalogue)
-    withheld = profile.disliked
-    if query.exclude_seen:
-        withheld = np.concatenate([profile.seen, withheld]) if len(withheld) else profile.seen
+    withheld, left = withheld_items(context), context.left_out
     skipped = items.hidden
+    if left is not None and len(left.hidden):
+        shown = items.rows(left.hidden)
+        skipped = np.concatenate([skipped, shown[shown >= 0]])
     if query.exclude:
         excluded = items.rows(np.array(internal_ids(catalogue, query.exclude), dtype=np.int64))
         skipped = np.concatenate([skipped, excluded[excluded >= 0]])
     selection = context.selection
     selected = None if selection is None else selection.rows(items.internal)
+    # Where a trial's arm shows what was seen, the rule of the request decides nothing.
+    rule = None if left is None or not query.exclude_seen else left.rule_state
     about = (
-        query.exclude_seen,
+        query.exclude_seen if rule is None else rule,
         query.categories,
         None if selection is None else selection.state,
     )
@@ -136,6 +170,19 @@ def rank_request(
     )
 
 
+def withheld_items(context: RecommendationContext) -> NDArray[np.int64]:
+    """Internal ids of the items that the user has seen or dislikes, as far as they stay out."""
+    profile, left = context.profile, context.left_out
+    if not context.query.exclude_seen:
+        return profile.disliked
+    if left is None or left.withheld is None:
+        disliked = profile.disliked
+        return np.concatenate([profile.seen, disliked]) if len(disliked) else profile.seen
+    # A basket's items came after all events of the user's own: they are seen, whatever their age.
+    basket = profile.seen[profile.seqs > left.last_seq]
+    return np.concatenate([left.withheld, basket])
+
+
 def _is_about_newer(evidence: Evidence, trained_items: int) -> bool:
     """Whether a vector that is fitted to the evidence depends on items newer than the training."""
     parts = (evidence.items, evidence.disliked, evidence.pairs)
@@ -146,12 +193,13 @@ def source_of(user: UserState | None) -> Source:
     """What a list is made from, as answers name it."""
     if user is None:
         return "popular"
-    return "model" if user.evidence is None else "fold_in"
+    is_trained = user.evidence is None and user.prior is None
+    return "model" if is_trained else "fold_in"
 
 
 def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
-    """By internal id: visible, left by the filter, in the categories, not disliked, not seen."""
-    catalogue, profile, query = context.catalogue, context.profile, context.query
+    """By internal id: visible, left by the filter, in the categories, and not left out."""
+    catalogue, query = context.catalogue, context.query
     allowed = catalogue.visible.copy()
     if query.categories:
         allowed &= catalogue.mask(query.categories)
@@ -159,11 +207,11 @@ def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
         selected = context.selection.allowed(len(allowed))
         if selected is not None:
             allowed &= selected
-    if query.exclude_seen:
-        allowed[profile.seen[profile.seen < len(allowed)]] = False
-    disliked = profile.disliked
-    if len(disliked):
-        allowed[disliked[disliked < len(allowed)]] = False
+    withheld = withheld_items(context)
+    allowed[withheld[withheld < len(allowed)]] = False
+    if context.left_out is not None:
+        hidden = context.left_out.hidden
+        allowed[hidden[hidden < len(allowed)]] = False
     return allowed
 
 

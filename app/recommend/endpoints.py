@@ -23,6 +23,7 @@ from app.core.errors import (
 from app.core.middleware import RELEASE_KEY
 from app.core.requests import Id, KnownQueries, PathId, StrictQuery, text_problem
 from app.core.security import caller_of, check_user
+from app.events.seen_rule import DURATION, hidden_time_of, read_seen_rule
 from app.recommend.basket import Basket
 from app.recommend.cursor import QueryCursor
 from app.recommend.recent_popularity import WINDOW
@@ -32,6 +33,7 @@ from app.recommend.schemas import (
     EXCLUDE,
     EXCLUDE_SEEN,
     EXPLAIN,
+    HIDE_SHOWN,
     INCLUDE,
     MAX_CATEGORIES,
     MAX_COMPARED,
@@ -39,6 +41,7 @@ from app.recommend.schemas import (
     MAX_USERS,
     MIN_SEQ,
     MODEL,
+    SEEN,
     SEQ_BOUND,
     BasketRecommendation,
     BatchAnswer,
@@ -80,6 +83,13 @@ IncludeText = Annotated[
     str | None,
     Query(max_length=100, description=INCLUDE, json_schema_extra={"format": "include"}),
 ]
+SeenText = Annotated[
+    str | None,
+    Query(description=f"{SEEN} Percent-encoded JSON.", json_schema_extra={"format": "seen-rule"}),
+]
+HideShown = Annotated[
+    str | None, Query(description=HIDE_SHOWN, json_schema_extra={"pattern": DURATION})
+]
 Category = Annotated[
     list[str] | None, Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES)
 ]
@@ -87,7 +97,7 @@ Exclude = Annotated[
     list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
 ]
 BODY_SECONDS = 2.0  # of a basket: meanwhile it has a place of those who ask for lists
-SIMILAR_USER = "Leave out what this user has seen or dislikes."
+SIMILAR_USER = "Leave out what this user has seen or dislikes, by `seen` and `hide_shown`."
 
 
 def _check_ids(name: str, ids: Iterable[str]) -> None:
@@ -117,6 +127,8 @@ async def recommend(
     filter: FilterText = None,  # noqa: A002 - as a request has it
     boost: BoostText = None,
     include: IncludeText = None,
+    seen: SeenText = None,
+    hide_shown: HideShown = None,
     cursor: QueryCursor = None,
 ) -> Response:
     """An unknown user gets 200 too: `source` says what a list was made from."""
@@ -133,6 +145,9 @@ async def recommend(
         filter=read_filter(filter),
         boost=read_boosts(boost),
         include=read_include(include),
+        seen=read_seen_rule(seen),
+        hide_shown=hidden_time_of(hide_shown),
+        given=request.query_params.keys(),
     )
     response = await answer(request, user, query, cursor)
     if cursor is None:  # each is sent once
@@ -241,7 +256,7 @@ async def rerank(request: Request, feature: Feature) -> Response:
 
     All given items that fit the `filter` are returned, including seen, disliked, hidden and
     deleted ones. Items that the model does not know come last, in the order given, as `popular`.
-    For a user of whom nothing is known the order is by popularity.
+    For a user without events the order is by popularity.
     """
     body = await body_of(request, RerankBody, {"items": MAX_LIST})
     query, is_gone = body.query(), request.is_disconnected
@@ -261,7 +276,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
 
     T is the temperature that the version was calibrated by. An item that the model does not
     know is 422 `item_not_ranked`; without a model
-    the answer is 409 `no_model`. For a user of whom nothing is known it is the mean user's.
+    the answer is 409 `no_model`. For a user without events it is the mean user's.
     """
     body = await body_of(request, CompareBody, {"items": MAX_COMPARED})
     query, is_gone = body.query(), request.is_disconnected
@@ -284,6 +299,8 @@ async def similar(
     exclude: Exclude = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
     include: IncludeText = None,
+    seen: SeenText = None,
+    hide_shown: HideShown = None,
     cursor: QueryCursor = None,
 ) -> Response:
     """By the active model; where it does not know the item, by the users who took both up.
@@ -298,6 +315,8 @@ async def similar(
         exclude=tuple(sorted({*(exclude or ())})),
         filter=read_filter(filter),
         include=read_include(include),
+        seen=read_seen_rule(seen),
+        hide_shown=hidden_time_of(hide_shown),
     )
     return _json(await feature.similar.similar(item, query, user, cursor))
 
@@ -321,12 +340,13 @@ async def popular(
     ] = None,
     category: Category = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
+    cursor: QueryCursor = None,
 ) -> PopularItems:
     """Items by the number of their users. Hidden items and those without users are not among them.
 
     Windows are counted anew at most every 30 s.
     """
-    return await feature.recent.popular(n, category or (), window, read_filter(filter))
+    return await feature.recent.popular(n, category or (), window, read_filter(filter), cursor)
 
 
 @router.get(
@@ -344,9 +364,10 @@ async def trending(
     ] = "1d",
     category: Category = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
+    cursor: QueryCursor = None,
 ) -> TrendingItems:
     """Items with more users than in the window before, the clearest rise first."""
-    return await feature.recent.trending(n, category or (), window, read_filter(filter))
+    return await feature.recent.trending(n, category or (), window, read_filter(filter), cursor)
 
 
 @router.get(

@@ -24,6 +24,7 @@ from app.core.cache import ByteCache
 from app.recommend.context import RecommendationContext
 from app.recommend.popularity import backfill_items, most_popular
 from app.recommend.response import RankedList, popular_entry
+from app.recommend.schemas import RecommendationQuery
 
 DAY_SECONDS = 86_400
 MAX_KNOWN, MAX_NEW = 10_000, 10_000  # to draw from: the most popular, the newest
@@ -80,9 +81,10 @@ class Exploration:
         self._share = share
         self._pools: ByteCache[Hashable, Pool] = ByteCache(cache_bytes)
 
-    def n_drawn(self, n: int) -> int:
-        """The number of drawn items in a list of ``n``; the first place never is one."""
-        return min(int(self._share * n + 1e-9), n - 1)
+    def n_drawn(self, query: RecommendationQuery) -> int:
+        """The number of drawn items in a list; the first place never is one."""
+        share = self._share if query.exploration is None else query.exploration
+        return min(int(share * query.n + 1e-9), query.n - 1)
 
     def has(self, key: Hashable) -> bool:
         """Whether what newcomers' lists are made from is kept for a key."""
@@ -94,6 +96,8 @@ class Exploration:
         context: RecommendationContext,
         popular: NDArray[np.int64],
         counts: NDArray[np.int64],
+        *,
+        keep: bool = True,
     ) -> RankedList:
         """A newcomer's list.
 
@@ -102,13 +106,15 @@ class Exploration:
             context: the request.
             popular: internal ids in order of popularity.
             counts: the number of users of each id.
+            keep: whether others may ask with the same key.
         """
         pool = self._pools.get(key)
         if pool is None:
             pool = draw_pool(context, popular, counts)
-            self._pools.put(key, pool, pool.nbytes + context.query.key_bytes)
+            if keep:
+                self._pools.put(key, pool, pool.nbytes + context.query.key_bytes)
         day = int(time.time()) // DAY_SECONDS
-        n_drawn, explain = self.n_drawn(context.query.n), context.query.explain
+        n_drawn, explain = self.n_drawn(context.query), context.query.explain
         return draw_list(pool, n_drawn, f"{day} {context.user}", context.catalogue, explain)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import orjson
@@ -102,27 +102,75 @@ class FrozenList:
         return entries
 
 
-class FrozenLists:
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenCounts:
+    """The places of a list by numbers of users, most first."""
+
+    ids: NDArray[np.int64]
+    """(k,) the catalogue's ids of the items."""
+    users: NDArray[np.int64]
+    """(k,)"""
+    before: NDArray[np.int64]
+    """(k,) the users of the window before; zeros where they do not matter."""
+
+    @classmethod
+    def from_bytes(cls, value: bytes | None) -> FrozenCounts | None:
+        """A list that another server has written; None for what no server can have written."""
+        try:
+            parsed = None if value is None else orjson.loads(value)["counts"]
+            rows = None if parsed is None else np.array(parsed, dtype=np.int64)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return None
+        if rows is None or rows.ndim != 2 or len(rows) != 3 or (rows < 0).any():
+            return None
+        return cls(*rows)
+
+    def to_bytes(self) -> bytes:
+        """The list for other servers."""
+        rows = np.stack([self.ids, self.users, self.before])
+        return orjson.dumps({"counts": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the list, in bytes."""
+        return 3 * self.ids.nbytes
+
+
+class _Frozen(Protocol):
+    @classmethod
+    def from_bytes(cls, value: bytes | None) -> Self | None: ...
+
+    def to_bytes(self) -> bytes: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Frozen = TypeVar("Frozen", bound=_Frozen)
+
+
+class FrozenLists(Generic[Frozen]):
     """Keeps lists by the origin of their cursors: in memory, and in Redis where there is one."""
 
-    def __init__(self, cache_bytes: int, redis: RedisClient | None = None) -> None:
-        self._cache: ByteCache[bytes, FrozenList] = ByteCache(cache_bytes)
-        self._flights: SingleFlight[bytes, FrozenList] = SingleFlight()
+    def __init__(
+        self, kind: type[Frozen], cache_bytes: int, redis: RedisClient | None = None
+    ) -> None:
+        self._kind = kind
+        self._cache: ByteCache[bytes, Frozen] = ByteCache(cache_bytes)
+        self._flights: SingleFlight[bytes, Frozen] = SingleFlight()
         self._redis = redis
 
-    async def get(
-        self, origin: bytes, make: Callable[[], Coroutine[Any, Any, FrozenList]]
-    ) -> FrozenList:
+    async def get(self, origin: bytes, make: Callable[[], Coroutine[Any, Any, Frozen]]) -> Frozen:
         """The list of an origin; ``make`` ranks it where no server has it."""
         kept = self._cache.get(origin)
         if kept is not None:
             return kept
 
-        async def find() -> FrozenList:
+        async def find() -> Frozen:
             name = f"pages:{origin.hex()}"
             found = None
             if self._redis is not None:
-                found = FrozenList.from_bytes(await self._redis.get(name))
+                found = self._kind.from_bytes(await self._redis.get(name))
             if found is None:
                 found = await make()
                 if self._redis is not None:

@@ -53,7 +53,7 @@ class ListBuilder:
         Raises:
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
-        query, user_key = context.query, context.user_key
+        query, user_key = context.query, context.user_key_by(model)
         ranked_by = None
         if model is not None:
             ranked_by = (model.key, model.gap_class(context.profile.timestamps, context.at_us))
@@ -61,12 +61,14 @@ class ListBuilder:
         key = (ranked_by, user_key, state, context.query_key)
         ranked = EMPTY_LIST
         if user_key is NEWCOMER:
-            if self._exploration.n_drawn(query.n) > 0:
+            if self._exploration.n_drawn(query) > 0:
                 popular = await self._popularity.ranked(context.profile.event_seq)
                 key_now = (key, self._popular_state(context))
                 if not self._exploration.has(key_now):
                     popular = await boosted(context, self._popularity, popular)
-                return self._exploration.build(key_now, context, popular, self._popularity.counts)
+                return self._exploration.build(
+                    key_now, context, popular, self._popularity.counts, keep=context.is_kept
+                )
         elif model is not None:
             # A change of an item that the model does not have changes no list of its own.
             items = model.items(context.catalogue)
@@ -100,12 +102,13 @@ class ListBuilder:
         request = rank_request(context, model, items)
         if request is None:
             return EMPTY_LIST
-        if self._redis is not None:
+        redis = self._redis if context.is_kept else None
+        if redis is not None:
             # Servers of another version or setting may rank, describe or weigh in another way.
             made_by = (__version__, model.engine.n_candidates, context.profile.event_weights.key)
             # What a server takes for shown depends on the states of the catalogue that it has seen.
             name = shared_list_name((*made_by, context.catalogue.seq, key))
-            shared = RankedList.from_bytes(await self._redis.get(name), context.catalogue)
+            shared = RankedList.from_bytes(await redis.get(name), context.catalogue)
             if shared is not None:
                 self.cache.put(key, shared, shared.nbytes + context.query.key_bytes)
                 return shared
@@ -123,9 +126,10 @@ class ListBuilder:
             best,
             explain=context.query.explain,
         )
-        self.cache.put(key, ranked, ranked.nbytes + context.query.key_bytes)
-        if self._redis is not None:
-            self._redis.put(name, ranked.to_bytes())
+        if context.is_kept:
+            self.cache.put(key, ranked, ranked.nbytes + context.query.key_bytes)
+        if redis is not None:
+            redis.put(name, ranked.to_bytes())
         return ranked
 
     def _popular_state(self, context: RecommendationContext) -> int:
@@ -143,5 +147,6 @@ class ListBuilder:
         if rest is None:
             popular = await boosted(context, self._popularity, popular)
             rest = backfill(context, popular, ranked)
-            self.cache.put(key, rest, rest.nbytes + context.query.key_bytes)
+            if context.is_kept:
+                self.cache.put(key, rest, rest.nbytes + context.query.key_bytes)
         return rest

@@ -25,6 +25,7 @@ from app.recommend.popularity import backfill_items
 from app.recommend.response import Entry, RankedList, reasons, response_body, with_ignored
 from app.recommend.schemas import RecommendationQuery
 from app.recommend.service import ContextLoader
+from app.recommend.settings_tests import arm_query
 from ncr_core.inference.retrieval import ItemFilter
 
 
@@ -43,7 +44,7 @@ class PageService:
         models: ModelManager,
         lists: ListBuilder,
         batcher: Batcher,
-        frozen: FrozenLists,
+        frozen: FrozenLists[FrozenList],
         ab_tests: ABTestRouter | None = None,
         *,
         details: ItemDetails,
@@ -79,26 +80,36 @@ class PageService:
         if basket is not None:
             ignored = self._contexts.add_basket(context, basket)
         cursor = decode(text, context.subject, query.list_digest)
+        version, arm = cursor.version, None
+        if version is not None and self._ab_tests is not None:
+            arm = await self._ab_tests.find_arm(version)
+        if arm is not None:
+            version = arm.version
+            context.query = arm_query(query, arm.settings)
 
         async def rank() -> FrozenList:
             if on_slow is not None:
                 on_slow()
             profile = ranked_from.until(cursor.last_seq)
-            whole = replace(query, n=MAX_PLACES, page=query.n, explain=False)
+            whole = replace(context.query, n=MAX_PLACES, page=query.n, explain=False)
+            at_us = cursor.at * 1_000_000
             then = replace(
                 context,
                 query=whole,
                 profile=profile,
                 basket=b"",
-                at_us=cursor.at * 1_000_000,
+                at_us=at_us,
+                left_out=await self._contexts.left_out.of(
+                    context.user, profile, whole, at_us, rewound=True
+                ),
                 is_gone=None,  # others may wait for the same list
                 on_slow=None,
             )
             if basket is not None:
                 self._contexts.add_basket(then, basket)
-            model = await self._model_of(cursor.version)
-            version = None if model is None else model.version
-            return FrozenList.of(version, await self._lists.build(then, model))
+            model = await self._model_of(version)
+            ranked_by = None if model is None else model.version
+            return FrozenList.of(ranked_by, await self._lists.build(then, model))
 
         frozen = await self._frozen.get(cursor.list_key(context.subject, query.list_digest), rank)
         places = frozen.places(backfill_items(context), cursor.shown)
@@ -111,16 +122,18 @@ class PageService:
         if len(places) > n and n == query.n and len(cursor.shown) + n < MAX_PLACES:
             cursor = cursor.after(frozen.ids[page].tolist())
             following = cursor.encode(context.subject, query.list_digest)
+        recommendation_id = None
         if self._ab_tests is not None and frozen.version is not None:
-            self._ab_tests.record(frozen.version)
+            recommendation_id = self._ab_tests.record_page(arm, context.user, frozen.version)
         ranked = RankedList.of(entries, frozen.ids[page].tolist())
+        self._contexts.remember(context, ranked)
         body = response_body(
             user,
             frozen.version,
             cursor.last_seq,
             await self._details.added(ranked, query.include),
             started,
-            new_recommendation_id(frozen.version or "none"),
+            recommendation_id or new_recommendation_id(frozen.version or "none"),
             following,
         )
         return body if ignored is None else with_ignored(body, ignored)

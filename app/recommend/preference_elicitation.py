@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from app.recommend.context import (
 )
 from app.recommend.popularity import PopularityRanking
 from app.recommend.schemas import (
+    UNRULED,
     NoQuestions,
     Question,
     QuestionItem,
@@ -41,6 +43,8 @@ MAX_CONCURRENT = 16
 
 IdPairs = set[tuple[int, int]]
 ModelKey = tuple[str, str]
+OLD_POOL_SECONDS = 1.0
+"""After which questions come from the version before, while those of the next are made ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,13 @@ class ItemPair:
     b: int
     information: float | None
     """The bits that the answer is expected to tell; None where no model knows."""
+
+
+class _VersionPool(NamedTuple):
+    """The questions that a version can ask, and the version itself, which weighs the answers."""
+
+    model: LoadedModel
+    pool: QuestionPool
 
 
 class QuestionService:
@@ -67,8 +78,9 @@ class QuestionService:
         self._models = models
         self._popularity = popularity
         self._batcher = batcher
-        self._pool: tuple[ModelKey, QuestionPool] | None = None
-        self._flights: SingleFlight[ModelKey, QuestionPool] = SingleFlight()
+        self._pool: _VersionPool | None = None
+        self._flights: SingleFlight[ModelKey, _VersionPool] = SingleFlight()
+        self._making: set[asyncio.Future[_VersionPool]] = set()
         self._slots = ConcurrencyLimiter(
             MAX_CONCURRENT, "too many questions are being chosen; retry later"
         )
@@ -83,16 +95,18 @@ class QuestionService:
             return await self._questions(user, n, is_gone)
 
     async def _questions(self, user: str, n: int, is_gone: IsGone | None) -> Questions:
-        context = await self._contexts.load(user, RecommendationQuery(n), is_gone)
-        model = self._models.current
+        context = await self._contexts.load(user, RecommendationQuery(n, **UNRULED), is_gone)
         catalogue, profile = context.catalogue, context.profile
         allowed = allowed_items(context)
         popular = await self._by_popularity(context)
         answered = {(int(a), int(b)) for a, b in profile.preferences[:, :2]}
         pairs: list[ItemPair] = []
+        model = self._models.current
         if int(allowed.sum()) >= 2:
-            if model is not None:
-                pairs = await self._choose(context, model, popular, allowed, answered)
+            prepared = None if model is None else await self._prepared(context, model, popular)
+            if prepared is not None:
+                model = prepared.model
+                pairs = await self._choose(context, prepared, popular, allowed, answered)
             if not pairs:
                 pairs = _neighbours(popular[allowed[popular]], n, answered)
         reason: NoQuestions | None = None
@@ -114,20 +128,16 @@ class QuestionService:
     async def _choose(
         self,
         context: RecommendationContext,
-        model: LoadedModel,
+        prepared: _VersionPool,
         popular: NDArray[np.int64],
         allowed: NDArray[np.bool_],
         answered: IdPairs,
     ) -> list[ItemPair]:
         """The pairs whose answers tell most, by the model."""
+        model, pool = prepared
         items = model.items(context.catalogue)
         profile, n = context.profile, context.query.n
         state = user_state(context, model) if len(profile.seen) else None
-        visible = items.rows(popular[context.catalogue.visible[popular]])
-        visible = visible[visible >= 0]
-        if len(visible) < 2:
-            return []
-        pool = await self._question_pool(model, visible[:POOL_ITEMS])
         unseen = items.rows(popular[allowed[popular]])
         unseen = unseen[unseen >= 0]
         extra = unseen[~np.isin(unseen, pool.items)][:EXTRA_ITEMS]
@@ -154,18 +164,36 @@ class QuestionService:
 
         return await asyncio.to_thread(choose)
 
-    async def _question_pool(self, model: LoadedModel, rows: NDArray[np.int64]) -> QuestionPool:
-        """The version's pool, made when it is first asked for."""
-        if self._pool is not None and self._pool[0] == model.key:
-            return self._pool[1]
+    async def _prepared(
+        self, context: RecommendationContext, model: LoadedModel, popular: NDArray[np.int64]
+    ) -> _VersionPool | None:
+        """The version's pool, made when it is first asked for; None where it knows no two items.
 
-        async def make() -> QuestionPool:
+        While it is made, which takes seconds where a model ranks by a network, the pool before
+        serves.
+        """
+        before = self._pool
+        if before is not None and before.model.key == model.key:
+            return before
+        rows = model.items(context.catalogue).rows(popular[context.catalogue.visible[popular]])
+        rows = rows[rows >= 0][:POOL_ITEMS]
+        if len(rows) < 2:
+            return None
+
+        async def make() -> _VersionPool:
             pool = await asyncio.to_thread(model.engine.question_pool, rows)
-            self._pool = model.key, pool
-            return pool
+            self._pool = _VersionPool(model, pool)
+            return self._pool
 
         # Not by the version alone: new items' rows are others after the next were fitted.
-        return await self._flights.run(model.key, make)
+        making = asyncio.ensure_future(self._flights.run(model.key, make))
+        if before is None:
+            return await making
+        self._making.add(making)
+        making.add_done_callback(self._making.discard)
+        making.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({making}, timeout=OLD_POOL_SECONDS)
+        return making.result() if making.done() else before
 
     async def _by_popularity(self, context: RecommendationContext) -> NDArray[np.int64]:
         """Internal ids of all items: most popular first, then those without users, newest first."""

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from cachetools import LRUCache
@@ -19,8 +20,16 @@ from app.core.errors import Unavailable
 from app.core.logging import get_logger
 from app.core.tables import now_us
 from app.events.service import EventService
+from app.recommend.cursor import MAX_PLACES, ListCursor, decode
+from app.recommend.frozen_lists import FrozenCounts, FrozenLists
 from app.recommend.popularity import PopularityRanking
-from app.recommend.schemas import PopularItem, PopularItems, TrendingItem, TrendingItems
+from app.recommend.schemas import (
+    PopularItem,
+    PopularItems,
+    RecommendationQuery,
+    TrendingItem,
+    TrendingItems,
+)
 
 log = get_logger(__name__)
 
@@ -29,6 +38,8 @@ REFRESH_SHARE = 0.05  # of the time, at most, that a window is being counted
 FIRST_COUNT_SECONDS = 10.0  # that a request waits for the first count of its window
 COUNT_BYTES = 2**27  # for counts; those of a window that are larger are kept alone
 HOUR_US = 3_600 * 1_000_000
+SUBJECT = b"\xff"  # of cursors, before the list's name: no user's or item's subject begins so
+RISING = "trending "
 WINDOW = r"^(?:(?:[1-9]|1[0-9]|2[0-4])h|(?:[1-9]|[12][0-9]|30)d)$"
 """Windows: 1h to 24h and 1d to 30d."""
 
@@ -51,6 +62,13 @@ class _Counts:
     keep_seconds: float
 
 
+class _Page(NamedTuple):
+    rows: list[tuple[int, str, str | None, int, int]]
+    """Rank, client's id, title, users, and users before."""
+    following: str | None
+    """The cursor of the next page."""
+
+
 class RecentPopularity:
     """Lists of popular and trending items.
 
@@ -60,11 +78,16 @@ class RecentPopularity:
     """
 
     def __init__(
-        self, events: EventService, catalog: CatalogService, popularity: PopularityRanking
+        self,
+        events: EventService,
+        catalog: CatalogService,
+        popularity: PopularityRanking,
+        frozen: FrozenLists[FrozenCounts],
     ) -> None:
         self._events = events
         self._catalog = catalog
         self._popularity = popularity
+        self._frozen = frozen
         self._counts: LRUCache[tuple[int, bool], _Counts] = LRUCache(
             COUNT_BYTES, lambda counts: min(COUNT_BYTES, 500 + 24 * len(counts.ranked))
         )
@@ -77,35 +100,31 @@ class RecentPopularity:
         categories: Sequence[str],
         window: str | None = None,
         wanted: AttributeFilter | None = None,
+        text: str | None = None,
     ) -> PopularItems:
         """Return the visible items with the most users, in a window or of all time.
 
+        Args:
+            n: how many at most.
+            categories: items in any of them; empty for all.
+            window: such as 6h or 7d; None for all time.
+            wanted: what the items' attributes have to fit.
+            text: the cursor of the page before; None for the first page.
+
         Raises:
             Unavailable: they have not been counted once, and it takes long.
-            Unprocessable: the filter does not fit the attributes.
+            Unprocessable: the filter does not fit the attributes; or ``invalid_cursor``: the cursor
+                is none of this list, or too old.
+            Unavailable: attributes that the filter names are still being read.
         """
-        catalogue = await self._catalog.catalogue()
-        if window is None:
-            ranked = await self._popularity.ranked(await self._events.last_seq())
-            by_item = self._popularity.counts
-            places = await self._places(catalogue, ranked, categories, wanted, n)
-            users = by_item[ranked[places]]
-        else:
-            counts = await self._counted(hours_of(window), rising=False)
-            ranked = counts.ranked
-            places = await self._places(catalogue, ranked, categories, wanted, n)
-            users = counts.users[places]
+        page = await self._page(f"popular {window}", n, categories, window, wanted, text)
         return PopularItems(
             window=window,
             items=[
-                PopularItem(
-                    id=catalogue.external_ids[ranked[place]],
-                    title=catalogue.titles[ranked[place]],
-                    rank=rank,
-                    users=n_users,
-                )
-                for rank, (place, n_users) in enumerate(zip(places, users.tolist(), strict=True), 1)
+                PopularItem(id=item, title=title, rank=rank, users=users)
+                for rank, item, title, users, _ in page.rows
             ],
+            next_cursor=page.following,
         )
 
     async def trending(
@@ -114,27 +133,90 @@ class RecentPopularity:
         categories: Sequence[str],
         window: str,
         wanted: AttributeFilter | None = None,
+        text: str | None = None,
     ) -> TrendingItems:
         """Return the visible items whose users have risen most against the window before.
 
-        Raises as `popular`.
+        Arguments and errors as of `popular`.
         """
-        catalogue = await self._catalog.catalogue()
-        counts = await self._counted(hours_of(window), rising=True)
-        places = await self._places(catalogue, counts.ranked, categories, wanted, n)
+        page = await self._page(RISING + window, n, categories, window, wanted, text)
         return TrendingItems(
             window=window,
             items=[
-                TrendingItem(
-                    id=catalogue.external_ids[counts.ranked[place]],
-                    title=catalogue.titles[counts.ranked[place]],
-                    rank=rank,
-                    users=int(counts.users[place]),
-                    users_before=int(counts.before[place]),
-                )
-                for rank, place in enumerate(places, 1)
+                TrendingItem(id=item, title=title, rank=rank, users=users, users_before=before)
+                for rank, item, title, users, before in page.rows
             ],
+            next_cursor=page.following,
         )
+
+    async def _page(
+        self,
+        name: str,
+        n: int,
+        categories: Sequence[str],
+        window: str | None,
+        wanted: AttributeFilter | None,
+        text: str | None,
+    ) -> _Page:
+        """The places after a cursor. The list is frozen at the second page: its order stays."""
+        query = RecommendationQuery(n, categories=tuple(sorted({*categories})), filter=wanted)
+        subject, digest = SUBJECT + name.encode(), query.list_digest
+        cursor = None if text is None else decode(text, subject, digest)
+        catalogue = await self._catalog.catalogue()
+        mask = None
+        if wanted is not None:
+            loaded = await self._catalog.with_attributes(catalogue, wanted.names)
+            mask = await self._catalog.mask(wanted, loaded)
+
+        async def make(places: int = MAX_PLACES) -> FrozenCounts:
+            allowed = catalogue.visible
+            if mask is not None:
+                allowed = allowed & mask.of(catalogue.size)
+            rising = name.startswith(RISING)
+            return await self._counted_items(catalogue, window, rising, allowed, categories, places)
+
+        if cursor is None:
+            cursor = ListCursor(None, 0, int(time.time()), np.zeros(0, dtype=np.int64))
+            counts = await make(n + 1)  # with one more it shows whether something follows
+            places = np.arange(len(counts.ids))
+        else:
+            counts = await self._frozen.get(cursor.list_key(subject, digest), make)
+            left = counts.ids < catalogue.size
+            left[left] = catalogue.visible[counts.ids[left]]
+            if mask is not None:
+                left[left] = mask.of(catalogue.size)[counts.ids[left]]
+            places = np.flatnonzero(left & ~np.isin(counts.ids, cursor.shown))
+        shown = len(cursor.shown)
+        n = min(n, MAX_PLACES - shown)
+        page, following = places[:n], None
+        if len(places) > n and shown + n < MAX_PLACES:
+            following = cursor.after(counts.ids[page].tolist()).encode(subject, digest)
+        columns = (column[page].tolist() for column in (counts.ids, counts.users, counts.before))
+        rows = [
+            (rank, catalogue.external_ids[item], catalogue.titles[item], users, before)
+            for rank, (item, users, before) in enumerate(zip(*columns, strict=True), shown + 1)
+        ]
+        return _Page(rows, following)
+
+    async def _counted_items(
+        self,
+        catalogue: Catalogue,
+        window: str | None,
+        rising: bool,
+        allowed: NDArray[np.bool_],
+        categories: Sequence[str],
+        n: int,
+    ) -> FrozenCounts:
+        """The first ``n`` items that are allowed, by the counts of now."""
+        if window is None:
+            ranked = await self._popularity.ranked(await self._events.last_seq())
+            by_item = self._popularity.counts
+            places = await self._places(catalogue, ranked, categories, allowed, n)
+            ids = ranked[places]
+            return FrozenCounts(ids, by_item[ids], np.zeros_like(ids))
+        counts = await self._counted(hours_of(window), rising=rising)
+        places = await self._places(catalogue, counts.ranked, categories, allowed, n)
+        return FrozenCounts(counts.ranked[places], counts.users[places], counts.before[places])
 
     async def stop(self) -> None:
         """End the counts in progress."""
@@ -149,14 +231,10 @@ class RecentPopularity:
         catalogue: Catalogue,
         ranked: NDArray[np.int64],
         categories: Sequence[str],
-        wanted: AttributeFilter | None,
+        allowed: NDArray[np.bool_],
         n: int,
     ) -> list[int]:
         """Return the positions of the first ``n`` ranked items that may be shown."""
-        allowed = catalogue.visible
-        if wanted is not None:
-            mask = await self._catalog.mask(wanted, catalogue)
-            allowed = allowed & mask.of(catalogue.size)
         if catalogue.size > MAX_INLINE_ITEMS:
             return await asyncio.to_thread(_find_places, catalogue, ranked, allowed, categories, n)
         return _find_places(catalogue, ranked, allowed, categories, n)

@@ -18,7 +18,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
+from app.ab_tests.schemas import TrialSettings
 from app.catalog.filters import (
     BOOST,
     FILTER,
@@ -29,17 +31,37 @@ from app.catalog.filters import (
 )
 from app.core.errors import PayloadTooLarge, Unprocessable
 from app.core.requests import invalid_body, read_json, text_problem, text_schema
+from app.events.seen_rule import (
+    ALWAYS_SEEN,
+    DURATION,
+    SeenRule,
+    hidden_time_of,
+    seen_rule_of,
+)
 from app.recommend.cursor import BodyCursor
 
 MAX_LIST = 1_000
 MAX_COMPARED = 100
 MAX_USERS = 1_000
 MAX_CATEGORIES = 64
+MAX_REASONS = 3  # of a place
 SEQ_BOUND = 2**53  # no seq is as large, and readers of JSON hold whole numbers exactly up to it
 
 CATEGORY = "Items in any of them."
 EXCLUDE = "Items to leave out."
 EXCLUDE_SEEN = "Leave out what the user has seen."
+SEEN = (
+    'For how long an event keeps its item out, by the event\'s type: `{"purchase":"14d",'
+    '"view":"0s","*":"forever"}`. `"*"`, by default `"forever"`, is all types that are not named. '
+    'Ages are a number of `s`, `m`, `h` or `d`, or `"forever"`; types are free, at most 32. A '
+    "disliked item comes back only if the type of the negative event is named. It counts where "
+    "`exclude_seen` is true. By default `NCR_SEEN`."
+)
+HIDE_SHOWN = (
+    "For how long items that a list with `hide_shown` showed to the user are left out, unless they "
+    "got an event since: seconds, or a number of `s`, `m`, `h` or `d`; at most 30 days. 0: not at "
+    "all. By default `NCR_HIDE_SHOWN`."
+)
 EXPLAIN = "`pairwise`: with the items of the user that each place is due to."
 MIN_SEQ = "Take in every event up to this seq."
 MODEL = (
@@ -48,9 +70,9 @@ MODEL = (
 )
 DIVERSITY = (
     "How much of the order is given up for variety. Each place goes to the item with the largest "
-    "(1 − diversity)·(1 − r/P) − diversity·(its highest similarity to the items above it), r being "
-    "its place from 0 in the exact list of P = max(5n, 50) items, and similarities those of "
-    "`/items/{id}/similar`. 0 is the exact list; the first place always stays."
+    "(1 − diversity)·(1 − r/P) − diversity·s. Here r is the item's place, from 0, in the exact "
+    "list of P = max(5n, 50) items. s is its highest similarity to the items above it, as in "
+    "`/items/{id}/similar`. With 0 the list is the exact one. The first place always stays."
 )
 NEXT_CURSOR = (
     "Send it as `cursor` with the same parameters for the next places. Null at the end, and after "
@@ -85,6 +107,8 @@ def read_include(text: str | None) -> tuple[str, ...]:
     return () if text is None else parse_include(part.strip() for part in text.split(","))
 
 
+TRIABLE = frozenset(TrialSettings.model_fields)
+"""The parameters that a trial may set."""
 STRING_BYTES = 60  # of a Python string without its characters
 
 
@@ -109,6 +133,14 @@ class RecommendationQuery:
     """What the answer shows of items; no list depends on it."""
     page: int | None = None
     """The places of a page, where ``n`` are those of all pages."""
+    seen: SeenRule | None = None
+    """What comes back; None: by the settings."""
+    hide_shown: int | None = None
+    """For how long what was shown is hidden, in microseconds; None: by the settings."""
+    exploration: float | None = None
+    """The share of a newcomer's list that is drawn; None: the service's setting."""
+    given: frozenset[str] = frozenset()
+    """Those of the parameters in `TRIABLE` that the request itself has; no list depends on it."""
 
     @classmethod
     def canonical(
@@ -125,6 +157,9 @@ class RecommendationQuery:
         filter: AttributeFilter | None = None,  # noqa: A002 - as a request has it
         boost: tuple[Boost, ...] = (),
         include: tuple[str, ...] = (),
+        seen: SeenRule | None = None,
+        hide_shown: int | None = None,
+        given: Iterable[str] = (),
     ) -> RecommendationQuery:
         """The query of parameters as a request gives them, in any order and repeated."""
         return cls(
@@ -139,11 +174,17 @@ class RecommendationQuery:
             filter,
             boost,
             include,
+            seen=seen,
+            hide_shown=hide_shown,
+            given=TRIABLE.intersection(given),
         )
 
     @cached_property
     def key(self) -> Hashable:
         """What a list depends on of the query."""
+        rules: tuple[Hashable, ...] = ()
+        if self.seen is not None or self.hide_shown is not None:
+            rules = (None if self.seen is None else self.seen.key, self.hide_shown)
         return (
             self.n,
             self.exclude_seen,
@@ -154,6 +195,9 @@ class RecommendationQuery:
             None if self.filter is None else self.filter.key,
             tuple((one.filter.key, one.by) for one in self.boost),
             self.page if self.diversity else None,
+            *rules,
+            # No part of other keys: those of the version before are in cursors and in Redis.
+            *(() if self.exploration is None else (self.exploration,)),
         )
 
     @cached_property
@@ -216,6 +260,18 @@ BodyInclude = Annotated[
 ]
 
 
+BodySeen = Annotated[Any, Field(description=SEEN, json_schema_extra={"type": ["object", "null"]})]
+BodyHideShown = Annotated[
+    Any,
+    Field(
+        description=HIDE_SHOWN,
+        json_schema_extra={"type": ["string", "integer", "null"], "pattern": DURATION},
+    ),
+]
+UNRULED: dict[str, Any] = {"seen": ALWAYS_SEEN, "hide_shown": 0}
+"""Of queries whose answers are no lists of the service's own choice."""
+
+
 def boosts_of(value: Any) -> tuple[Boost, ...]:
     """The boosts in a body. Raises as `parse_boosts`."""
     return () if value is None else parse_boosts(value)
@@ -240,19 +296,25 @@ class _ListBody(_Body):
     filter: BodyFilter = None
     boost: BodyBoost = None
     include: BodyInclude = Field(default_factory=list)
+    seen: BodySeen = None
+    hide_shown: BodyHideShown = None
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query.
 
         Raises:
-            Unprocessable: the filter, a boost or a detail is none.
+            Unprocessable: the filter, a boost, a detail or a rule is none.
         """
-        given = self.model_dump(include={*_ListBody.model_fields} - {"filter", "boost", "include"})
+        parsed = {"filter", "boost", "include", "seen", "hide_shown"}
+        given = self.model_dump(include={*_ListBody.model_fields} - parsed)
         return RecommendationQuery.canonical(
             **given,
             filter=filter_of(self.filter),
             boost=boosts_of(self.boost),
             include=parse_include(self.include),
+            seen=None if self.seen is None else seen_rule_of(self.seen),
+            hide_shown=hidden_time_of(self.hide_shown),
+            given=self.model_fields_set,
         )
 
 
@@ -330,6 +392,7 @@ class RerankBody(_Body):
             filter=filter_of(self.filter),
             boost=boosts_of(self.boost),
             include=parse_include(self.include),
+            **UNRULED,
         )
 
 
@@ -345,7 +408,9 @@ class CompareBody(_Body):
 
     def query(self) -> RecommendationQuery:
         """The parameters as a query."""
-        return RecommendationQuery(n=len(self.items), min_seq=self.min_seq, model=self.model)
+        return RecommendationQuery(
+            n=len(self.items), min_seq=self.min_seq, model=self.model, **UNRULED
+        )
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -398,10 +463,10 @@ class Because(BaseModel):
 class _Details(BaseModel):
     """What is shown of an item on request."""
 
-    categories: list[str] | None = Field(
+    categories: list[str] | SkipJsonSchema[None] = Field(
         default=None, description="With `include=categories`. Otherwise it is not there."
     )
-    attributes: dict[str, Any] | None = Field(
+    attributes: dict[str, Any] | SkipJsonSchema[None] = Field(
         default=None, description="With `include=attributes`. Otherwise it is not there."
     )
 
@@ -411,19 +476,25 @@ class RecommendedItem(_Details):
 
     id: str
     title: str | None
-    rank: int = Field(description="From 1.")
+    rank: int = Field(ge=1, le=MAX_LIST, description="From 1.")
     score: float | None = Field(
+        ge=0,
+        le=1,
         description="Mean probability that the user prefers the item to the model's reference "
-        "items; comparable within a model version. Null for `popular`."
+        "items; comparable within a model version. Null for `popular`.",
     )
     source: Source = Field(
-        description="`model`: known to the model; `fold_in`: with events it was not trained on; "
+        description="`model`: known to the model; `fold_in`: with events or "
+        "attributes it was not trained on; "
         "`popular`: nothing is known of the user, or the item is not known to the model."
     )
     preferred_over_next: float | None = Field(
-        description="Probability that the user prefers the item to the one a rank below."
+        ge=0,
+        le=1,
+        description="Probability that the user prefers the item to the one a rank below. Null "
+        "where it is not known, as of the last item.",
     )
-    because: list[Because] | None = Field(
+    because: Annotated[list[Because], Field(max_length=MAX_REASONS)] | SkipJsonSchema[None] = Field(
         default=None,
         description="With `explain=pairwise`: up to three of the user's own items, those that it "
         "is due to most, the first one most of all; empty for `popular`. Otherwise it is not "
@@ -439,9 +510,11 @@ class Recommendation(BaseModel):
     )
     user: str
     model_version: str | None
-    as_of_seq: int = Field(description="Every event of this user up to here has been taken in.")
-    took_ms: float
-    items: list[RecommendedItem]
+    as_of_seq: int = Field(
+        ge=0, description="Every event of this user up to here has been taken in."
+    )
+    took_ms: float = Field(ge=0)
+    items: list[RecommendedItem] = Field(max_length=MAX_LIST, description="Best first.")
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
@@ -494,7 +567,7 @@ class SimilarItem(_Details):
 
     id: str
     title: str | None
-    score: float = Field(description="Its similarity, at most 1.")
+    score: float = Field(ge=-1, le=1, description="Its similarity, at most 1.")
 
 
 class SimilarItems(BaseModel):
@@ -509,7 +582,7 @@ class SimilarItems(BaseModel):
         "their popularity left out. Null where the model does not know the item, or there is no "
         "model: then it is the cosine of who took them up."
     )
-    items: list[SimilarItem] = Field(description="Most alike first.")
+    items: list[SimilarItem] = Field(max_length=MAX_LIST, description="Most alike first.")
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
@@ -527,6 +600,7 @@ class PopularItems(BaseModel):
 
     window: str | None = Field(description="Null: all time.")
     items: list[PopularItem] = Field(description="Most users first.")
+    next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 class TrendingItem(BaseModel):
@@ -544,6 +618,7 @@ class TrendingItems(BaseModel):
 
     window: str
     items: list[TrendingItem] = Field(description="The clearest rise first.")
+    next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]

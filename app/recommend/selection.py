@@ -124,10 +124,14 @@ class Selector:
 
         Raises:
             Unprocessable: a filter compares values of a kind that no item has.
+            Unavailable: attributes that it names are still being read.
         """
         wanted = query.filter
         if wanted is None and not query.boost:
             return None
+        filters = [*([wanted] if wanted else []), *(one.filter for one in query.boost)]
+        names = {name for each in filters for name in each.names}
+        catalogue = await self._catalog.with_attributes(catalogue, names)
         state, mask, boosts = catalogue.attributes.state, None, None
         filter_state: Hashable = None
         if wanted is not None:

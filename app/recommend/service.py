@@ -18,6 +18,7 @@ from app.recommend.ab_tests import ABTestRouter
 from app.recommend.basket import NOBODY, Basket, with_basket
 from app.recommend.context import RecommendationContext
 from app.recommend.details import ItemDetails
+from app.recommend.left_out import LeftOutItems
 from app.recommend.list_builder import ListBuilder
 from app.recommend.response import RankedList, response_body, with_ignored
 from app.recommend.schemas import RecommendationQuery
@@ -33,6 +34,7 @@ class ContextLoader:
         self._events = events
         self._catalog = catalog
         self._selector = Selector(catalog)
+        self.left_out = LeftOutItems(events)
 
     async def load(
         self,
@@ -57,7 +59,13 @@ class ContextLoader:
         context = RecommendationContext(user, query, profile, catalogue, is_gone, on_slow, now_us())
         if query.filter is not None or query.boost:
             context.selection = await self._selector.select(catalogue, query)
+        if self.left_out.has_rules(query):
+            context.left_out = await self.left_out.of(user, profile, query, context.at_us)
         return context
+
+    def remember(self, context: RecommendationContext, ranked: RankedList) -> None:
+        """Takes note of a list that is served, where its user's next ones depend on it."""
+        self.left_out.remember(context.user, context.profile, context.left_out, ranked.ids)
 
     async def check(self, query: RecommendationQuery) -> None:
         """Refuses filters that no user would get a list by. Raises as `Selector.select`."""
@@ -83,6 +91,7 @@ class ContextLoader:
             or user not in model.listed
             or query.key != PLAIN.key
             or query.model is not None
+            or self.left_out.has_rules(query)
         ):
             return None
         event_seq, catalog_seq = await self._events.profiles.catch_up(query.min_seq)
@@ -150,6 +159,8 @@ class RecommendService:
         """
         started = time.perf_counter()
         model, tests, ahead = self._models.current, self._ab_tests, None
+        version: str | None
+        source: str | None
         if model is not None and user in model.listed and (tests is None or tests.is_idle):
             ahead = await self._contexts.precomputed_list(user, query, model)
         if ahead is not None and model is not None:
@@ -157,25 +168,33 @@ class RecommendService:
             if tests is not None:
                 tests.record(model.version)
             recommendation_id = new_recommendation_id(model.version)
+            version = source = model.version
         else:
             context = await self._contexts.load(user, query, is_gone, on_slow)
             model, profile = self._models.current, context.profile
             as_of_seq, last_seq = profile.event_seq, profile.last_seq
             if query.model is not None:
                 model = await self._models.get(query.model)
-            if tests is not None and model is not None:
-                ranked, recommendation_id = await tests.build(context, model)
-            else:
-                ranked = await self._lists.build(context, model)
-                recommendation_id = new_recommendation_id(model.version if model else "none")
+            ranked, recommendation_id, version, source = await self._serve(context, model)
+            self._contexts.remember(context, ranked)
         self._on_list(user, query)
-        version = None if model is None else model.version
-        following = ranked.cursor(query, user, version, last_seq)
+        following = ranked.cursor(query, user, source, last_seq)
         if query.include:
             ranked = await self._details.added(ranked, query.include)
         return response_body(
             user, version, as_of_seq, ranked, started, recommendation_id, following
         )
+
+    async def _serve(
+        self, context: RecommendationContext, model: LoadedModel | None
+    ) -> tuple[RankedList, str, str | None, str | None]:
+        """As `ServedList`; without a model, the version and the source are None."""
+        if model is None:
+            return await self._lists.build(context, None), new_recommendation_id("none"), None, None
+        if self._ab_tests is not None:
+            return await self._ab_tests.build(context, model)
+        ranked, version = await self._lists.build(context, model), model.version
+        return ranked, new_recommendation_id(version), version, version
 
     async def recommend_for_basket(
         self,
@@ -193,15 +212,11 @@ class RecommendService:
         context = await self._contexts.load(user or NOBODY, query, is_gone, on_slow)
         ignored = self._contexts.add_basket(context, basket)
         model = await self._models.get(query.model)
-        version = None if model is None else model.version
-        if self._ab_tests is not None and model is not None:
-            ranked, recommendation_id = await self._ab_tests.build(context, model)
-        else:
-            ranked = await self._lists.build(context, model)
-            recommendation_id = new_recommendation_id(version or "none")
+        ranked, recommendation_id, version, source = await self._serve(context, model)
+        self._contexts.remember(context, ranked)
         as_of_seq = context.profile.event_seq
         following = ranked.cursor(
-            query, context.user, version, context.profile.last_seq, context.basket
+            query, context.user, source, context.profile.last_seq, context.basket
         )
         ranked = await self._details.added(ranked, query.include)
         body = response_body(

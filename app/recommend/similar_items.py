@@ -17,6 +17,7 @@ from app.core.cache import ByteCache, SingleFlight
 from app.core.errors import NotFound
 from app.core.ids import new_recommendation_id
 from app.core.middleware import ConcurrencyLimiter
+from app.core.tables import now_us
 from app.events.service import EventService
 from app.inference.loaded_model import LoadedModel
 from app.inference.model_manager import ModelManager
@@ -24,6 +25,7 @@ from app.recommend.context import internal_ids
 from app.recommend.cursor import MAX_PLACES, ListCursor, decode
 from app.recommend.details import ItemDetails
 from app.recommend.frozen_lists import FrozenList, FrozenLists
+from app.recommend.left_out import LeftOut, LeftOutItems
 from app.recommend.popularity import PopularityRanking
 from app.recommend.schemas import RecommendationQuery
 from app.recommend.selection import Selection, Selector
@@ -54,7 +56,7 @@ class SimilarItemsService:
         events: EventService,
         models: ModelManager,
         popularity: PopularityRanking,
-        frozen: FrozenLists,
+        frozen: FrozenLists[FrozenList],
         cache_bytes: int,
         on_list: Callable[[str], None] = lambda version: None,
     ) -> None:
@@ -62,6 +64,7 @@ class SimilarItemsService:
         self._selector = Selector(catalog)
         self._details = ItemDetails(catalog)
         self._events = events
+        self._left_out = LeftOutItems(events)
         self._models = models
         self._popularity = popularity
         self._frozen = frozen
@@ -80,7 +83,7 @@ class SimilarItemsService:
         Args:
             item: the client's id of the item.
             query: ``n``, the categories, the filter, what is left out, and what is shown.
-            user: whose seen and disliked items are left out, too.
+            user: whose seen and disliked items are left out, too, by the query's rules.
             text: the cursor of the page before; None for the first page.
 
         Raises:
@@ -95,8 +98,14 @@ class SimilarItemsService:
         if internal is None or internal in catalogue.deleted:
             raise NotFound("there is no such item", code="unknown_item")
         left_out = np.array(internal_ids(catalogue, query.exclude), dtype=np.int64)
-        if profile is not None:
-            left_out = np.concatenate([left_out, profile.seen, profile.disliked])
+        left: LeftOut | None = None
+        if user is not None and profile is not None:
+            if self._left_out.has_rules(query):
+                left = await self._left_out.of(user, profile, query, now_us())
+            withheld = None if left is None else left.withheld
+            parts = (profile.seen, profile.disliked) if withheld is None else (withheld,)
+            hidden = NO_ITEMS if left is None else left.hidden
+            left_out = np.concatenate([left_out, *parts, hidden])
         left_out = np.unique(left_out)
         selection = await self._selector.select(catalogue, query)
         allowed = catalogue.visible
@@ -120,6 +129,8 @@ class SimilarItemsService:
         n = min(query.n, MAX_PLACES - len(cursor.shown))
         page, following = places[:n], None
         shown = whole.ids[page].tolist()
+        if user is not None and profile is not None:
+            self._left_out.remember(user, profile, left, shown)
         if len(places) > n or (len(page) == n and len(whole.ids) in LENGTHS[:-1]):
             after = cursor.after(shown)
             if len(after.shown) < MAX_PLACES:

@@ -53,7 +53,7 @@ class WarmUp:
                     context = await self._contexts.load(user, query)
                 except Unprocessable:
                     continue  # the attributes that the filter names have changed
-                if context.user_key is not NEWCOMER:
+                if context.user_key_by(model) is not NEWCOMER:
                     await self._lists.build(context, model)
                     made += 1
 

@@ -68,4 +68,6 @@ def _with_event(profile: Profile, item: int, at_us: int) -> Profile:
         profile.event_seq,
         profile.catalog_seq,
         profile.event_weights,
+        profile.attributes,
+        profile.attributes_seq,
     )

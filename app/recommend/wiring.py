@@ -20,7 +20,7 @@ from app.recommend.batch import BatchService
 from app.recommend.bulk_lists import BulkLists
 from app.recommend.details import ItemDetails
 from app.recommend.exploration import Exploration
-from app.recommend.frozen_lists import FrozenLists
+from app.recommend.frozen_lists import FrozenCounts, FrozenList, FrozenLists
 from app.recommend.list_builder import ListBuilder
 from app.recommend.pages import PageService
 from app.recommend.popularity import PopularityRanking
@@ -28,6 +28,7 @@ from app.recommend.preference_elicitation import QuestionService
 from app.recommend.recent_popularity import RecentPopularity
 from app.recommend.rerank import RerankService
 from app.recommend.service import ContextLoader, RecommendService
+from app.recommend.settings_tests import SettingsTester
 from app.recommend.shadow_tests import ShadowTester
 from app.recommend.similar_items import SimilarItemsService
 from app.recommend.warm_up import WarmUp
@@ -79,12 +80,15 @@ class RecommendFeature:
         if ab_tests is not None:
             if ab_tests.shadow is not None:
                 self.shadows = ShadowTester(ab_tests.shadow, models, lists, batcher)
-            self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows)
+            settings_tester = None
+            if ab_tests.settings_trials is not None:
+                settings_tester = SettingsTester(ab_tests.settings_trials, models, lists)
+            self.ab_tests = ABTestRouter(ab_tests, models, lists, self.shadows, settings_tester)
         details = ItemDetails(catalog)
         self.service = RecommendService(
             contexts, models, lists, self.ab_tests, self.warm_up.record, details=details
         )
-        frozen = FrozenLists(cache_bytes // 16, redis)
+        frozen = FrozenLists(FrozenList, cache_bytes // 16, redis)
         self.pages = PageService(
             contexts, models, lists, batcher, frozen, self.ab_tests, details=details
         )
@@ -93,7 +97,8 @@ class RecommendFeature:
             contexts, models, popularity, batcher, self.ab_tests, details=details
         )
         self.questions = QuestionService(contexts, models, popularity, batcher)
-        self.recent = RecentPopularity(events, catalog, popularity)
+        counts = FrozenLists(FrozenCounts, cache_bytes // 64, redis)
+        self.recent = RecentPopularity(events, catalog, popularity, counts)
         self.what_if = WhatIfService(contexts, models, batcher)
         on_list = (lambda version: None) if self.ab_tests is None else self.ab_tests.record
         self.similar = SimilarItemsService(

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from app.core.logging import get_logger
 from ncr_core.atomic_files import atomic_write
-from ncr_core.errors import CheckpointError, CheckpointReadError
+from ncr_core.errors import CheckpointError, StoreUnavailable
 from ncr_core.manifest import MANIFEST, read_manifest, verify_file
 
 log = get_logger(__name__)
@@ -31,10 +31,6 @@ class ForeignStore(CheckpointError):  # noqa: N818 - a state of the store
 
 class UnknownVersions(CheckpointError):  # noqa: N818 - a state of the store
     """The store has no mark, and some of its versions may be another database's."""
-
-
-class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after the HTTP error
-    """The store could not be used, which says nothing about the checkpoints in it."""
 
 
 class CheckpointStore(Protocol):

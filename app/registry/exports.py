@@ -17,9 +17,8 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, Field, ValidationError
 
 from app.core.logging import get_logger
-from app.registry.checkpoint_store import StoreUnavailable
 from ncr_core.atomic_files import atomic_file, atomic_folder, sync
-from ncr_core.errors import CheckpointError
+from ncr_core.errors import CheckpointError, StoreUnavailable
 from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES, file_sha256, verify_file
 
 log = get_logger(__name__)
@@ -81,7 +80,7 @@ class ExportStore(Protocol):
         """Copies a file of an export to a new local path, whole or not at all."""
 
     def remove(self, export: str) -> None:
-        """Removes an export, if it is there."""
+        """Removes an export, if it is there, and unfinished parts of it on this machine."""
 
     def remove_old(self, before: float) -> list[str]:
         """Removes exports last written before a time, in seconds since 1970, and returns them.
@@ -133,7 +132,10 @@ def fetch_export(store: ExportStore, export: str, folder: Path) -> ExportManifes
 
 
 def discard(store: ExportStore, export: str) -> None:
-    """Removes what a cancelled job may have written; `ExportStore.remove_old` finds what stays."""
+    """Removes what a job that has come to nothing may have written, in part or whole.
+
+    `ExportStore.remove_old` finds what stays.
+    """
     with suppress(CheckpointError):
         store.remove(export)
 
@@ -157,7 +159,7 @@ class LocalExportStore:
 
     @contextmanager
     def staging(self, export: str) -> Iterator[Path]:
-        """A hidden folder beside the export's; `remove_old` removes what a kill leaves."""
+        """A hidden folder beside the export's; `remove` takes what a kill leaves of it."""
         self._root.mkdir(parents=True, exist_ok=True)
         folder = self._root / f".{checked_export(export)}-{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
@@ -178,6 +180,7 @@ class LocalExportStore:
         folder.chmod(FOLDER_MODE)
         folder.rename(target)
         sync(self._root)
+        self.remove_unfinished(export)
 
     def manifest(self, export: str) -> ExportManifest | None:
         """Reads the manifest in the export's folder."""
@@ -201,8 +204,15 @@ class LocalExportStore:
             raise CheckpointError(f"{file} of the export {export} is missing") from None
 
     def remove(self, export: str) -> None:
-        """Removes the export's folder."""
+        """Removes the export's folder, and what a killed process was writing of it."""
         self._delete(self._root / checked_export(export))
+        self.remove_unfinished(export)
+
+    def remove_unfinished(self, export: str) -> None:
+        """Removes what killed processes have left of an export that nobody writes any more."""
+        for path in self._root.glob(f".{checked_export(export)}-*"):
+            if _UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
 
     def remove_old(self, before: float) -> list[str]:
         """Removes old folders."""

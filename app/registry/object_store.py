@@ -7,24 +7,14 @@ those of its manifest.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import errno
-import hashlib
 import io
 import os
 import shutil
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Literal
-
-import fsspec
-from fsspec.asyn import AsyncFileSystem
+from typing import Literal
 
 from app.core.errors import SettingsError
 from app.core.logging import get_logger
@@ -33,20 +23,17 @@ from app.registry.checkpoint_store import (
     MARK,
     VERSION,
     LocalCheckpointStore,
-    StoreUnavailable,
     check_files,
     manifest_files,
     owner_in,
 )
 from ncr_core.atomic_files import atomic_file, atomic_folder
-from ncr_core.errors import CheckpointError
-from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES, file_sha256
+from ncr_core.errors import CheckpointError, ConfigError
+from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from ncr_core.object_files import ObjectFiles, store_errors
 
 log = get_logger(__name__)
 
-CALL_SECONDS = 20.0
-MIN_UPLOAD_BYTES_PER_SECOND = 2**18  # a larger file gets more time than CALL_SECONDS
-BLOCK_BYTES = 8 * 2**20  # downloaded in one call
 MAX_CANDIDATES_BYTES = 4 * 2**30
 CANDIDATES_POLL_SECONDS = 10.0  # between two look-ups of the same candidates
 MIN_COPIES, MIN_COPY_AGE_SECONDS = 4, 24 * 3600.0
@@ -54,177 +41,13 @@ MIN_COPIES, MIN_COPY_AGE_SECONDS = 4, 24 * 3600.0
 ORPHAN_COPY_SECONDS = 7 * 24 * 3600.0
 """How long a local copy stays whose version is no longer in the store."""
 
-# The exceptions' own messages may hold what was sent; these say what an operator can act on.
-_REASONS = {
-    "EndpointConnectionError": "the store cannot be reached",
-    "ConnectTimeoutError": "the store cannot be reached",
-    "ReadTimeoutError": "the store does not answer",
-    "NoCredentialsError": "there are no credentials: set AWS_ACCESS_KEY_ID and so on",
-    "PartialCredentialsError": "the credentials are incomplete: see AWS_ACCESS_KEY_ID and so on",
-    "PermissionError": "the store refuses the credentials",
-    "FileNotFoundError": "there is no such bucket or file",
-}
 
-
-class ObjectFiles:
-    """Files below a URL, by their names relative to it.
-
-    Every method blocks and may raise whatever fsspec raises; see `store_errors`.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._fs, root = _file_system(url)
-        self._root = root.rstrip("/")
-        self._closed = threading.Event()
-
-    def size(self, name: str) -> int | None:
-        """Size in bytes; None if there is no such file."""
-        try:
-            info = self._call("info", self._path(name))
-        except FileNotFoundError:
-            return None
-        return int(info["size"]) if info["type"] == "file" else None
-
-    def create(self, path: Path, name: str) -> None:
-        """Uploads a file unless it is there already.
-
-        Raises:
-            CheckpointError: the file is there with other contents.
-        """
-        size = self.size(name)
-        if size is None:
-            try:
-                self.put(path, name, mode="create")
-                return
-            except FileExistsError:  # a lost answer to this very upload, or somebody else
-                size = self.size(name)
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-            same = size == path.stat().st_size and self.get(name, nowhere, size) == file_sha256(
-                path
-            )
-        if not same:
-            raise CheckpointError(
-                f"{name} is in the store with other contents; a checkpoint is never overwritten"
-            )
-
-    def put(self, path: Path, name: str, mode: str = "overwrite") -> None:
-        """Uploads a file."""
-        seconds = CALL_SECONDS + path.stat().st_size / MIN_UPLOAD_BYTES_PER_SECOND
-        self._call("put_file", str(path), self._path(name), mode=mode, seconds=seconds)
-
-    def get(self, name: str, file: IO[bytes], size: int) -> str:
-        """Downloads the ``size`` bytes of a file into another and returns their SHA-256."""
-        digest, position = hashlib.sha256(), 0
-        while position < size:
-            end = min(position + BLOCK_BYTES, size)
-            block: bytes = self._call("cat_file", self._path(name), start=position, end=end)
-            if len(block) != end - position:
-                raise CheckpointError(f"the store returned another number of bytes of {name}")
-            digest.update(block)
-            file.write(block)
-            position = end
-        return digest.hexdigest()
-
-    def list(self, folder: str) -> dict[str, float]:
-        """Names below a folder, each with the time it was written (seconds since 1970)."""
-        top = self._path(folder).rstrip("/")
-        try:
-            files = self._call("find", top, detail=True)
-        except FileNotFoundError:
-            return {}
-        prefix = len(self._root) + 1
-        return {
-            path[prefix:]: _write_time(info)
-            for path, info in files.items()
-            if path.startswith(f"{top}/") and info["type"] == "file"
-        }
-
-    def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
-        try:
-            self._call("rm_file", self._path(name))
-        except FileNotFoundError:
-            pass
-
-    def close(self) -> None:
-        """Ends calls in progress, and lets no new one begin."""
-        self._closed.set()
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _call(self, method: str, *args: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Calls a method of the file system; gives up after some time or when the store closes."""
-        if not isinstance(self._fs, AsyncFileSystem):
-            return getattr(self._fs, method)(*args, **options)
-        deadline = time.monotonic() + (CALL_SECONDS if seconds is None else seconds)
-        call = asyncio.run_coroutine_threadsafe(
-            getattr(self._fs, f"_{method}")(*args, **options), self._fs.loop
-        )
-        while True:
-            concurrent.futures.wait([call], timeout=0.2)
-            if call.done():
-                return call.result()
-            if self._closed.is_set() or time.monotonic() > deadline:
-                call.cancel()
-                raise TimeoutError
-
-
-@contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    """Turns every error but a CheckpointError into StoreUnavailable, a line without secrets."""
+def open_files(url: str) -> ObjectFiles:
+    """The files of the store. Raises SettingsError."""
     try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise StoreUnavailable(f"{what}: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    name = type(error).__name__
-    if isinstance(error, TimeoutError):
-        return "the store does not answer"
-    if name not in _REASONS and isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    return _REASONS.get(name, name)
-
-
-def _write_time(info: dict[str, Any]) -> float:
-    written = info.get("LastModified") or info.get("mtime") or info.get("created")
-    if isinstance(written, datetime):
-        return written.timestamp()
-    return float(written) if isinstance(written, int | float) else float("inf")  # unknown: not old
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    protocol = url.partition("://")[0]
-    # No shared instances and no cached listings: other servers write to the same store.
-    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if protocol in ("s3", "s3a"):
-        options["config_kwargs"] = {
-            "connect_timeout": 5,
-            "read_timeout": 10,
-            "retries": {"total_max_attempts": 2, "mode": "standard"},
-        }
-    if protocol in ("file", "local"):
-        options["auto_mkdir"] = True
-    try:
-        file_system, root = fsspec.core.url_to_fs(url, **options)
-    except ImportError:
-        extra = (
-            "pip install neural-collaborative-ranking[s3]"
-            if protocol in ("s3", "s3a")
-            else f"the package that fsspec names for {protocol}://"
-        )
-        raise SettingsError(f"NCR_CHECKPOINT_STORE: {protocol}:// needs {extra}") from None
-    except Exception as error:
-        raise SettingsError(
-            f"NCR_CHECKPOINT_STORE cannot be used: {type(error).__name__}"
-        ) from None
-    if protocol in ("s3", "s3a"):
-        file_system.retries = 1  # its own five, over botocore's, would take minutes
-    return file_system, root
+        return ObjectFiles(url)
+    except ConfigError as error:
+        raise SettingsError(f"NCR_CHECKPOINT_STORE cannot be used: {error}") from None
 
 
 class RemoteCheckpointStore:
@@ -238,7 +61,7 @@ class RemoteCheckpointStore:
     def __init__(self, url: str, copies: Path) -> None:
         """``copies`` is the local folder of downloaded versions."""
         self._url = url
-        self._files = ObjectFiles(url)
+        self._files = open_files(url)
         self._copies = LocalCheckpointStore(copies)
         self._next_poll: dict[str, float] = {}
 

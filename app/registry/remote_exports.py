@@ -16,10 +16,11 @@ from app.registry.exports import (
     checked_file,
     parsed_manifest,
 )
-from app.registry.object_store import ObjectFiles, store_errors
+from app.registry.object_store import open_files
 from ncr_core.atomic_files import atomic_file
 from ncr_core.errors import CheckpointError
 from ncr_core.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from ncr_core.object_files import store_errors
 
 log = get_logger(__name__)
 
@@ -30,7 +31,7 @@ class RemoteExportStore:
     def __init__(self, url: str, copies: Path) -> None:
         """``copies`` is the local folder of what is on its way to the store."""
         self._url = url
-        self._files = ObjectFiles(url)
+        self._files = open_files(url)
         self._local = LocalExportStore(copies)
 
     def staging(self, export: str) -> AbstractContextManager[Path]:
@@ -66,7 +67,8 @@ class RemoteExportStore:
                 self._files.get(name, copy, size)
 
     def remove(self, export: str) -> None:
-        """Removes the files, the manifest first."""
+        """Removes the files, the manifest first, and unfinished local ones."""
+        self._local.remove_unfinished(export)
         with store_errors(f"the export {export} cannot be removed"):
             names = self._files.list(f"{FOLDER}/{checked_export(export)}")
             for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):

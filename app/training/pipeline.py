@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from app.jobs.schemas import TrainParams
+from app.training.descriptions import Descriptions, report_of
 from app.training.gate import (
     IncumbentComparison,
     ServingModel,
@@ -22,6 +23,7 @@ from app.training.progress import TRAIN, ProgressReporter, Report
 from app.training.reader import Retry
 from ncr_core.checkpoint import save_checkpoint
 from ncr_core.comparison import leaked_users
+from ncr_core.content import ContentMaps
 from ncr_core.data import Interactions, leave_latest_out, min_interactions
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split, hold_out_users
@@ -40,7 +42,7 @@ from ncr_core.parameters import parameters_of
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes, recipe
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
-from ncr_core.training.pretraining import evaluation_snapshot, learn_everything
+from ncr_core.training.pretraining import PhaseRunner, evaluation_snapshot, learn_everything
 from ncr_core.training.selection import TriedRecipe, default_budget, select_recipe
 from ncr_core.training.warm_start import (
     StartingPoint,
@@ -76,6 +78,8 @@ def train_and_evaluate(
     expected_seconds: Mapping[str, float] | None = None,
     budget_seconds: float | None = None,
     retry: Retry = ONCE,
+    run_phase: PhaseRunner | None = None,
+    descriptions: Descriptions | None = None,
 ) -> dict[str, Any]:
     """Trains a model, compares it with the served one and writes its checkpoint.
 
@@ -89,6 +93,8 @@ def train_and_evaluate(
         expected_seconds: Seconds that each phase of an earlier training took.
         budget_seconds: For the choice of the recipe ``auto``; see `select_recipe`.
         retry: How long the checkpoint is written again while its folder cannot be written.
+        run_phase: What trains the phases that have epochs; by default this process.
+        descriptions: The attributes of items and users; None where they take no part.
 
     Returns:
         The summary that the worker publishes the model by.
@@ -115,9 +121,11 @@ def train_and_evaluate(
     tried: list[TriedRecipe] = []
     if start.base is not None:
         chosen = chosen or warm_recipe(start.base, device=device, seed=params.random_seed)
-        trained = train_warm(start.base, chosen.training, split, progress.epoch)
+        trained = train_warm(start.base, chosen.training, split, progress.epoch, run_phase)
     elif chosen is not None:
-        trained = train_model(chosen.model, chosen.training, split, progress.epoch)
+        trained = train_model(
+            chosen.model, chosen.training, split, progress.epoch, run_phase=run_phase
+        )
     else:
         selection = select_recipe(
             split,
@@ -125,6 +133,7 @@ def train_and_evaluate(
             device=device,
             seed=params.random_seed,
             on_progress=progress.epoch,
+            run_phase=run_phase,
         )
         chosen, trained, tried = selection.recipe, selection.trained, selection.tried
 
@@ -149,7 +158,12 @@ def train_and_evaluate(
     )
     progress.phase("learn the held-out items")
     warm = start.base is not None
-    model = learn_everything(chosen, trained, split, interactions, warm=warm)
+    model = learn_everything(chosen, trained, split, interactions, warm=warm, run_phase=run_phase)
+    content = ContentMaps()
+    if descriptions is not None:
+        progress.phase("learn from attributes")
+        content = descriptions.maps(model, interactions)
+        metrics["content"] = report_of(content)
     progress.phase("write checkpoint")
     metrics["seconds"] = progress.seconds
     metrics["curve"] = progress.curve
@@ -167,6 +181,7 @@ def train_and_evaluate(
             "history": [vars(history) for history in trained.history],
         },
         evaluated=evaluated,
+        content=content,
     )
     checksum = retry.write(folder.parent, save)
     progress.end()

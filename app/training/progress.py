@@ -16,6 +16,7 @@ PHASE_SHARES = {
     "evaluate": 0.15,
     "compare with what is served": 0.15,
     "learn the held-out items": 0.1,
+    "learn from attributes": 0.02,
     "write checkpoint": 0.01,
 }
 """Usual seconds of each phase after the epochs, per second of the epochs; as on MovieLens 1M."""

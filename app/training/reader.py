@@ -27,6 +27,7 @@ from app.core.settings import Settings
 from app.events import training_snapshot
 from app.events.service import EventService
 from app.events.training_snapshot import EventSnapshot
+from app.events.user_service import UserService
 from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import CheckpointStore
 from app.registry.service import ModelRegistry
@@ -86,6 +87,7 @@ class Features:
     catalog: CatalogService
     events: EventService
     models: ModelRegistry
+    users: UserService
 
 
 class TrainingReader:
@@ -110,7 +112,8 @@ class TrainingReader:
             try:
                 catalog = CatalogService(database)
                 events = EventService(database, catalog, self.settings)
-                return await query(Features(catalog, events, ModelRegistry(database, self._store)))
+                models, users = ModelRegistry(database, self._store), UserService(database)
+                return await query(Features(catalog, events, models, users))
             finally:
                 await database.close()
 
@@ -123,10 +126,11 @@ class TrainingReader:
             TrainingError: The training does not fit in memory.
         """
         limit = self.settings.train_memory_bytes
+        ranks = RanksHere.of(self.settings)
 
         def read() -> tuple[Interactions, EventSnapshot]:
             events = training_snapshot.read_snapshot(
-                self.settings, lambda *sizes: check_memory(params, sizes, limit)
+                self.settings, lambda *sizes: check_memory(params, sizes, limit, ranks)
             )
             return events.interactions(), events
 
@@ -160,6 +164,8 @@ EVENT_BYTES = 150  # the snapshot and the matrix, whole and split, while a model
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
 SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
+RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
+RANK_EVENT_BYTES = 60  # its matrix, and what is drawn from it
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what is written
 
 _MEMINFO = Path("/proc/meminfo")
@@ -176,7 +182,34 @@ _LIMITS = (  # of a container, by both versions of control groups
 )
 
 
-def training_bytes(params: TrainParams, events: int, users: int, items: int) -> int:
+@dataclass(frozen=True)
+class RanksHere:
+    """The processes that train beside the job's own, on the same machine."""
+
+    number: int = 0
+    sharded: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> RanksHere:
+        """Those of a cluster are on machines that this one does not know."""
+        engine = settings.train_engine
+        if engine == "torchrun" or (engine == "ray" and settings.ray_address is None):
+            return cls(settings.train_ranks, settings.train_tables == "sharded")
+        return cls()
+
+    def bytes(self, events: int, model_bytes: int) -> int:
+        """The most memory of all of them. Of sharded tables rank 0 has two whole copies, too."""
+        tables = model_bytes + model_bytes // 2 if self.sharded else self.number * model_bytes
+        each = RANK_BYTES + RANK_EVENT_BYTES * events
+        return self.number * each + (tables if self.number else 0)
+
+
+ALONE = RanksHere()
+
+
+def training_bytes(
+    params: TrainParams, events: int, users: int, items: int, ranks: RanksHere = ALONE
+) -> int:
     """Estimates the most memory that a training takes, in bytes.
 
     Args:
@@ -184,12 +217,14 @@ def training_bytes(params: TrainParams, events: int, users: int, items: int) -> 
         events: The number of events.
         users: The number of users.
         items: The number of items.
+        ranks: The processes that train on this machine, beside the job's own.
     """
     auto = params.recipe == AUTO_RECIPE
     recipes = auto_recipes(users, items, events) if auto else [params.configured_recipe()]
     models = max(_model_bytes(each, events, users, items) for each in recipes)
     reading, training = READ_EVENT_BYTES * events, EVENT_BYTES * events + models
-    return BASE_BYTES + ROW_BYTES * (users + items) + max(reading, training)
+    of_ranks = ranks.bytes(events, models)
+    return BASE_BYTES + ROW_BYTES * (users + items) + max(reading, training + of_ranks)
 
 
 def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
@@ -228,7 +263,12 @@ def _taken_bytes() -> int:
     return 0
 
 
-def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | None) -> None:
+def check_memory(
+    params: TrainParams,
+    sizes: tuple[int, int, int],
+    limit: int | None,
+    ranks: RanksHere = ALONE,
+) -> None:
     """Refuses a training that is not going to fit.
 
     By a stated limit the whole estimate counts; by what is free only what trainings took.
@@ -237,12 +277,13 @@ def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | 
         params: The job's parameters.
         sizes: The numbers of events, users and items.
         limit: The most bytes that a training may take; None: what is available.
+        ranks: The processes that train on this machine, beside the job's own.
 
     Raises:
         TrainingError: It needs more memory than there is; the message says how much.
     """
     events, users, items = sizes
-    needed = training_bytes(params, events, users, items)
+    needed = training_bytes(params, events, users, items, ranks)
     there = limit
     if limit is None:
         needed = int(needed / SURPLUS)
@@ -254,4 +295,5 @@ def check_memory(params: TrainParams, sizes: tuple[int, int, int], limit: int | 
             f"this training needs about {needed / 2**30:.1f} GiB of memory ({events:,} events, "
             f"{users:,} users, {items:,} items) and {there / 2**30:.1f} GiB {source}: run the "
             "worker on a larger machine, or ask for fewer factors"
+            + (" or fewer ranks (NCR_TRAIN_RANKS)" if ranks.number else "")
         )

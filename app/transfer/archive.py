@@ -5,6 +5,7 @@ Files of backups and exports replace nothing.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -240,6 +241,10 @@ class Backup:
             yield
         except _DAMAGE as error:
             raise TransferError(f"{self.path} is damaged: {name}: {error}") from None
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of a place before the beginning of the file
+                raise
+            raise TransferError(f"{self.path} is damaged: {name} is nowhere in it") from None
 
 
 def refuse_existing(path: Path) -> None:

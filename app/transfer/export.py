@@ -13,13 +13,15 @@ from pathlib import Path
 import orjson
 
 from app.catalog.schemas import Item
+from app.core.errors import NotFound
 from app.events.schemas import StoredEvent
 from app.events.user_schemas import User
 from app.transfer.archive import Report, new_file, no_report, refuse_existing
 from app.transfer.import_data import PREFERENCES, USERS
 from app.wiring import Services
 
-EVENTS, ITEMS = "events.csv", "items.jsonl"
+EVENTS, ITEMS, SHOWN = "events.csv", "items.jsonl", "shown.csv"
+SHOWN_COLUMNS = ("user", "item", "shown_at")
 PREFERENCE_COLUMNS = ("user", "winner", "loser", "timestamp")
 COLUMNS = ("event_id", "user", "item", "type", "value", "timestamp", "recommendation_id")
 
@@ -37,6 +39,8 @@ class ExportReport:
     preferences: int
     users: int
     """Users with attributes."""
+    shown: int
+    """Items of the lists that one user was shown, as far as they are remembered."""
 
 
 async def export(
@@ -47,20 +51,26 @@ async def export(
     Args:
         services: the service to export.
         folder: where the files go; made if need be.
-        user: exports only this user's events, preferences and attributes.
+        user: exports only this user's events, preferences, attributes and shown lists.
         report: called with the progress.
 
     Raises:
         NotFound: the user is unknown.
         TransferError: one of the files exists already.
     """
-    for name in (EVENTS, ITEMS, USERS, PREFERENCES):
+    for name in (EVENTS, ITEMS, USERS, PREFERENCES, SHOWN):
         refuse_existing(folder / name)
     items = await _export_items(services, folder, report) if user is None else 0
-    events = await _export_events(services, folder, user, report)
+    try:
+        events = await _export_events(services, folder, user, report)
+    except NotFound:  # somebody without events may have been shown lists
+        if user is None or not (shown := await _export_shown(services, folder, user)):
+            raise
+        return ExportReport(0, 0, 0, 0, shown)
     preferences = await _export_preferences(services, folder, user, report)
     users = await _export_users(services, folder, user, report)
-    return ExportReport(events, items, preferences, users)
+    shown = 0 if user is None else await _export_shown(services, folder, user)
+    return ExportReport(events, items, preferences, users, shown)
 
 
 async def _export_items(services: Services, folder: Path, report: Report) -> int:
@@ -126,6 +136,18 @@ async def _export_users(services: Services, folder: Path, user: str | None, repo
     return written
 
 
+async def _export_shown(services: Services, folder: Path, user: str) -> int:
+    """Of one user alone: what is held of a person; a service goes on without it."""
+    lists = sorted(await services.events.shown.of(user))
+    if not lists:
+        return 0
+    names = await services.catalog.external_ids_of({i for each in lists for i in each.items})
+    with _new_csv(folder / SHOWN, SHOWN_COLUMNS) as write_rows:
+        for each in lists:
+            write_rows((user, names[item], _iso(each.shown_at)) for item in each.items)
+    return sum(len(each.items) for each in lists)
+
+
 @contextmanager
 def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
     with new_file(path) as file:
@@ -140,7 +162,7 @@ def _new_csv(path: Path, columns: Sequence[str]) -> Iterator[WriteRows]:
 
 def _item_line(item: Item) -> bytes:
     row = item.as_json()
-    for name in ("available_from", "available_until"):
+    for name in ("available_from", "available_until", "embedding"):
         if row[name] is None:
             del row[name]
     return orjson.dumps({"item": row.pop("id"), **row}, option=orjson.OPT_APPEND_NEWLINE)

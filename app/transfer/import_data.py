@@ -50,6 +50,8 @@ class ImportReport:
     items_known: int = 0
     """Items that the data set describes."""
     bad: int = 0
+    conflicts: int = 0
+    """Those of the bad rows whose event id is of an event with other content."""
 
     @property
     def good(self) -> int:
@@ -86,7 +88,9 @@ async def import_source(
         on_bad(row)
 
     for items in _chunks(_valid_items(source.items(on_bad=bad), bad, source.name), ITEMS_A_COMMIT):
-        report.items += await services.catalog.describe_items(items)
+        report.items += await services.catalog.describe_items(
+            items, lambda item, problem: bad(_bad_item(source.name, item, problem))
+        )
         report.items_known += len(items)
     batches = source.batches(on_bad=bad, on_bytes=on_bytes)
     known = False  # where the chunk before was stored already, this one is likely to be too
@@ -110,6 +114,7 @@ async def import_source(
             report.accepted += result.accepted
             report.duplicates += result.duplicates
             report.bad += result.conflicts
+            report.conflicts += result.conflicts
             on_stored(events.num_rows)
             if is_first and not known and n_rows[0] >= max(MIN_ROWS_WITHOUT_INDEX, n_events):
                 await index.enter_async_context(services.events.item_index.put_off(on_index))
@@ -256,7 +261,7 @@ def _event_ids(rows: pa.RecordBatch) -> Iterator[str]:
         yield f"import:{user[:24]}:{digest}"
 
 
-_OWN_FIELDS = {"hidden", "attributes", "available_from", "available_until"}
+_OWN_FIELDS = {"hidden", "attributes", "available_from", "available_until", "embedding"}
 
 
 def _valid_items(
@@ -276,9 +281,13 @@ def _valid_items(
             description |= row.attributes
         item = parse_item(description)
         if isinstance(item, ItemProblem):
-            on_bad(BadRow(name, 0, f"item {row.item[:40]!r}: {item.detail}"))
+            on_bad(_bad_item(name, row.item, item))
         else:
             yield item
+
+
+def _bad_item(name: str, item: str, problem: ItemProblem) -> BadRow:
+    return BadRow(name, 0, f"item {item[:40]!r}: {problem.detail}")
 
 
 def _chunks(items: Iterator[T], size: int) -> Iterator[Sequence[T]]:

@@ -20,7 +20,7 @@ from app.transfer.table_io import Rows, continue_ids_after, decode
 from app.wiring import Services
 
 MUST_BE_EMPTY = ("events", "users", "items", "models")
-REPLACED = ("counters", "activation")
+REPLACED = ("counters", "activation", "event_counts", "imports")
 """Tables whose rows in a new database are replaced by the backup's."""
 NOT_RESTORED = ("instance",)
 """The database's own name: a copy with the same name would share its caches."""

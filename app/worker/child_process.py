@@ -1,10 +1,12 @@
 """Both ends of the child process that a job runs in.
 
 The worker calls `run_in_child`, which starts ``python -P -m app.worker.child_process`` and writes a
-task, one line of JSON, to its standard input. The pipe then stays open: when it closes, or nothing
-comes through it for most of the job's lease, the worker is dead or suspended and the child exits,
-since another worker may have started the same job. The child answers in lines of JSON on standard
-output: ``{"progress": …}``, and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+task, one line of JSON, to its standard input. The pipe then stays open: when it closes, the worker
+is dead and the child exits. The task names a moment before the end of the job's lease, and each
+renewal sends a later one in a line of its own: at that moment the child exits, whatever keeps its
+worker from a renewal, since another worker may then start the same job. The child answers in lines
+of JSON on standard output: ``{"progress": …}`` with its peak of memory, and at the end
+``{"done": …}`` or ``{"failed": "why"}``.
 
 Only the worker ends a child. A supervisor or a terminal signals all processes of a service at once:
 the child has a session of its own and ignores SIGTERM and SIGINT, and the worker, which gets them
@@ -17,11 +19,13 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -35,12 +39,24 @@ if TYPE_CHECKING:  # the child imports nothing that takes time before its watchd
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
 PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
+WAKE_SECONDS = 1.0  # between two looks of the watchdog: its timer stands while a machine sleeps
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 Progress = dict[str, Any]
 OnProgress = Callable[[Progress], None]
-Heartbeat = Callable[[Progress | None], Awaitable[None]]
-"""Renews the lease and stores progress; raises LostJob or Cancelled."""
+Heartbeat = Callable[[Progress | None], Awaitable[float]]
+"""Renews the lease, stores progress, and returns when the child has to exit, by `clock`.
+
+Raises LostJob, Cancelled or Stalled."""
+
+
+def clock() -> float:
+    """Seconds since the machine was started, the same in all of its processes.
+
+    Linux counts those for which it was suspended.
+    """
+    return time.clock_gettime(_CLOCK)
 
 
 # How a job can end other than by success
@@ -59,7 +75,7 @@ class Stopped(Exception):  # noqa: N818 - requested by the operator
 
 
 class Stalled(Exception):  # noqa: N818 - an outcome
-    """The worker was suspended for nearly a lease, and its child process gave up."""
+    """The worker could not renew the lease for too long, and its child process gave up."""
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome
@@ -94,11 +110,10 @@ async def run_in_child(
 
     Raises:
         Stopped: ``stop`` was set.
-        Stalled: The child heard nothing from this process for too long.
+        Stalled: The lease was not renewed for too long.
         Interrupted: The child was told to stop by somebody else, in its first moments.
         TrainingFailed: The child failed, died or could not be started.
-        LostJob: From ``heartbeat``.
-        Cancelled: From ``heartbeat``.
+        LostJob: From ``heartbeat``; so are Cancelled and Stalled.
     """
     try:
         child = await asyncio.create_subprocess_exec(
@@ -184,8 +199,8 @@ async def _follow(
             since = now() - last_heartbeat
             if since >= heartbeat_seconds or (unwritten and since >= PROGRESS_SECONDS):
                 last_heartbeat = now()
-                child.stdin.write(b".")  # feeds the child's watchdog
-                await heartbeat(unwritten)
+                exit_at = await heartbeat(unwritten)
+                child.stdin.write(f"{exit_at}\n".encode())
                 unwritten = None
     finally:
         line.cancel()
@@ -194,7 +209,7 @@ async def _follow(
 
 def _failure(exit_code: int) -> Exception:
     if exit_code == EXIT_LEASE_OVER:
-        return Stalled("this worker stood still")
+        return Stalled("its lease was not renewed in time")
     if -exit_code in STOP_SIGNALS:
         return Interrupted("a stop signal ended its process")
     if exit_code >= 0:
@@ -220,9 +235,13 @@ def main() -> None:
     # Whatever else prints must not get between the lines of the protocol.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    line = sys.stdin.readline()
-    seconds = float(json.loads(line)["watchdog_seconds"])
-    threading.Thread(target=_watchdog, args=(seconds,), daemon=True).start()
+    line = b""
+    while not line.endswith(b"\n"):  # byte by byte: what follows is the watchdog's to read
+        if not (byte := os.read(sys.stdin.fileno(), 1)):
+            sys.exit(1)  # the worker is dead
+        line += byte
+    exit_at = float(json.loads(line)["exit_at"])
+    threading.Thread(target=_watchdog, args=(exit_at,), daemon=True).start()
     os.nice(5)  # requests come first
 
     from safetensors import SafetensorError
@@ -233,8 +252,13 @@ def main() -> None:
 
     task = TASK.validate_json(line)
 
+    def report(progress: Progress) -> None:
+        _answer(answers, {"progress": progress | {"peak_bytes": peak_bytes()}})
+
     try:
-        summary = run_task(task, lambda progress: _answer(answers, {"progress": progress}))
+        summary = run_task(task, report)
+        # With the version and its job: what the next training of this size is going to take.
+        summary.get("metrics", summary)["peak_bytes"] = peak_bytes()
         _answer(answers, {"done": summary})
     except NcrError as error:
         _answer(answers, {"failed": str(error)})
@@ -259,6 +283,8 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     from app.core.settings import load_settings
     from app.jobs.schemas import ExportTask, PrecomputeTask
     from app.registry.service import open_checkpoint_store, open_export_store
+    from app.training.descriptions import Descriptions
+    from app.training.engines import phase_runner
     from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
@@ -276,6 +302,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
 
         return export(task.job_id, task.params, reader, open_export_store(settings), report)
     reader.check_store(task.version)
+    run_phase = None if isinstance(task, PrecomputeTask) else phase_runner(settings)
     if isinstance(task, PrecomputeTask):
         summary = precompute(task.version, reader, report)
         if store.remote:
@@ -286,6 +313,9 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
     interactions, events = reader.read_events(task.params)
+    wanted = task.params.attributes
+    names = settings.attribute_names if wanted is None else None if wanted == "auto" else wanted
+    descriptions = None if names == [] else Descriptions.of(reader, names)
     summary = train_and_evaluate(
         interactions,
         task.params,
@@ -296,6 +326,8 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
         expected_seconds,
         settings.train_budget,
         retry,
+        run_phase,
+        descriptions,
     ) | {"trained_seq": events.max_seq}
     if store.remote:
         report(phase_progress("upload"))
@@ -303,17 +335,33 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     return summary
 
 
+def peak_bytes() -> int:
+    """The most memory that this process has held at a time."""
+    try:  # getrusage would include what the worker held when it started this process
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError, ValueError):
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
 def _answer(answers: TextIO, message: dict[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 
 
-def _watchdog(seconds: float) -> None:
-    """Ends this process once its worker is dead, or silent for so long."""
-    pipe = sys.stdin.fileno()
-    while select.select([pipe], [], [], seconds)[0]:
-        if not os.read(pipe, 4096):
+def _watchdog(exit_at: float) -> None:
+    """Ends this process once its worker is dead, or at the last moment that it was given."""
+    pipe, read = sys.stdin.fileno(), b""
+    while (left := exit_at - clock()) > 0:
+        if not select.select([pipe], [], [], min(left, WAKE_SECONDS))[0]:
+            continue
+        if not (sent := os.read(pipe, 4096)):
             os._exit(1)
+        *lines, read = (read + sent).split(b"\n")
+        if lines:
+            exit_at = float(lines[-1])
     os._exit(EXIT_LEASE_OVER)
 
 

@@ -67,6 +67,7 @@ _SCHEMAS: Mapping[str, pa.Schema] = {
             ("attributes", pa.string()),
             ("available_from", _TIME),
             ("available_until", _TIME),
+            ("embedding", pa.list_(pa.float32())),
         ]
     ),
     "users": pa.schema([("user", pa.string()), ("created_at", _TIME), ("attributes", pa.string())]),
@@ -232,7 +233,7 @@ async def _table(name: str, features: Features, seq: int) -> _Table:
             ]
 
     async def item_rows() -> Chunks:
-        async for chunk in catalog.iter_items(CHUNK_ROWS):
+        async for chunk in catalog.iter_items():
             yield [
                 {
                     "item": item.id,
@@ -242,6 +243,7 @@ async def _table(name: str, features: Features, seq: int) -> _Table:
                     "attributes": item.attributes,
                     "available_from": item.available_from,
                     "available_until": item.available_until,
+                    "embedding": item.as_json()["embedding"],
                 }
                 for item in chunk
             ]

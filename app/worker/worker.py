@@ -46,6 +46,7 @@ from app.worker.child_process import (
     Stalled,
     Stopped,
     TrainingFailed,
+    clock,
     run_in_child,
 )
 from ncr_core.recipes import AUTO_RECIPE
@@ -56,6 +57,7 @@ Params = TypeVar("Params", bound=BaseModel)
 
 MAX_ATTEMPTS = 3
 UPLOAD_LEASES = 10  # how long a child retries: training again would cost more
+AWAY_LEASES = 10  # how long a child goes on while its lease cannot be renewed
 WATCHDOG_LEASES = 0.8  # the child is gone before its lease is over and another training starts
 MAX_HEARTBEAT_SECONDS = 2.0
 SWEEP_SECONDS = 3600.0
@@ -111,6 +113,19 @@ async def _repeat(task: PeriodicTask) -> None:
             reason = str(error).partition("\n")[0]
             log.warning("periodic task failed", task=task.name, error=reason)
         await asyncio.sleep(task.every_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    """What this worker knows of its lease on a job, by `clock`."""
+
+    seconds: float
+    renewed: float
+    """Before the claim, or the last renewal that came through, began: the lease is longer."""
+
+    def exit_at(self, begun: float) -> float:
+        """When a child has to exit that may go on as if the lease were renewed at ``begun``."""
+        return begun + WATCHDOG_LEASES * self.seconds
 
 
 class TaskRunner(Protocol):
@@ -194,16 +209,17 @@ class Worker:
         Raises:
             SQLAlchemyError: The database was away for longer than a lease, or there was no job.
         """
+        lease = _Lease(self._settings.job_lease_seconds, clock())
         claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
         if claim is None:
             return False
         log.info("job started", job_id=claim.job_id, attempt=claim.attempt)
         task: Task | None = None
         try:
-            task = await self._task(claim)
+            task = await self._task(claim, lease)
             summary = await self._run_task(
                 task,
-                lambda progress: self._heartbeat(claim, progress),
+                lambda progress: self._heartbeat(claim, lease, progress),
                 min(self._settings.job_lease_seconds / 3, MAX_HEARTBEAT_SECONDS),
                 stop or asyncio.Event(),
                 on_progress,
@@ -223,14 +239,14 @@ class Worker:
         except (Stalled, Interrupted) as outcome:
             # It counts as an attempt, as after a worker that died: a machine that is too slow for
             # the job, or whatever stops its processes, would else start it for ever.
-            await self._jobs.abandon(claim)
             log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
+            await self._jobs.abandon(claim)
         except Cancelled:
             await self._end(claim, "cancelled")
-            if isinstance(task, ExportTask) and self._exports is not None:
-                await asyncio.to_thread(discard, self._exports, task.job_id)
+            await self._discard_export(task)
         except TrainingFailed as error:
             await self._end(claim, "failed", error=str(error))
+            await self._discard_export(task)
         except AWAY:
             # Nobody could be told how the job ended: once its lease is over it is taken up again.
             raise
@@ -243,6 +259,11 @@ class Worker:
             await self._models.discard(task.version)
         return True
 
+    async def _discard_export(self, task: Task | None) -> None:
+        """Removes what a killed child process has left of an export that nobody takes up again."""
+        if isinstance(task, ExportTask) and self._exports is not None:
+            await asyncio.to_thread(discard, self._exports, task.job_id)
+
     async def _publish(self, claim: Claim, task: Task, summary: dict[str, Any]) -> None:
         if isinstance(task, TrainingTask):
             await self.publish_model(claim, task.version, summary)
@@ -251,12 +272,12 @@ class Worker:
         else:
             await self.publish_export(claim, summary)
 
-    async def _task(self, claim: Claim) -> Task:
+    async def _task(self, claim: Claim, lease: _Lease) -> Task:
         """The child's task for a claimed job. Raises TrainingFailed for invalid params."""
         lease_seconds = self._settings.job_lease_seconds
         common = {
             "device": self._settings.device,
-            "watchdog_seconds": WATCHDOG_LEASES * lease_seconds,
+            "exit_at": lease.exit_at(lease.renewed),
             "retry_seconds": UPLOAD_LEASES * lease_seconds,
             "settings": TaskSettings.from_settings(self._settings),
         }
@@ -349,19 +370,26 @@ class Worker:
         if not await self._jobs.finish(conn, claim, status, model_version=version, metrics=metrics):
             raise Cancelled if await self._jobs.is_cancelled(conn, claim) else LostJob
 
-    async def _heartbeat(self, claim: Claim, progress: dict[str, Any] | None) -> None:
-        """Renews the lease and writes progress; raises LostJob or Cancelled."""
+    async def _heartbeat(
+        self, claim: Claim, lease: _Lease, progress: dict[str, Any] | None
+    ) -> float:
+        """Renews the lease and writes progress; returns and raises as `Heartbeat`."""
+        begun = clock()
         try:
             cancel = await self._jobs.heartbeat(claim, self._lease_us, progress)
         except SQLAlchemyError as error:
-            # Nobody else can take the job before the lease is over, and perhaps nobody does then:
-            # the next heartbeat that gets through tells.
+            # While the database is away for everybody nobody else takes the job: the next
+            # heartbeat that gets through tells. Another worker that it is there for does.
             log.warning("heartbeat failed", error=str(error).partition("\n")[0])
-            return
+            if begun - lease.renewed > AWAY_LEASES * lease.seconds:
+                raise Stalled("the database was away for too long") from None
+            return lease.exit_at(begun)
         if cancel is None:
             raise LostJob
         if cancel:
             raise Cancelled
+        lease.renewed = begun
+        return lease.exit_at(begun)
 
     async def _end(self, claim: Claim, status: str, *, error: str | None = None) -> None:
         """Records a job that ended without a result."""
@@ -437,6 +465,8 @@ def build_worker(services: Services) -> Worker:
         PeriodicTask("clean", CLEAN_SECONDS, models.clean),
         PeriodicTask("trials", END_TRIALS_SECONDS, trials.end_outdated),
         PeriodicTask("forget", FORGET_SECONDS, trials.delete_old_impressions),
+        PeriodicTask("shown lists", FORGET_SECONDS, services.events.delete_old_shown_lists),
+        PeriodicTask("throw-away users", FORGET_SECONDS, services.events.erase_throw_away_users),
         PeriodicTask("retractions", FORGET_SECONDS, services.events.delete_old_retractions),
     ]
     if settings.worker_alive_file is not None:

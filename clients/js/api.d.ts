@@ -3,17 +3,23 @@
 /** A trial. */
 export interface ABTestOut {
   trial_id: string;
-  kind: "interleaving" | "shadow";
+  kind: "interleaving" | "settings" | "shadow";
   /** The version that was active when the trial began. */
   version_a: string;
-  /** The version that is tested against it. */
+  /** The version that is tested against it. The same as `version_a` in a trial of settings alone. */
   version_b: string;
   share: number;
+  /** The settings of arm B in a trial of kind `settings`; else null. */
+  settings: Record<string, unknown> | null;
+  /** The lists for which a trial of kind `settings` is tuned; else null. */
+  planned_lists: number | null;
   status: "running" | "ended";
   created_at: string;
   ended_at: string | null;
-  /** The result. Of a running trial: so far, and only for `GET` of this one trial. */
+  /** The result. Of a running trial: so far, and only for `GET` of this one trial. Of interleaving, `series` is the difference over time, and `planned` the result of the first `planned_clicked` lists with a click, once there are so many. */
   report: Record<string, unknown> | null;
+  /** The lists with a click after which the difference is to be read; null for shadow trials, and for those of older versions of the service. */
+  planned_clicked: number | null;
 }
 
 /** Trials, newest first. */
@@ -52,6 +58,7 @@ export interface BasketRecommendation {
   /** Every event of this user up to here has been taken in. */
   as_of_seq: number;
   took_ms: number;
+  /** Best first. */
   items: RecommendedItem[];
   /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
   next_cursor: string | null;
@@ -74,6 +81,7 @@ export interface BatchList {
   /** Every event of this user up to here has been taken in. */
   as_of_seq: number;
   took_ms: number;
+  /** Best first. */
   items: RecommendedItem[];
   /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
   next_cursor: string | null;
@@ -156,6 +164,7 @@ export interface ItemOut {
   attributes: Record<string, unknown>;
   available_from: string | null;
   available_until: string | null;
+  embedding: number[] | null;
 }
 
 /** A page of the catalogue. */
@@ -209,6 +218,8 @@ export interface JobProgress {
   ndcg: number | null;
   /** Seconds left, as far as it can be told. */
   eta_s: number | null;
+  /** The most memory that the job's process has held at a time. */
+  peak_bytes?: number | null;
 }
 
 /** What a merge has moved. */
@@ -297,6 +308,8 @@ export interface PopularItems {
   window: string | null;
   /** Most users first. */
   items: PopularItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
 }
 
 /** The seq of a stored preference, in the order of all events and preferences. */
@@ -355,6 +368,7 @@ export interface Recommendation {
   /** Every event of this user up to here has been taken in. */
   as_of_seq: number;
   took_ms: number;
+  /** Best first. */
   items: RecommendedItem[];
   /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
   next_cursor: string | null;
@@ -363,21 +377,21 @@ export interface Recommendation {
 /** One place of the list. */
 export interface RecommendedItem {
   /** With `include=categories`. Otherwise it is not there. */
-  categories?: string[] | null;
+  categories?: string[];
   /** With `include=attributes`. Otherwise it is not there. */
-  attributes?: Record<string, unknown> | null;
+  attributes?: Record<string, unknown>;
   id: string;
   title: string | null;
   /** From 1. */
   rank: number;
   /** Mean probability that the user prefers the item to the model's reference items; comparable within a model version. Null for `popular`. */
   score: number | null;
-  /** `model`: known to the model; `fold_in`: with events it was not trained on; `popular`: nothing is known of the user, or the item is not known to the model. */
+  /** `model`: known to the model; `fold_in`: with events or attributes it was not trained on; `popular`: nothing is known of the user, or the item is not known to the model. */
   source: "model" | "fold_in" | "popular";
-  /** Probability that the user prefers the item to the one a rank below. */
+  /** Probability that the user prefers the item to the one a rank below. Null where it is not known, as of the last item. */
   preferred_over_next: number | null;
   /** With `explain=pairwise`: up to three of the user's own items, those that it is due to most, the first one most of all; empty for `popular`. Otherwise it is not there. */
-  because?: Because[] | null;
+  because?: Because[];
 }
 
 /** A rejected item, by its index in the list. */
@@ -404,9 +418,9 @@ export interface RejectedUser {
 /** An item that is like another. */
 export interface SimilarItem {
   /** With `include=categories`. Otherwise it is not there. */
-  categories?: string[] | null;
+  categories?: string[];
   /** With `include=attributes`. Otherwise it is not there. */
-  attributes?: Record<string, unknown> | null;
+  attributes?: Record<string, unknown>;
   id: string;
   title: string | null;
   /** Its similarity, at most 1. */
@@ -448,6 +462,8 @@ export interface TrendingItems {
   window: string;
   /** The clearest rise first. */
   items: TrendingItem[];
+  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  next_cursor: string | null;
 }
 
 /** A user. */

@@ -100,6 +100,15 @@ export type ListOptions = {
      */
     exclude?: string | string[];
     exclude_seen?: boolean;
+    /**
+     * For how long an event keeps its item out, as JSON: `{"purchase":"14d"}`.
+     */
+    seen?: string;
+    /**
+     * For how long what was shown and not taken is left out:
+     * `6h`, or seconds.
+     */
+    hide_shown?: string | number;
     min_seq?: number;
     diversity?: number;
     explain?: "none" | "pairwise";

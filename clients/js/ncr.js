@@ -62,6 +62,9 @@
  * @property {string | string[]} [category] Items in any of them.
  * @property {string | string[]} [exclude] Items to leave out.
  * @property {boolean} [exclude_seen]
+ * @property {string} [seen] For how long an event keeps its item out, as JSON: `{"purchase":"14d"}`.
+ * @property {string | number} [hide_shown] For how long what was shown and not taken is left out:
+ *   `6h`, or seconds.
  * @property {number} [min_seq]
  * @property {number} [diversity]
  * @property {"none" | "pairwise"} [explain]

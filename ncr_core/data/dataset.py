@@ -77,6 +77,7 @@ def load_interactions(
         source: one of
 
             - the path of a file or folder that `ncr import` takes, or an opened `DataSource`;
+            - the folder of a snapshot, which `ncr snapshot` has written;
             - a tuple of arrays or lists, `(users, items)` or `(users, items, timestamps)`;
             - an array of shape (n, 2) or (n, 3) with the same columns;
             - a pandas or polars frame, a pyarrow table, or a mapping of names to columns;
@@ -103,12 +104,23 @@ def load_interactions(
         dataset = Dataset(source)
     elif isinstance(source, DataSource):
         dataset = _from_files(source)
+    elif isinstance(source, str | os.PathLike) and (snapshot := _snapshot_in(Path(source))):
+        dataset = snapshot
     elif isinstance(source, str | os.PathLike):
         dataset = _from_files(open_source(Path(source), columns=columns))
     else:
         dataset = Dataset(_from_memory(source, columns))
     _check_not_empty(dataset.interactions)
     return dataset
+
+
+def _snapshot_in(folder: Path) -> Dataset | None:
+    """The data of a folder that holds a snapshot; None if it holds none."""
+    if not (folder / "manifest.json").is_file():
+        return None
+    from ncr_core.data.snapshot import Snapshot, is_snapshot  # pyarrow is loaded where it is needed
+
+    return Dataset(Snapshot.open(folder).read()) if is_snapshot(folder) else None
 
 
 def read_source(

@@ -39,6 +39,9 @@ class FoldInConfig:
     shown: float = 0.11
     """The share of the trained users who have a new item above their bar, see ``ItemFoldIn``."""
 
+    prior_items: float = 2.0
+    """The items whose pooled vector counts as much as the vector that attributes predict."""
+
     pairs: int = 768
     """Pairs a user, at most about: each event is compared with so many items that as many come
     together, ``negatives`` at most."""
@@ -62,7 +65,7 @@ class FoldInConfig:
         for name in ("strength", "dislike", "stated", "tolerance"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0 and finite, not {getattr(self, name)}")
-        for name in ("half_life", "crowd"):
+        for name in ("half_life", "crowd", "prior_items"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be 0 or more and finite, not {getattr(self, name)}")
         if not 0 < self.shown < 1:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.fold_in.evidence import FoldInConfig
-from ncr_core.fold_in.prior import Floats, newton, prior_of
+from ncr_core.fold_in.prior import Floats, Prior, basis_of, known_priors, newton, prior_of
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.models.user_embeddings import PooledUsers
 
@@ -104,50 +104,79 @@ class ItemFoldIn:
     model alone, so that every server gives the same. An item takes at most
     ``FoldInConfig.steps`` + 1 looks at ``CROWD`` + ``FoldInConfig.events`` pairs by autograd, and
     ``HALVINGS`` without. Other threads may use the model meanwhile.
+
+    An item with a prior of its own, by its attributes, is held to that: with the covariance
+    ``residual`` (F, F) of trained vectors about such priors (`ContentPlacement.residual`). The
+    share of the crowd who have it above their bar is then that of the prior, in place of
+    ``FoldInConfig.shown``.
     """
 
-    def __init__(self, model: PairwiseRanker, config: FoldInConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: PairwiseRanker,
+        config: FoldInConfig | None = None,
+        residual: Tensor | None = None,
+    ) -> None:
         self.config = config or FoldInConfig()
         # A module of its own: while items are fitted, its tables are others.
         self._model = model = shared_copy(model)
         self._prior = prior_of(model.n_items, lambda rows: item_rows(model, rows.to(model.device)))
+        self._basis = self._prior.basis if residual is None else basis_of(residual.cpu().numpy())
+        if len(self._basis) != len(self._prior.mean):
+            raise DataError(
+                f"the model's items are {len(self._prior.mean)} numbers each, "
+                f"not {len(self._basis)} as the residual says"
+            )
         drawn = np.random.default_rng(self.config.seed).permutation(model.n_items)[:TASTED]
         self._tasted = torch.from_numpy(drawn).to(model.device)
         rows = np.random.default_rng(self.config.seed).permutation(model.n_users)[:CROWD]
         self._crowd = model.user_vectors(torch.from_numpy(rows).to(model.device)).detach()
         self._crowd_bars = self._bars(self._crowd)
 
+    @property
+    def size(self) -> int:
+        """F, the numbers of an item's vector."""
+        return len(self._prior.mean)
+
     def __call__(
         self,
         users: Sequence[Tensor],
         weights: Sequence[Tensor] | None = None,
         n_users: Sequence[int] | None = None,
+        priors: Tensor | None = None,
     ) -> Tensor:
         """Item vectors (m, F), as ``extended`` takes them, in float32 on the CPU.
 
-        ``users`` are, for each of m items, the (k, E) vectors of its users, and ``weights`` (k,)
-        how much each counts, above 0. ``n_users`` are how many took each item up, where that is
-        more than are given. An item without users gets the mean item's vector. Raises DataError for
-        weights that do not fit.
+        Args:
+            users: for each of m items, the (k, E) vectors of its users.
+            weights: (k,) how much each of them counts, above 0.
+            n_users: how many took each item up, where that is more than are given.
+            priors: (m, F) where each item is expected to lie by its attributes, as
+                `ContentPlacement.predict` gives it. An item without users stays there; without
+                ``priors`` it gets the mean item's vector. A row of NaN is an item without any.
+
+        Raises:
+            DataError: weights or priors do not fit.
         """
         vectors = torch.empty((len(users), len(self._prior.mean)))
+        known = known_priors(priors, vectors.shape)
         with torch.inference_mode(False):
             for item, adopters in enumerate(users):
                 counts = torch.ones(len(adopters)) if weights is None else weights[item]
                 n = len(adopters) if n_users is None else n_users[item]
-                vectors[item] = torch.from_numpy(self._fit(adopters, counts, n))
+                vectors[item] = torch.from_numpy(self._fit(adopters, counts, n, known[item]))
         return vectors
 
-    def _fit(self, users: Tensor, weights: Tensor, n_users: int) -> Floats:
+    def _fit(self, users: Tensor, weights: Tensor, n_users: int, centre: Floats | None) -> Floats:
         if weights.shape != (len(users),):
             raise DataError(f"{len(users)} users, but weights of shape {tuple(weights.shape)}")
         if not bool((weights.isfinite() & (weights > 0)).all()):
             raise DataError("weights must be finite and above 0")
         config = self.config
-        most = max(config.shown, n_users / self._model.n_users)
+        prior = self._prior if centre is None else Prior(centre, self._basis)
         users, weights = users[-config.events :], weights[-config.events :]
         if len(users) == 0:
-            return self._prior.mean
+            return prior.mean
         users = users.to(self._crowd)
         margins = _ItemMargins(
             self._model,
@@ -158,10 +187,16 @@ class ItemFoldIn:
         each = weights.double().cpu().numpy() * config.strength
         crowd = np.full(len(self._crowd), each.sum() * config.crowd / len(self._crowd))
         counts = np.concatenate([each, crowd])
-        vector = newton(margins, counts, self._prior, config.steps, config.tolerance)
-        return self._shown(vector, margins, config.shown, most)
+        vector = newton(margins, counts, prior, config.steps, config.tolerance)
+        least = config.shown
+        if centre is not None:
+            least = float((margins.half(centre)[-len(self._crowd) :] < 0).mean())
+        most = max(least, n_users / self._model.n_users)
+        return self._shown(vector, margins, prior, least, most)
 
-    def _shown(self, vector: Floats, margins: _ItemMargins, least: float, most: float) -> Floats:
+    def _shown(
+        self, vector: Floats, margins: _ItemMargins, prior: Prior, least: float, most: float
+    ) -> Floats:
         """The vector shifted until such a share of the crowd has the item above their bar.
 
         The shift is the most probable one that changes the crowd's mean margin.
@@ -169,11 +204,11 @@ class ItemFoldIn:
         half, gradients = (of_pairs[-len(self._crowd) :] for of_pairs in margins(vector))
         share = float((half < 0).mean())
         wanted = min(max(share, least), most)
-        slopes = -gradients.mean(0) @ self._prior.basis
+        slopes = -gradients.mean(0) @ prior.basis
         length = float(np.linalg.norm(slopes))
         if share == wanted or not length > 0:
             return vector
-        shift = self._prior.basis @ (slopes / length)
+        shift = prior.basis @ (slopes / length)
         low, high = -MAX_SHIFT, MAX_SHIFT
         for _ in range(HALVINGS):
             middle = (low + high) / 2

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ncr_core.errors import DataError
+
 Floats = npt.NDArray[np.float64]
 
 HalfMargins = Callable[[Floats], tuple[Floats, Floats]]
@@ -49,11 +51,35 @@ def prior_of(n: int, rows: Callable[[Tensor], Tensor]) -> Prior:
             squares = squares + part.T @ part
     mean = total / n
     covariance = (squares / n - torch.outer(mean, mean)).numpy()
+    return Prior((first + mean).numpy(), basis_of(covariance))
+
+
+def basis_of(covariance: Floats) -> Floats:
+    """(E, E) → (E, r) the ``MAX_DIRECTIONS`` principal directions in which most varies.
+
+    Each is as long as its standard deviation.
+    """
     values, directions = np.linalg.eigh(covariance)
     values = np.maximum(values, MIN_VARIANCE * max(float(values.mean()), 0.0))
     largest = values.argsort()[::-1][:MAX_DIRECTIONS]
     basis = directions[:, largest] * np.sqrt(values[largest])
-    return Prior((first + mean).numpy(), np.ascontiguousarray(basis))
+    return np.ascontiguousarray(basis)
+
+
+def known_priors(priors: Tensor | None, shape: tuple[int, ...]) -> list[Floats | None]:
+    """The rows of (m, F) priors; None for a row of NaN, and for each without ``priors``.
+
+    Raises DataError for another shape, and for rows of which a part is not finite.
+    """
+    if priors is None:
+        return [None] * shape[0]
+    if tuple(priors.shape) != tuple(shape):
+        raise DataError(f"priors must be of shape {tuple(shape)}, not {tuple(priors.shape)}")
+    rows = priors.detach().double().cpu().numpy()
+    missing = np.isnan(rows).all(axis=1)
+    if not np.isfinite(rows[~missing]).all():
+        raise DataError("a prior must be finite, or NaN as a whole")
+    return [None if is_missing else row for row, is_missing in zip(rows, missing, strict=True)]
 
 
 def newton(margins: HalfMargins, weights: Floats, prior: Prior, steps: int, least: float) -> Floats:

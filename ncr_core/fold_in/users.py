@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ncr_core.errors import DataError
 from ncr_core.fold_in.evidence import Evidence, FoldInConfig, PairSampler, WeightedPairs
-from ncr_core.fold_in.prior import Floats, Prior, newton, prior_of
+from ncr_core.fold_in.prior import Floats, Prior, basis_of, known_priors, newton, prior_of
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.scoring_tables import LinearTable, PairTables, TowerTable
 from ncr_core.optional_imports import numba_kernel
@@ -137,7 +138,9 @@ class FoldIn:
 
     ``trained_items`` are the rows that training has seen, where items were added since: nothing is
     compared with those beyond or pooled from them, so that vectors stay what they are without them.
-    ``prior`` is the model's `prior_of` its users, where it is at hand.
+    ``prior`` is the model's `prior_of` its users, where it is at hand. ``residual`` (E, E) is the
+    covariance of trained vectors about those that attributes predict
+    (`ContentPlacement.residual`), for users who have such a prior of their own.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class FoldIn:
         compiled: bool = True,
         trained_items: int | None = None,
         prior: Prior | None = None,
+        residual: Tensor | None = None,
     ) -> None:
         self.config = config or FoldInConfig()
         self.model = model
@@ -159,6 +163,15 @@ class FoldIn:
         self._prior = prior or prior_of(
             model.n_users, lambda rows: model.user_vectors(rows.to(device))
         )
+        self._own = self._prior  # of users with a prior of their own
+        if residual is not None:
+            basis = basis_of(residual.double().cpu().numpy())
+            if len(basis) != len(self._prior.mean):
+                raise DataError(
+                    f"the model's users are {len(self._prior.mean)} numbers each, "
+                    f"not {len(basis)} as the residual says"
+                )
+            self._own = Prior(self._prior.mean, basis)
         self._tables = tables
         self._may_compile = compiled
 
@@ -172,7 +185,12 @@ class FoldIn:
         """(E,) the vector of a user of whom nothing is known: the mean of the trained ones."""
         return torch.from_numpy(self._prior.mean).float()
 
-    def __call__(self, users: Sequence[Evidence], known: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        users: Sequence[Evidence],
+        known: Tensor | None = None,
+        priors: Tensor | None = None,
+    ) -> Tensor:
         """Vectors (B, E) in float32 on the CPU, by what is known of each of B users.
 
         Args:
@@ -180,29 +198,45 @@ class FoldIn:
             known: (B, E) vectors to which they are held: the trained ones of users who have done
                 something since, ``newcomer`` for the others, and for all by default. A user
                 without evidence keeps it.
+            priors: (B, E) where each user is expected to lie by attributes, as
+                `ContentPlacement.predict` gives it: in place of ``known``. A row of NaN is a user
+                without any. A pooled vector is moved towards it, the less the more items it is
+                made of: by ``FoldInConfig.prior_items`` / (that + items).
 
         Raises:
             IndexError: An item is not the model's.
-            DataError: Weights or pairs are malformed, see ``Evidence.check``.
+            DataError: Weights or pairs are malformed, see ``Evidence.check``, or priors are.
         """
         for evidence in users:
             evidence.check(self.model.n_items)
         centres = self.newcomer.expand(len(users), -1) if known is None else known.cpu()
         vectors = np.empty((len(users), len(self._prior.mean)), dtype=np.float32)
+        own = known_priors(priors, vectors.shape)
         with torch.inference_mode(False):  # where there is no kernel, gradients are asked for
-            for row, evidence, centre in zip(vectors, users, centres.numpy(), strict=True):
-                row[:] = self._fit(evidence, centre)
+            for row, evidence, centre, prior in zip(
+                vectors, users, centres.numpy(), own, strict=True
+            ):
+                row[:] = self._fit(evidence, centre, prior)
         return torch.from_numpy(vectors)
 
-    def _fit(self, evidence: Evidence, centre: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
+    def _fit(
+        self, evidence: Evidence, centre: npt.NDArray[np.floating], own: Floats | None
+    ) -> npt.NDArray[np.floating]:
+        distribution = self._prior
+        if own is not None:
+            centre, distribution = own, self._own
         if self._pooled:
             known = evidence.of_first(self.trained_items)
             if len(known.items):
                 centre = self._pool(known)
+                if own is not None:
+                    least = self.config.prior_items
+                    share = least / (least + len(known.items))
+                    centre = centre + share * (own - self._prior.mean)
         pairs = self._sampler.sample(evidence, likes=not self._pooled)
         if not len(pairs.weights):
             return centre
-        prior = replace(self._prior, mean=centre.astype(np.float64))
+        prior = replace(distribution, mean=centre.astype(np.float64))
         kernel = fit_kernel() if self._may_compile else None
         if kernel is None or self._arrays is None:
             margins = UserMargins(self.model, pairs)
@@ -211,7 +245,7 @@ class FoldIn:
         v = kernel.fit(
             (pairs.winners, pairs.losers, pairs.weights),
             arrays.to_tables @ prior.mean + arrays.offset,
-            self._basis,
+            self._bases[own is not None],
             arrays.tables,
             arrays.tower,
             kernel.TANH if tanh else kernel.RELU,
@@ -238,10 +272,14 @@ class FoldIn:
         return fit_arrays(tables, len(self._prior.mean), torch.float32)
 
     @cached_property
-    def _basis(self) -> Floats:
-        """The prior's directions as the tables see them."""
+    def _bases(self) -> tuple[Floats, Floats]:
+        """The directions of the priors as the tables see them: of anybody's, and of one's own."""
         assert self._arrays is not None  # noqa: S101 - asked for with them only
-        return np.ascontiguousarray(self._arrays.to_tables @ self._prior.basis)
+        to_tables = self._arrays.to_tables
+        of_anybody = np.ascontiguousarray(to_tables @ self._prior.basis)
+        if self._own is self._prior:
+            return of_anybody, of_anybody
+        return of_anybody, np.ascontiguousarray(to_tables @ self._own.basis)
 
     @property
     def _tanh(self) -> bool:

@@ -29,6 +29,7 @@ from ncr_core.inference.retrieval import (
     RankRequest,
     UserState,
 )
+from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.models.user_embeddings import gap_class
 from ncr_core.ranking import PAD, BoundRanker, ExactRanker, anchors_of, shortlist_for
@@ -153,6 +154,8 @@ class InferenceEngine:
         lists: a cache of candidates.
         on_pairs: called with the number of pairs that a pass compared.
         on_fallback: called when a device has too little memory.
+        shared: where tables lie that several servers share, for a model on a CPU.
+        shared_key: names the model's there: the SHA-256 of its checkpoint's manifest.
     """
 
     def __init__(
@@ -166,6 +169,8 @@ class InferenceEngine:
         lists: Cache[Hashable, CandidateList] | None = None,
         on_pairs: Callable[[int], None] | None = None,
         on_fallback: Callable[[str], None] = lambda device: None,
+        shared: SharedTables | None = None,
+        shared_key: str = "",
     ) -> None:
         self.n_candidates = candidates
         self.temperature = checkpoint.temperature
@@ -175,7 +180,11 @@ class InferenceEngine:
         self._on_fallback = on_fallback
         self._on_cpu: InferenceEngine | None = None
         self.model = checkpoint.model
-        self.ranker = ExactRanker(self.model, on_pairs=on_pairs)
+        margins = index_file = None
+        if shared is not None and self.model.device.type == "cpu":
+            margins = shared.margins(self.model, shared_key)
+            index_file = shared.path(shared_key, "faiss")
+        self.ranker = ExactRanker(self.model, on_pairs=on_pairs, margins=margins)
         self.references = torch.tensor(checkpoint.reference_items, device=self.ranker.device)
         n_users, device = self.model.n_users, self.ranker.device
         sample = torch.arange(0, n_users, max(1, n_users // 64), device=device)
@@ -183,13 +192,15 @@ class InferenceEngine:
             self.ranker,
             anchors_of(checkpoint.reference_items),
             CANDIDATE_SEED,
-            shortlist_for(self.ranker.margins, self.model.user_vectors(sample)),
+            shortlist_for(self.ranker.margins, self.model.user_vectors(sample), index_file),
         )
+        by_attributes = checkpoint.content.users
         self.fold_in = FoldIn(
             self.model,
             tables=self.ranker.margins.single,
             trained_items=trained_items,
             prior=prior,
+            residual=None if by_attributes is None else by_attributes.residual,
         )
         self.retriever = CandidateRetriever(
             self.model,

@@ -18,6 +18,8 @@ from ncr_core.ranking.candidates import BEST_LAST
 from ncr_core.ranking.ranker import top_allowed
 
 SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new search
+# A request that skips more has a list of its own depth, with twice as many spare ones, or four
+# times: users who leave out ever more items are searched for a few times in all.
 MAX_SCORES = 2**22  # users times items in one search: 32 MiB of float64
 SHORTLIST_FACTOR = 5  # times the candidates
 POOL_FACTOR, MIN_POOL = 5, 50  # a diverse list is chosen from max(5n, 50) ranked items
@@ -43,6 +45,10 @@ class UserState:
     """Identifies the fitted vector in a cache: it changes with ``evidence``. None: no cache."""
     gap_class: int = 0
     """How long the user has been away, see `InferenceEngine.gap_class`."""
+    prior: NDArray[np.float32] | None = None
+    """(E,) where the user is expected to lie by their attributes (`ContentPlacement.predict`), for
+    one who was not trained on, or not with attributes; ``key`` changes with it. None: nothing is
+    known, or the trained vector says more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +264,8 @@ class CandidateRetriever:
     """Users' vectors, and the best ``m`` candidates of each. For any thread, if the caches are.
 
     Fitted vectors are kept by ``UserState.key``, the best ``m`` candidates and some spare ones by
-    ``RankRequest.key``.
+    ``RankRequest.key``, and with more spare ones, for requests that skip many items, by that key
+    and their number. How deep a request searches depends on nothing that was asked before it.
     """
 
     def __init__(
@@ -292,13 +299,17 @@ class CandidateRetriever:
 
     def is_ready(self, request: RankRequest) -> bool:
         """Whether neither a vector nor candidates have to be computed."""
-        if len(request.skipped) > SPARE_CANDIDATES:
-            return False  # those that are kept may be too few
-        return self.has_vector(request.user) and (
-            self._lists.has(request.key)
-            or (request.trained_key is not None and self._lists.has(request.trained_key))
+        if not self.has_vector(request.user):
+            return False
+        spare = _spare(request)
+        if self._lists.has(_kept_key(request)):
+            return True
+        few = request.items.few
+        if few is not None and len(few) <= min(self._m + spare, self._model.n_items):
+            return True
+        return spare == SPARE_CANDIDATES and (
+            (request.trained_key is not None and self._lists.has(request.trained_key))
             or self._find_precomputed(request) is not None
-            or (request.items.few is not None and len(request.items.few) <= self.capacity)
         )
 
     def has_vector(self, user: UserState) -> bool:
@@ -312,7 +323,8 @@ class CandidateRetriever:
         to_fit: dict[Hashable, list[int]] = {}
         for position, user in enumerate(users):
             if user.row is None:
-                vectors[position] = self._mean_vector
+                prior = user.prior
+                vectors[position] = self._mean_vector if prior is None else prior
             if user.evidence is None:
                 continue
             fitted = None if user.key is None else self._vectors.get(user.key)
@@ -332,14 +344,10 @@ class CandidateRetriever:
     def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
         """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""
         rows = []
-        for request, vector, kept in zip(
-            requests, vectors, self.retrieve(requests, vectors), strict=True
-        ):
+        for request, kept in zip(requests, self.retrieve(requests, vectors), strict=True):
             items = kept.items
             if len(request.skipped):
                 items = items[~np.isin(items, request.skipped)]
-            if len(items) < self._m and not kept.complete:  # more is skipped than is to spare
-                items = self._search_one(request, vector, self._m)
             rows.append(items[: self._m])
         width = max(len(items) for items in rows)
         padded = np.full((len(rows), width), PAD, dtype=np.int64)
@@ -361,31 +369,53 @@ class CandidateRetriever:
             self._find(request, vector)
             for request, vector in zip(requests, torch.split(vectors, 1), strict=True)
         ]
-        missing: dict[Hashable, int] = {}
+        missing: dict[int, dict[Hashable, int]] = {}
         for position, (request, candidates) in enumerate(zip(requests, found, strict=True)):
             if candidates is None and request.items.few is not None:
                 found[position] = self._all_of_few(request, vectors[position][None])
             elif candidates is None:
-                missing[_key(request, position)] = position
+                missing.setdefault(_spare(request), {})[_key(request, position)] = position
         searched: dict[Hashable, CandidateList] = {}
-        positions = list(missing.values())
         size = max(1, MAX_SCORES // max(1, self._model.n_items))
-        for start in range(0, len(positions), size):
-            part = positions[start : start + size]
-            masks = np.stack([self._mask(requests[position]) for position in part])
-            boost = requests[part[0]].boost
-            lists = self._search(vectors[part], masks, self._m + SPARE_CANDIDATES, boost)
-            for position, mask, items in zip(part, masks, lists, strict=True):
-                request = requests[position]
-                candidates = CandidateList(items, len(items) == int(mask.sum()))
-                self._keep(request.trained_key or request.key, candidates, request)
-                if request.trained_key is not None:
-                    candidates = self._with_newer(request, candidates, vectors[position][None])
-                searched[_key(request, position)] = candidates
+        for spare, of_depth in missing.items():
+            positions = list(of_depth.values())
+            for start in range(0, len(positions), size):
+                part = positions[start : start + size]
+                lists = self._searched([requests[p] for p in part], vectors[part], spare)
+                searched |= {
+                    _key(requests[position], position): candidates
+                    for position, candidates in zip(part, lists, strict=True)
+                }
         return [
             candidates or searched[_key(request, position)]
             for position, (request, candidates) in enumerate(zip(requests, found, strict=True))
         ]
+
+    def _searched(
+        self, requests: Sequence[RankRequest], vectors: Tensor, spare: int
+    ) -> list[CandidateList]:
+        """The best ``m`` and ``spare`` candidates of each request, searched for and kept."""
+        is_deep = spare > SPARE_CANDIDATES
+        masks = np.stack(
+            [request.items.mask() if is_deep else self._mask(request) for request in requests]
+        )
+        lists = []
+        for request, vector, mask, items in zip(
+            requests,
+            torch.split(vectors, 1),
+            masks,
+            self._search(vectors, masks, self._m + spare, requests[0].boost),
+            strict=True,
+        ):
+            candidates = CandidateList(items, len(items) == int(mask.sum()))
+            if is_deep:
+                self._keep(_kept_key(request), candidates, request)
+            else:
+                self._keep(request.trained_key or request.key, candidates, request)
+                if request.trained_key is not None:
+                    candidates = self._with_newer(request, candidates, vector)
+            lists.append(candidates)
+        return lists
 
     def rest(self, request: RankRequest, vector: Tensor, candidates: Tensor, n: int) -> Tensor:
         """The next ``n`` rows by score behind the candidates, for a list longer than they are."""
@@ -408,10 +438,10 @@ class CandidateRetriever:
         """The best of the few rows that a filter leaves, each of which is scored: kept."""
         rows = request.items.few_rows()
         assert rows is not None  # noqa: S101 - the caller looked
-        n, boost = self._m + SPARE_CANDIDATES, _tensor(request.boost)
+        n, boost = self._m + _spare(request), _tensor(request.boost)
         items = self._generator.merge(vector, rows, n, boost)
         candidates = CandidateList(items, len(items) == len(rows))
-        self._keep(request.key, candidates, request)
+        self._keep(_kept_key(request), candidates, request)
         return candidates
 
     def _fit(
@@ -423,7 +453,17 @@ class CandidateRetriever:
         """Fits each vector once and writes it to all of its positions."""
         first = [positions[-1] for positions in to_fit.values()]
         evidence = [state for p in first if (state := users[p].evidence) is not None]
-        fitted = self._fold_in(evidence, torch.from_numpy(vectors[first])).numpy()
+        priors = None
+        if any(users[p].prior is not None for p in first):
+            priors = np.full((len(first), vectors.shape[1]), np.nan, dtype=np.float32)
+            for prior, position in zip(priors, first, strict=True):
+                if (own := users[position].prior) is not None:
+                    prior[:] = own
+        fitted = self._fold_in(
+            evidence,
+            torch.from_numpy(vectors[first]),
+            None if priors is None else torch.from_numpy(priors),
+        ).numpy()
         for positions, vector in zip(to_fit.values(), fitted, strict=True):
             key = users[positions[0]].key
             if key is not None:
@@ -433,7 +473,9 @@ class CandidateRetriever:
     def _find(self, request: RankRequest, vector: Tensor) -> CandidateList | None:
         if request.key is None:
             return None
-        kept = self._lists.get(request.key)
+        kept = self._lists.get(_kept_key(request))
+        if _spare(request) > SPARE_CANDIDATES:
+            return kept
         if kept is not None or request.trained_key is None:
             return kept or self._find_precomputed(request)
         trained = self._lists.get(request.trained_key) or self._find_precomputed(request)
@@ -484,6 +526,20 @@ def _tensor(array: NDArray[np.float64] | None) -> Tensor | None:
     return None if array is None else torch.from_numpy(array)
 
 
+def _spare(request: RankRequest) -> int:
+    """How many candidates beyond M a request's list has, at least as many as it skips."""
+    spare = SPARE_CANDIDATES
+    while spare < len(request.skipped):
+        spare *= 2
+    return spare
+
+
+def _kept_key(request: RankRequest) -> Hashable:
+    """Names the request's candidates in the cache: by their depth too, where it is another."""
+    spare = _spare(request)
+    return request.key if request.key is None or spare == SPARE_CANDIDATES else (request.key, spare)
+
+
 def _key(request: RankRequest, position: int) -> Hashable:
     """The request's key; where it has none, its position among the requests."""
-    return position if request.key is None else request.key
+    return position if request.key is None else _kept_key(request)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ncr_core.errors import ConfigError
 from ncr_core.model_config import ModelConfig
+from ncr_core.models.lookups import table_rows
 from ncr_core.models.scoring_tables import PairTables
 from ncr_core.models.user_embeddings import EMBEDDING_STD, FreeUsers, PooledUsers, UserHistories
 
@@ -89,8 +90,7 @@ class PairwiseRanker(nn.Module, ABC):
     def user_vectors(self, users: Tensor) -> Tensor:
         """(B,) rows → (B, E) everything the model knows of these users."""
         parts = [
-            nn.functional.embedding(users, part.weight, sparse=self.sparse_users)
-            for part in self.user_parts()
+            table_rows(users, part.weight, sparse=self.sparse_users) for part in self.user_parts()
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -166,7 +166,20 @@ class PairwiseRanker(nn.Module, ABC):
 
     def item_rows(self, items: Tensor, table: Tensor) -> Tensor:
         """Rows (…) of an item table (n_items, F) → (…, F)."""
-        return nn.functional.embedding(items, table, sparse=self.sparse_items)
+        return table_rows(items, table, sparse=self.sparse_items)
+
+    def sparse_tables(self) -> list[Tensor]:
+        """The tables that get gradients by rows."""
+        tables: list[Tensor] = []
+        if self.sparse_users:
+            tables += [part.weight for part in self.user_parts() if isinstance(part, FreeUsers)]
+        if self.sparse_items:
+            tables += [
+                table.weight
+                for name, table in self.named_children()
+                if name.startswith("items") and isinstance(table, nn.Embedding)
+            ]
+        return tables
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ncr_core.model_config import ModelConfig
 from ncr_core.models.activations import activation_of
+from ncr_core.models.lookups import is_sharded
 from ncr_core.models.scoring_tables import TowerTable
 from ncr_core.models.user_embeddings import EMBEDDING_STD
 
@@ -91,7 +92,7 @@ class Tower(DenseTower):
 
         The first layer is linear in its three parts, so each user and item is projected once for
         all its pairs; the whole item table at once when the batch holds more items than that,
-        unless ``by_rows``, where the table's gradient has to come by rows.
+        unless ``by_rows``, where the table's gradient has to come by rows, or the table is sharded.
         """
         if not self.layers:
             own, other = rows_of(i, all_items), rows_of(j, all_items)
@@ -99,6 +100,7 @@ class Tower(DenseTower):
             return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())
         preferred, other = self._item_parts()
+        by_rows = by_rows or is_sharded(all_items)
         if not by_rows and len(i) + j.numel() >= len(all_items):
             first, second = all_items @ preferred, all_items @ other
             first_i, first_j = nn.functional.embedding(i, first), nn.functional.embedding(j, first)

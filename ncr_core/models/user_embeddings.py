@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ncr_core.models.lookups import table_rows
 from ncr_core.models.self_attention import CausalEncoder
 
 EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
@@ -105,7 +106,7 @@ class PooledUsers(nn.Module):
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
-        embedded = nn.functional.embedding(rows.items, self.items.weight)
+        embedded = table_rows(rows.items, self.items.weight)
         sums = nn.functional.pad(embedded.cumsum(0), (0, 0, 1, 0))
         if self.windows == (0,):
             others = (rows.end - rows.start - 1).clamp(min=1)

@@ -7,7 +7,11 @@ catalogue (Jégou et al. 2011). What it misses is measured when it is built.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ncr_core.errors import ConfigError
+from ncr_core.models.scoring_tables import LinearTable
 from ncr_core.optional_imports import is_installed, require
 from ncr_core.ranking.backends.additive_topk import top_of_catalogue
 from ncr_core.ranking.margins import Margins
@@ -26,6 +31,7 @@ MIN_FAISS_ITEMS = 300_000
 MIN_RECALL = 0.98  # of the best by s_ui that the index has to find,
 SAMPLED = 64  # on average over so many users
 PER_LIST = 64  # items to train a list's centre on
+ADDED_AT_ONCE = 2**17  # items
 
 
 class Retriever(Protocol):
@@ -54,30 +60,58 @@ class ExactRetriever:
 class FaissRetriever:
     """By an inverted file, of which as many lists are searched as ``MIN_RECALL`` takes.
 
-    Built from ``margins`` and a sample of (S, E) user vectors. Raises ConfigError where faiss is
-    not installed, or the model holds no product of vectors.
+    Built from ``margins`` and a sample of (S, E) user vectors. With a ``file`` the index is written
+    to one that begins so, unless it is there, and mapped into memory: several servers share it.
+    Raises ConfigError where faiss is not installed, or the model holds no product of vectors.
     """
 
-    def __init__(self, margins: Margins, users: Tensor, n: int = 1_000) -> None:
+    def __init__(
+        self, margins: Margins, users: Tensor, n: int = 1_000, *, file: Path | None = None
+    ) -> None:
         self._faiss = require("faiss", "faiss")
         self._exact = ExactRetriever(margins)
         table = margins.single.linear
         if table is None or not table.items.shape[1]:
             raise ConfigError("this model holds no product of vectors to make an index of")
         self._columns = table.columns
-        bias = torch.zeros(len(table.items)) if table.bias is None else table.bias
-        items = torch.cat([table.items, bias.unsqueeze(1)], dim=1).cpu()
-        vectors = np.ascontiguousarray(items.numpy(), dtype=np.float32)
-        n_items, d = vectors.shape
-        self._lists = max(1, min(n_items // 39, int(4 * n_items**0.5)))
-        quantizer = self._faiss.IndexFlatIP(d)
-        self._index: Any = self._faiss.IndexIVFFlat(
-            quantizer, d, self._lists, self._faiss.METRIC_INNER_PRODUCT
+        self._index: Any = self._mapped(table, file)
+        self._lists = int(self._index.nlist)
+        self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, len(table.items)))
+
+    def _mapped(self, table: LinearTable, file: Path | None) -> Any:
+        """The index, from its file where there is one."""
+        if file is None:
+            return self._built(table)
+        # faiss maps a file that is cut off, too, and would end the process where it ends: the name
+        # holds the length.
+        for found in file.parent.glob(f"{file.name}.*"):
+            if found.suffix == f".{found.stat().st_size}":
+                index = self._faiss.read_index(str(found), self._faiss.IO_FLAG_MMAP)
+                if (index.ntotal, index.d) == (len(table.items), table.items.shape[1] + 1):
+                    with contextlib.suppress(OSError):  # in use: old files are removed
+                        os.utime(found)
+                    return index
+            found.unlink(missing_ok=True)
+        partial = file.with_name(f".{file.name}-{secrets.token_hex(6)}")
+        try:
+            self._faiss.write_index(self._built(table), str(partial))
+            whole = file.with_name(f"{file.name}.{partial.stat().st_size}")
+            partial.replace(whole)
+        finally:
+            partial.unlink(missing_ok=True)
+        return self._faiss.read_index(str(whole), self._faiss.IO_FLAG_MMAP)
+
+    def _built(self, table: LinearTable) -> Any:
+        n_items, d = len(table.items), table.items.shape[1] + 1
+        lists = max(1, min(n_items // 39, int(4 * n_items**0.5)))
+        index = self._faiss.IndexIVFFlat(
+            self._faiss.IndexFlatIP(d), d, lists, self._faiss.METRIC_INNER_PRODUCT
         )
-        sample = np.random.default_rng(0).permutation(n_items)[: PER_LIST * self._lists]
-        self._index.train(vectors[sample])
-        self._index.add(vectors)
-        self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, n_items))
+        sample = np.random.default_rng(0).permutation(n_items)[: PER_LIST * lists]
+        index.train(_vectors(table, torch.from_numpy(sample)))
+        for rows in torch.split(torch.arange(n_items), ADDED_AT_ONCE):
+            index.add(_vectors(table, rows))
+        return index
 
     def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
         """See ``Retriever.search``. The index knows no boost: then it is a product."""
@@ -130,18 +164,28 @@ class FaissRetriever:
             probes = min(self._lists, 2 * probes)
 
 
-def shortlist_for(margins: Margins, users: Tensor) -> Retriever | None:
+def _vectors(table: LinearTable, rows: Tensor) -> npt.NDArray[np.float32]:
+    """(R, d + 1) vectors and biases of items, as the index has them."""
+    rows = rows.to(table.items.device)
+    bias = torch.zeros(len(rows)) if table.bias is None else table.bias[rows].cpu()
+    vectors = torch.cat([table.items[rows].cpu(), bias.unsqueeze(1)], dim=1)
+    return np.ascontiguousarray(vectors.numpy(), dtype=np.float32)
+
+
+def shortlist_for(
+    margins: Margins, users: Tensor, index_file: Path | None = None
+) -> Retriever | None:
     """The retriever for a catalogue of this size; None where scoring every item is quick enough.
 
     None too where the model holds no product of vectors. ``users`` (S, E) are some vectors to tune
-    an index on.
+    an index on; the index is shared where it has a file, see `FaissRetriever`.
     """
     table = margins.single.linear
     if table is None or not table.items.shape[1]:
         return None
     n_items = len(table.items)
     if n_items >= MIN_FAISS_ITEMS and is_installed("faiss"):
-        return FaissRetriever(margins, users)
+        return FaissRetriever(margins, users, file=index_file)
     # A sortable model needs no other product than the one that ranks it.
     return ExactRetriever(margins) if n_items >= MIN_ITEMS and not margins.sortable else None
 

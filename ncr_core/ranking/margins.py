@@ -55,9 +55,10 @@ class Margins:
     size of what the tower's margin is a sum of, and times ``caution`` for uncommonly large weights.
     """
 
-    def __init__(self, tables: PairTables) -> None:
+    def __init__(self, tables: PairTables, single: PairTables | None = None) -> None:
+        """``single`` are the tables in float32, where they are at hand."""
         self.double = tables.to(torch.float64)
-        self.single = tables.to(torch.float32)
+        self.single = tables.to(torch.float32) if single is None else single
         self.largest_input, gain = _sizes(tables.tower) if tables.tower else (0.0, 1.0)
         self.more_than_usual = max(1.0, gain / USUAL_GAIN)
 
@@ -181,13 +182,19 @@ class BoundMargins:
         candidates = candidates.to(self.users.device)
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         n, m = items.shape
-        rows = torch.arange(n, device=self.users.device)
-        margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
-        width = max(1, MAX_PAIRS // max(1, n * m))
-        for start in range(0, m, width):
-            block = items[:, start : start + width]
-            i, j = block.repeat_interleave(m, dim=1), items.repeat(1, block.shape[1])
-            margins[:, start : start + width] = self(rows, i, j).view(n, -1, m)
+        if self.projected is None:  # a score an item, not a pair
+            scores = self.all_linear_scores(items)
+            margins = scores.unsqueeze(2) - scores.unsqueeze(1)
+            same = items.unsqueeze(2) == items.unsqueeze(1)
+            margins[(margins.abs() < TIE) | same] = 0.0
+        else:
+            rows = torch.arange(n, device=self.users.device)
+            margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
+            width = max(1, MAX_PAIRS // max(1, n * m))
+            for start in range(0, m, width):
+                block = items[:, start : start + width]
+                i, j = block.repeat_interleave(m, dim=1), items.repeat(1, block.shape[1])
+                margins[:, start : start + width] = self(rows, i, j).view(n, -1, m)
         inside = torch.arange(m, device=self.users.device) < lengths.unsqueeze(1)
         return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
 

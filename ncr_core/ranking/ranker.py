@@ -92,6 +92,7 @@ class ExactRanker:
     the resumable scan: compiled by numba on a CPU or by Triton on a GPU, else (and always with
     ``compiled=False``) in torch. Built once a model; may be called from several threads.
     ``on_pairs`` is called with how many pairs of items each ``rank`` compared, where it did.
+    ``margins`` are the model's, where they are at hand.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class ExactRanker:
         *,
         compiled: bool = True,
         on_pairs: Callable[[int], None] | None = None,
+        margins: Margins | None = None,
     ) -> None:
-        self.margins = Margins(model.tables())
+        self.margins = Margins(model.tables()) if margins is None else margins
         self.on_pairs = on_pairs
         self.n_items = model.n_items
         self.device = model.device

@@ -107,7 +107,7 @@ class PreferencePairs:
     def __init__(
         self, learned: Interactions, stated: UserFeedback, device: torch.device, seed: int
     ) -> None:
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self.generator = torch.Generator(device=device).manual_seed(seed)
         self._device = device
         self._disliked = _RowsByUser(
             learned.n_users, stated.disliked, stated.disliked_weights, device
@@ -119,7 +119,7 @@ class PreferencePairs:
     def shares(self, batches: int) -> list[Tensor]:
         """The numbers of the stated pairs for each of so many batches, in random order."""
         order = torch.randperm(
-            len(self._pairs.users), generator=self._generator, device=self._device
+            len(self._pairs.users), generator=self.generator, device=self._device
         )
         return list(torch.tensor_split(order, batches))
 
@@ -150,7 +150,7 @@ class PreferencePairs:
         """The pairs of these numbers, and a disliked rival for each positive (R,) that has any."""
         pair_users = self._pairs.users[pairs]
         winners, losers = self._pairs.columns[pairs].T
-        has, rival = self._disliked.draw(users, self._generator)
+        has, rival = self._disliked.draw(users, self.generator)
         if len(pairs) + len(has) == 0:
             return None
         rival_weights = self._disliked.weights[rival]
@@ -269,6 +269,63 @@ class SharedRows:
     preferences: PreferenceRows | None = None
 
 
+@dataclass(frozen=True)
+class Share:
+    """The users of one of ``size`` ranks: those whose row is ``rank`` modulo ``size``."""
+
+    rank: int = 0
+    size: int = 1
+
+    def holds(self, users: Tensor) -> Tensor:
+        """(B,) rows of users → (B,) whether they are of this share."""
+        return users % self.size == self.rank
+
+
+WHOLE = Share()
+
+
+def own_rows(rows: Rows | SharedRows, share: Share) -> Rows | SharedRows:
+    """The rows of a batch that are about the users of a share; there may be none.
+
+    What is drawn for a batch is the same on all ranks: together their rows are the batch.
+    """
+    preferences = rows.preferences
+    if preferences is not None:
+        keep = share.holds(preferences.users)
+        preferences = PreferenceRows(
+            preferences.users[keep],
+            preferences.winners[keep],
+            preferences.losers[keep],
+            preferences.weights[keep],
+            _own_histories(preferences.histories, keep),
+        )
+    if isinstance(rows, Rows):
+        keep = share.holds(rows.users)
+        weights = None if rows.weights is None else rows.weights[keep]
+        histories = _own_histories(rows.histories, keep)
+        users, items, negatives = rows.users[keep], rows.items[keep], rows.negatives[keep]
+        return Rows(users, items, negatives, histories, weights, preferences)
+    own = share.holds(rows.users)
+    keep = own[rows.row]
+    return SharedRows(
+        rows.users[own],
+        (own.cumsum(0) - 1)[rows.row[keep]],
+        rows.items[keep],
+        rows.negatives,
+        rows.valid[own],
+        _own_histories(rows.histories, keep),
+        None if rows.weights is None else rows.weights[keep],
+        preferences,
+    )
+
+
+def _own_histories(histories: UserHistories | None, keep: Tensor) -> UserHistories | None:
+    if histories is None:
+        return None
+    start, position, end = histories.start[keep], histories.position[keep], histories.end[keep]
+    return UserHistories(histories.items, start, position, end)
+
+
 class Batches:
     """The positives in random order, each once an epoch, with fresh negatives.
 
@@ -278,6 +335,9 @@ class Batches:
     With ``histories`` or shared negatives whole users come in random order, so that a user's items
     are embedded and the negatives scored once for all the user's rows; a batch then has about as
     many rows as asked for.
+
+    Of a ``share`` only its users' rows are given. All shares draw the same, so that those of all
+    ranks together are the batches of the whole; a batch may have no row of a share.
     """
 
     def __init__(
@@ -287,6 +347,7 @@ class Batches:
         device: torch.device,
         *,
         histories: bool = False,
+        share: Share = WHOLE,
     ) -> None:
         if not config.shared_negatives and train.n_items < config.negatives + 1:
             raise ConfigError(
@@ -329,12 +390,27 @@ class Batches:
         self._shared = min(config.shared_negatives, train.n_items, max_shared)
         self._histories = histories
         self._device = device
+        self._share = share
+        # Draws that depend on no user let each rank make its own users' rows alone.
+        self._is_shared_early = bool(self._shared) and self._preferences is None
 
     def __len__(self) -> int:
         """Batches an epoch; where whole users are drawn, at most so many."""
         return -(-len(self._users) // self.size)
 
     def __iter__(self) -> Iterator[Rows | SharedRows]:
+        if self._share.size == 1 or self._is_shared_early:
+            yield from self._batches()
+            return
+        for rows in self._batches():
+            yield own_rows(rows, self._share)
+
+    def generators(self) -> list[torch.Generator]:
+        """What draws the batches, to store and restore its state."""
+        preferences = [] if self._preferences is None else [self._preferences.generator]
+        return [self._generator, *preferences]
+
+    def _batches(self) -> Iterator[Rows | SharedRows]:
         if self._histories or self._shared:
             yield from self._whole_users()
             return
@@ -360,10 +436,12 @@ class Batches:
         counts = torch.bincount(before // self.size)
         parts = torch.split(order, counts[counts > 0].tolist())
         for users, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
+            if self._is_shared_early and self._share.size > 1:
+                users = users[self._share.holds(users)]
             user_lengths = lengths[users]
             end = user_lengths.cumsum(0)
             first = end - user_lengths
-            position = torch.arange(int(end[-1]), device=self._device)
+            position = torch.arange(int(user_lengths.sum()), device=self._device)
             row = torch.arange(len(users), device=self._device).repeat_interleave(user_lengths)
             start = first[row]
             index = self._indptr[users][row] + position - start

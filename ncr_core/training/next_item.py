@@ -9,6 +9,7 @@ finds its leading factors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,6 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions
 from ncr_core.recipes import MAX_DENSE_ITEMS, SMALL_DATA
+from ncr_core.training.decayed_histories import DecayedHistories
 
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
@@ -72,8 +74,8 @@ def next_item_weights(train: Interactions, ridge: float | None = None) -> Matrix
     ``ridge`` is λ, by default what the size and the density of the data say.
     """
     chosen = _ridge(train) if ridge is None else ridge
-    following, solve, _ = _system(train.items, train.indptr, train.n_items, chosen)
-    return solve(following.toarray(), CG_TOLERANCE)
+    system = _system(train.items, train.indptr, train.n_items, chosen, 0.0)
+    return system.solve(system.followers(np.eye(train.n_items, dtype=np.float32)), CG_TOLERANCE)
 
 
 def _is_sparse(interactions: int, n_items: int) -> bool:
@@ -86,35 +88,76 @@ def _ridge(train: Interactions) -> float:
     return SPARSE_RIDGE if few and _is_sparse(train.nnz, train.n_items) else RIDGE
 
 
-def _system(
-    items: IntArray, indptr: IntArray, n: int, ridge: float
-) -> tuple[sparse.csr_matrix, _Product, FloatArray]:
-    """XᵀY, what solves systems of XᵀX + λI, and (n,) how often each item occurs."""
+@dataclass(frozen=True)
+class _System:
+    """The matrices of a regression, as products with blocks (n_items, k)."""
+
+    followers: _Product
+    """XᵀY + βYᵀX."""
+    transposed: _Product
+    """Its transpose."""
+    solve: _Product
+    """Solves (XᵀX + λI) Z = R for Z, to a relative error where that saves time."""
+
+
+def _system(items: IntArray, indptr: IntArray, n: int, ridge: float, backward: float) -> _System:
+    if n <= MAX_DENSE_ITEMS:
+        return _dense_system(items, indptr, n, ridge, backward)
+    return _scanned_system(DecayedHistories(items, indptr, n, DECAY), ridge, backward)
+
+
+def _dense_system(
+    items: IntArray, indptr: IntArray, n: int, ridge: float, backward: float
+) -> _System:
+    """By Cholesky's decomposition of XᵀX + λI."""
     following = sparse.csr_matrix(_followers(items, indptr, n))
     counts = np.bincount(items, minlength=n).astype(np.float32)
-    return following, _solver(following, _latest(items, indptr, n), counts, ridge), counts
+    solve = _cholesky(following, _latest(items, indptr, n), counts, ridge)
+    both = following + np.float32(backward) * following.T if backward else following
+    transposed = both.T.tocsr()
+    return _System(lambda block: both @ block, lambda block: transposed @ block, solve)
+
+
+def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) -> _System:
+    """By conjugate gradients; no matrix is made, which would have too many entries."""
+    share, shift = np.float32(backward), np.float32(ridge)
+    diagonal = histories.gram_diagonal() + shift
+
+    def both(mostly: _Product, partly: _Product) -> _Product:
+        if not backward:
+            return mostly
+        return lambda block: mostly(block) + share * partly(block)
+
+    def gram(block: Matrix) -> Matrix:
+        product = histories.gram(block)
+        product += shift * block
+        return product
+
+    return _System(
+        both(histories.followers, histories.predecessors),
+        both(histories.predecessors, histories.followers),
+        lambda block, tolerance: _conjugate_gradients(gram, diagonal, block, tolerance),
+    )
 
 
 def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
     items, indptr = _sample(train, seed)
     n = train.n_items
-    following, solve, counts = _system(items, indptr, n, _ridge(train))
+    small = train.nnz <= SMALL_DATA
+    system = _system(items, indptr, n, _ridge(train), BACKWARD if small else 0.0)
+    counts = np.bincount(items, minlength=n).astype(np.float32)
     sparse_items = _is_sparse(len(items), n)
     exponent = SPARSE_POPULARITY_POWER if sparse_items else POPULARITY_POWER
     power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
-    if train.nnz <= SMALL_DATA:
-        following = following + np.float32(BACKWARD) * following.T
-    scaled = (following @ sparse.diags(1.0 / power.ravel())).tocsr()
-    transposed = scaled.T.tocsr()
 
     def forward(block: Matrix) -> Matrix:
-        return solve(scaled @ block, ROUGH_TOLERANCE)
+        return system.solve(system.followers(block / power), ROUGH_TOLERANCE)
 
     def backward(block: Matrix, tolerance: float = ROUGH_TOLERANCE) -> Matrix:
-        product: Matrix = transposed @ solve(block, tolerance)
+        product: Matrix = system.transposed(system.solve(block, tolerance)) / power
         return product
 
-    few = sparse_items if train.nnz <= SMALL_DATA else n > MAX_DENSE_ITEMS
+    few = sparse_items if small else n > MAX_DENSE_ITEMS
     iterations = FEW_POWER_ITERATIONS if few else POWER_ITERATIONS
     left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
@@ -155,32 +198,28 @@ def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
     return sparse.csr_matrix((values, (users[recent], items[recent])), shape=(len(lengths), n))
 
 
-def _solver(
+def _cholesky(
     following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray, ridge: float
 ) -> _Product:
-    """Solves (XᵀX + λI) Z = R for Z, to a relative error where that saves time.
+    """Solves (XᵀX + λI) Z = R for Z.
 
     With x' = DECAY·x + e for the row x after which the item e came, the sum over all rows gives
     (1 − DECAY²) XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x xᵀ over the rows past each user's end:
     no product of the rows themselves, which are many, is needed.
     """
-    n, scale = len(counts), np.float32(1.0 / (1.0 - DECAY**2))  # a quotient would be float64
+    scale = np.float32(1.0 / (1.0 - DECAY**2))  # a quotient would be float64
     symmetric = (following + following.T) * np.float32(DECAY) + sparse.diags(counts)
-    ends = latest.T.tocsr()
-    if n <= MAX_DENSE_ITEMS:
-        gram = (symmetric - ends @ latest).toarray() * scale
-        gram[np.diag_indices(n)] += np.float32(ridge)
-        factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
-        return lambda block, _: cho_solve(factor, block, check_finite=False)
-
-    gram = ((symmetric - ends @ latest) * scale).tocsr()
-    gram = (gram + sparse.identity(n, np.float32) * np.float32(ridge)).tocsr()
-    return lambda block, tolerance: _conjugate_gradients(gram, block, tolerance)
+    gram = (symmetric - latest.T.tocsr() @ latest).toarray() * scale
+    gram[np.diag_indices(len(counts))] += np.float32(ridge)
+    factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
+    return lambda block, _: cho_solve(factor, block, check_finite=False)
 
 
-def _conjugate_gradients(matrix: sparse.csr_matrix, target: Matrix, tolerance: float) -> Matrix:
+def _conjugate_gradients(
+    matrix: _Product, diagonal: FloatArray, target: Matrix, tolerance: float
+) -> Matrix:
     """Solves ``matrix`` Z = target, all columns at once, preconditioned by the diagonal."""
-    inverse_diagonal = (1.0 / matrix.diagonal())[:, None].astype(np.float32)
+    inverse_diagonal = (1.0 / diagonal)[:, None].astype(np.float32)
     solution = np.zeros_like(target)
     residual = target.copy()
     direction = inverse_diagonal * residual
@@ -189,7 +228,7 @@ def _conjugate_gradients(matrix: sparse.csr_matrix, target: Matrix, tolerance: f
     for _ in range(CG_STEPS):
         if ((residual * residual).sum(0) <= goal).all():
             break
-        moved = matrix @ direction
+        moved = matrix(direction)
         curvature = (direction * moved).sum(0)
         step = np.divide(product, curvature, out=np.zeros_like(product), where=curvature > 0)
         solution += step * direction

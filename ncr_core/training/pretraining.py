@@ -6,7 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -42,6 +42,22 @@ PROBE_STEPS = 8  # of each phase, to estimate what an epoch takes
 Parts = tuple[NBPR, DNCR]
 
 
+class PhaseRunner(Protocol):
+    """Trains a model in place, as `train_loop` does in this process."""
+
+    def __call__(
+        self,
+        model: PairwiseRanker,
+        split: Split,
+        config: TrainConfig,
+        phase: TrainingPhase,
+        on_progress: OnProgress | None = None,
+        later_phases: float = 0.0,
+    ) -> History:
+        """Returns the history. Raises TrainingError."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """A trained model and what each of its phases gave."""
@@ -60,14 +76,21 @@ def train_model(
     parts: Parts | None = None,
     start: PairwiseRanker | None = None,
     shrink: bool | None = None,
+    run_phase: PhaseRunner | None = None,
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
     ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from, and
     ``start`` is a model of one phase at its start, which is trained in place. ``shrink`` says
     whether to `shrink_newcomers`; without it the data do. Repeatable by ``config.seed`` on one
-    device. Raises DataError or TrainingError.
+    device. ``run_phase`` trains the phases that have epochs, for example with several ranks; by
+    default `train_loop` does. Raises DataError or TrainingError.
     """
+
+    def run(*arguments: Any) -> History:
+        elsewhere = run_phase is not None and arguments[3].epochs > 0
+        return run_phase(*arguments) if elsewhere and run_phase else train_loop(*arguments)
+
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
@@ -75,7 +98,7 @@ def train_model(
     if not pretrains(model_config, config):
         model = start or start_model(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
-        history = train_loop(model, split, config, phase, on_progress)
+        history = run(model, split, config, phase, on_progress)
         shrink = has_few_newcomers(split.train) if shrink is None else shrink
         shrunk = shrink and history.best_epoch > 0 and shrink_newcomers(model, split.train)
         if shrunk:
@@ -91,7 +114,7 @@ def train_model(
         phase = TrainingPhase(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
         phase_config = config if part.shares_negatives else replace(config, shared_negatives=0)
-        histories.append(train_loop(part, split, phase_config, phase, on_progress, left))
+        histories.append(run(part, split, phase_config, phase, on_progress, left))
         return part
 
     if parts is None:
@@ -100,7 +123,7 @@ def train_model(
     neupr.start_from(*parts, config.alpha)
     phase = TrainingPhase("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
     phase_config = replace(config, shared_negatives=0)
-    histories.append(train_loop(neupr, split, phase_config, phase, on_progress))
+    histories.append(run(neupr, split, phase_config, phase, on_progress))
     return TrainingResult(neupr, histories)
 
 
@@ -185,6 +208,7 @@ def learn_everything(
     interactions: Interactions,
     *,
     warm: bool = False,
+    run_phase: PhaseRunner | None = None,
 ) -> PairwiseRanker:
     """The model that is to serve: a measured one, with what was held out of its training.
 
@@ -192,15 +216,20 @@ def learn_everything(
     chosen. Where little was, it stays as it is but for its users' vectors, which are made of their
     items; a start alone, this or that of ALS, is always fitted again. From any other start,
     or ``warm`` from another model, it gets a few more passes. At the end it learns what breaks
-    change, see `learn_gaps`.
+    change, see `learn_gaps`. ``run_phase`` is as of `train_model`.
     """
-    model = _with_held_out(recipe, trained, split, interactions, warm)
+    model = _with_held_out(recipe, trained, split, interactions, warm, run_phase)
     learn_gaps(model, interactions, recipe.training.seed)
     return model
 
 
 def _with_held_out(
-    recipe: Recipe, trained: TrainingResult, split: Split, interactions: Interactions, warm: bool
+    recipe: Recipe,
+    trained: TrainingResult,
+    split: Split,
+    interactions: Interactions,
+    warm: bool,
+    run_phase: PhaseRunner | None,
 ) -> PairwiseRanker:
     config = recipe.training
     if config.start == "next-item" and (warm or config.epochs > 0):
@@ -215,7 +244,9 @@ def _with_held_out(
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
     everything = Split(interactions, nothing, nothing)
-    return train_model(recipe.model, again, everything, shrink=trained.shrunk).model
+    shrink = trained.shrunk
+    again_trained = train_model(recipe.model, again, everything, shrink=shrink, run_phase=run_phase)
+    return again_trained.model
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:

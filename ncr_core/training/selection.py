@@ -19,6 +19,7 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import MAX_DENSE_ITEMS, Recipe, auto_recipes
 from ncr_core.training.initializers import als_seconds
 from ncr_core.training.pretraining import (
+    PhaseRunner,
     TrainingResult,
     estimated_seconds,
     pretrains,
@@ -124,6 +125,7 @@ def select_recipe(
     seed: int = 0,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    run_phase: PhaseRunner | None = None,
 ) -> Selection:
     """Trains recipes, the cheapest first, and keeps the one with the best validation NDCG@10.
 
@@ -142,6 +144,7 @@ def select_recipe(
         seed: of all that is random.
         on_progress: called after each epoch.
         clock: gives the time in seconds.
+        run_phase: as of `train_model`.
 
     Raises:
         DataError: there are too few users or items for any recipe.
@@ -164,7 +167,9 @@ def select_recipe(
                 recipe, reason, start = _within(recipe, split, best, timer, starts)
             if reason is None:
                 named = _named(recipe.name, on_progress)
-                result = train_model(recipe.model, recipe.training, split, named, start=start)
+                result = train_model(
+                    recipe.model, recipe.training, split, named, start=start, run_phase=run_phase
+                )
                 measured = _Trained(recipe, result, *_measure(result.model, split))
                 tried[recipe.name] = measured.as_tried(clock() - started)
                 if recipe.training.epochs == 0:

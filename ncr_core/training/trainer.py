@@ -7,10 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
@@ -26,10 +28,12 @@ from ncr_core.evaluation.protocols import (
     sampled_candidates,
 )
 from ncr_core.models.base import PairwiseRanker
-from ncr_core.models.user_embeddings import FreeUsers
+from ncr_core.models.lookups import is_sharded
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.batches import Batches, PreferenceRows, Rows, SharedRows
+from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
+from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
+from ncr_core.training.ranks import ONE_RANK, Count, Ranks
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
 
@@ -41,15 +45,22 @@ class Adam:
     """
 
     def __init__(
-        self, model: PairwiseRanker, config: TrainConfig, rate: float, total_steps: int | None
+        self,
+        model: PairwiseRanker,
+        config: TrainConfig,
+        rate: float,
+        total_steps: int | None,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        self._choose(model, config)
-        by_rows = {id(p) for p in _sparse_tables(model)}
+        self._choose(model, config, ranks)
+        by_rows = {id(p) for p in model.sparse_tables()}
         dense = [p for p in model.parameters() if p.requires_grad and id(p) not in by_rows]
         sparse = [p for p in model.parameters() if p.requires_grad and id(p) in by_rows]
         self._optimizers: list[torch.optim.Optimizer] = []
-        if dense:
-            self._optimizers.append(torch.optim.Adam(dense, rate, fused=True))
+        # Sharded tables and whole tensors are never of one step.
+        for whole in (True, False):
+            if same := [p for p in dense if is_sharded(p) is not whole]:
+                self._optimizers.append(torch.optim.Adam(same, rate, fused=True))
         if sparse:
             self._optimizers.append(torch.optim.SparseAdam(sparse, rate))
         self._schedules = [
@@ -74,27 +85,60 @@ class Adam:
             for schedule in self._schedules:
                 schedule.step()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments and steps by name, made if there are none yet: to store and restore them."""
+        tensors: dict[str, Tensor] = {}
+        for number, optimizer in enumerate(self._optimizers):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(parameters):
+                state = optimizer.state[parameter]
+                if not state:
+                    sparse = isinstance(optimizer, torch.optim.SparseAdam)
+                    zero = torch.zeros((), device=parameter.device)
+                    state["step"] = 0 if sparse else zero
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"{number}.{index}.{name}"] = value.detach()
+        return tensors
+
+    def position(self) -> dict[str, Any]:
+        """Where the schedules and the steps by rows stand, for JSON."""
+        return {
+            "steps_left": self._steps_left,
+            "schedules": [schedule.state_dict() for schedule in self._schedules],
+            "groups": [
+                [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
+                for each in self._optimizers
+            ],
+            "row_steps": [
+                [state["step"] for state in each.state.values()]
+                if isinstance(each, torch.optim.SparseAdam)
+                else []
+                for each in self._optimizers
+            ],
+        }
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Continues from a ``position``; the ``tensors`` have been restored in place."""
+        self._steps_left = position["steps_left"]
+        for schedule, state in zip(self._schedules, position["schedules"], strict=True):
+            schedule.load_state_dict(state)
+        for optimizer, groups in zip(self._optimizers, position["groups"], strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+        for optimizer, steps in zip(self._optimizers, position["row_steps"], strict=True):
+            for state, step in zip(optimizer.state.values(), steps, strict=False):
+                state["step"] = step
+
     @staticmethod
-    def _choose(model: PairwiseRanker, config: TrainConfig) -> None:
+    def _choose(model: PairwiseRanker, config: TrainConfig, ranks: Ranks) -> None:
         batch = config.batch_size or 4096
         items = batch + (config.shared_negatives or batch * config.negatives)
         min_ratio = {"auto": MIN_SPARSE_RATIO, "dense": float("inf"), "sparse": 1}[config.optimizer]
-        model.sparse_users = model.n_users > min_ratio * batch
-        model.sparse_items = model.n_items > min_ratio * items
-
-
-def _sparse_tables(model: PairwiseRanker) -> list[Tensor]:
-    """The tables that get gradients by rows."""
-    tables: list[Tensor] = []
-    if model.sparse_users:
-        tables += [part.weight for part in model.user_parts() if isinstance(part, FreeUsers)]
-    if model.sparse_items:
-        tables += [
-            table.weight
-            for name, table in model.named_children()
-            if name.startswith("items") and isinstance(table, nn.Embedding)
-        ]
-    return tables
+        model.sparse_users = ranks.sparse_gradients and model.n_users > min_ratio * batch
+        model.sparse_items = ranks.sparse_gradients and model.n_items > min_ratio * items
 
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
@@ -160,37 +204,61 @@ def train_loop(
     phase: TrainingPhase,
     on_progress: OnProgress | None = None,
     later_phases: float = 0.0,
+    ranks: Ranks = ONE_RANK,
+    checkpoints: EpochCheckpoints | None = None,
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
     A start that is not random counts as an epoch: a training that makes it worse is undone.
 
-    ``later_phases`` is the work that follows this phase, in epochs of this one: for the time left.
-    Raises TrainingError when the loss is not finite; the model is then at its last good epoch.
+    Args:
+        model: The model at its start.
+        split: What to train on; its validation items tell the best epoch.
+        config: How to train.
+        phase: What differs between the phases of a training.
+        on_progress: Called after each epoch, by rank 0.
+        later_phases: The work that follows this phase, in epochs of this one: for the time left.
+        ranks: Who trains. Every rank calls this with the same arguments; rank 0 alone has the model
+            at its best epoch in the end.
+        checkpoints: Where each epoch is stored, and from where a training goes on.
+
+    Raises:
+        TrainingError: The loss is not finite; the model is then at its last good epoch.
     """
     device = config.torch_device()
     model.to(device)
-    batches = make_batches(model, split.train, config, device)
+    ranks.prepare(model)
+    batches = make_batches(model, split.train, config, device, ranks.share)
     total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
-    optimizer = Adam(model, config, phase.learning_rate, total_steps or None)
+    optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs
     # are run and the last is kept.
-    validated = bool((split.validation >= 0).any())
-    measure = _validation(split, config) if validated else None
+    validation = _ValidationFigures(split, config, ranks)
     history = History(phase.name)
     best = -1.0
-    if config.start != "random" or phase.epochs == 0:
-        remember(model, split.train)
-        if measure is not None:
-            metrics = measure(model)
-            history.start = [metrics.ndcg, metrics.hr]
-            best = metrics.ndcg if config.stopping == "validation" else best
-    best_state = copy.deepcopy(model.state_dict())
-    for epoch in range(1, phase.epochs + 1):
+    whole = ranks.whole(model)
+    stored = None if checkpoints is None else checkpoints.latest(ranks)
+    if stored is None and (config.start != "random" or phase.epochs == 0):
+        start = validation(whole)
+        if start is not None:
+            history.start = [*start]
+            best = start[0] if config.stopping == "validation" else best
+    best_state = {} if whole is None else copy.deepcopy(whole.state_dict())
+    if checkpoints is not None and stored is not None:
+        tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
+        values = checkpoints.load(stored, tensors, ranks)
+        history, best = History(**values["history"]), values["best"]
+        optimizer.go_to(values["optimizer"])
+        _set_generators(batches, tensors, ranks)
+    epoch = len(history.loss)
+    while epoch < phase.epochs and not (epoch and _should_stop(history, config)):
+        epoch += 1
         started = time.perf_counter()
-        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer)
-        if not (math.isfinite(mean_loss) and _finite(model)):
-            model.load_state_dict(best_state)
+        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks)
+        whole = ranks.whole(model)
+        finite = math.isfinite(mean_loss) and (whole is None or _finite(whole))
+        if not all(ranks.agreed([float(finite)])):
+            ranks.finish(model, best_state)
             diverged = "a parameter" if math.isfinite(mean_loss) else "the loss"
             value = math.inf if math.isfinite(mean_loss) else mean_loss
             raise TrainingError(
@@ -198,26 +266,82 @@ def train_loop(
                 f"rate {phase.learning_rate:g}: try a smaller rate or smaller l2",
                 *((model, history) if history.best_epoch else ()),
             )
-        remember(model, split.train)
-        measured = None if measure is None else measure(model)
+        measured = validation(whole)
         history.loss.append(mean_loss)
         if measured is not None:
-            history.ndcg.append(measured.ndcg)
-            history.hr.append(measured.hr)
+            history.ndcg.append(measured[0])
+            history.hr.append(measured[1])
         history.seconds.append(time.perf_counter() - started)
-        if measured is None or measured.ndcg > best or config.stopping == "paper":
-            best, history.best_epoch = measured.ndcg if measured else best, epoch
-            best_state = copy.deepcopy(model.state_dict())
-        if on_progress is not None:
+        if measured is None or measured[0] > best or config.stopping == "paper":
+            best, history.best_epoch = measured[0] if measured else best, epoch
+            best_state = {} if whole is None else copy.deepcopy(whole.state_dict())
+        if checkpoints is not None:
+            tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
+            values = {
+                "history": vars(history),
+                "best": best,
+                "optimizer": optimizer.position(),
+            }
+            checkpoints.save(epoch, tensors, values, ranks)
+        if on_progress is not None and ranks.is_first:
             left = phase.epochs - epoch
             eta = (left + later_phases) * sum(history.seconds) / epoch
-            ndcg = measured.ndcg if measured else None
+            ndcg = measured[0] if measured else None
             on_progress(Progress(phase.name, epoch, phase.epochs, mean_loss, ndcg, eta))
-        if _should_stop(history, config):
-            break
-    model.load_state_dict(best_state)
+    ranks.finish(model, best_state)
     model.eval()
     return history
+
+
+def _stored_tensors(
+    model: PairwiseRanker,
+    best_state: dict[str, Tensor],
+    optimizer: Adam,
+    batches: Batches,
+    ranks: Ranks,
+) -> dict[str, Tensor]:
+    """All tensors by which a training goes on as if it had not been interrupted."""
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"best.{name}": value for name, value in best_state.items()}
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
+    tensors[f"random.{ranks.rank}"] = torch.get_rng_state()
+    for number, generator in enumerate(batches.generators()):
+        tensors[f"batches.{number}"] = generator.get_state()
+    return tensors
+
+
+def _set_generators(batches: Batches, tensors: dict[str, Tensor], ranks: Ranks) -> None:
+    torch.set_rng_state(tensors[f"random.{ranks.rank}"])
+    for number, generator in enumerate(batches.generators()):
+        generator.set_state(tensors[f"batches.{number}"])
+
+
+class _ValidationFigures:
+    """What a model in training does on the validation items, as rank 0 measures it."""
+
+    def __init__(self, split: Split, config: TrainConfig, ranks: Ranks) -> None:
+        self._train = split.train
+        self._ranks = ranks
+        self._validated = bool((split.validation >= 0).any())
+        self._measure: Callable[[PairwiseRanker], Metrics] | None = None
+        if self._validated and ranks.is_first:
+            self._measure = _validation(split, config)
+
+    def __call__(self, whole: PairwiseRanker | None) -> tuple[float, float] | None:
+        """NDCG@10 and HR@10 on every rank, or None if there are no validation items.
+
+        The vectors of pooled users are made anew. Only rank 0 has the model.
+        """
+        figures = [0.0, 0.0]
+        if whole is not None:
+            remember(whole, self._train)
+            if self._measure is not None:
+                metrics = self._measure(whole)
+                figures = [metrics.ndcg, metrics.hr]
+        if not self._validated:
+            return None
+        ndcg, hr = self._ranks.agreed(figures)
+        return ndcg, hr
 
 
 def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:
@@ -261,7 +385,11 @@ def remember(model: PairwiseRanker, interactions: Interactions) -> None:
 
 
 def make_batches(
-    model: PairwiseRanker, train: Interactions, config: TrainConfig, device: torch.device
+    model: PairwiseRanker,
+    train: Interactions,
+    config: TrainConfig,
+    device: torch.device,
+    share: Share = WHOLE,
 ) -> Batches:
     """The batches of an epoch of this model.
 
@@ -269,7 +397,7 @@ def make_batches(
     """
     if config.shared_negatives and not model.shares_negatives:
         raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
-    return Batches(train, config, device, histories=model.config.users == "history")
+    return Batches(train, config, device, histories=model.config.users == "history", share=share)
 
 
 def train_epoch(
@@ -278,6 +406,7 @@ def train_epoch(
     n_items: int,
     config: TrainConfig,
     optimizer: Adam,
+    ranks: Ranks = ONE_RANK,
 ) -> float:
     """One pass over the positives; the mean loss of its batches, without the l2 term."""
     model.train()
@@ -287,22 +416,46 @@ def train_epoch(
         vectors = model.training_vectors(rows.users, rows.histories)
         if config.dropout:
             vectors = torch.nn.functional.dropout(vectors, config.dropout)
-        if isinstance(rows, SharedRows):
-            s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
-            shared_loss = SHARED_LOSSES[config.loss]
-            loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items, rows.weights)
-        else:
-            both = model.pair_logits(vectors, rows.items, rows.negatives)
-            loss = LOSSES[config.loss](*both, n_items, rows.weights)
+        loss = ranks.part(*_positive_loss(model, vectors, rows, n_items, config))
         if rows.preferences is not None and config.stated_weight:
-            loss = _with_preferences(model, loss, rows, rows.preferences, config)
+            loss = _with_preferences(model, loss, rows, rows.preferences, config, ranks)
         total += loss.detach()
         if config.l2:
-            loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives)
-        loss.backward()  # type: ignore[no-untyped-call]
+            loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives, ranks)
+        if loss.requires_grad:  # a rank may have no row of a batch
+            loss.backward()  # type: ignore[no-untyped-call]
+        ranks.reduce_gradients(model)
         optimizer.step()
         steps += 1
-    return float(total) / steps
+    return float(ranks.total(total)) / steps
+
+
+def _positive_loss(
+    model: PairwiseRanker,
+    vectors: Tensor,
+    rows: Rows | SharedRows,
+    n_items: int,
+    config: TrainConfig,
+) -> tuple[Tensor, Count]:
+    """The mean loss of the positives, and over how many it is the mean."""
+    if not isinstance(rows, SharedRows):
+        both = model.pair_logits(vectors, rows.items, rows.negatives)
+        return LOSSES[config.loss](*both, n_items, rows.weights), partial(_positives, rows)
+    s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
+    shared_loss = SHARED_LOSSES[config.loss]
+    loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items, rows.weights)
+    return loss, partial(_positives if config.loss == "listwise" else _compared, rows)
+
+
+def _positives(rows: Rows | SharedRows) -> Tensor | float:
+    """The number of positives, by their weights."""
+    return len(rows.items) if rows.weights is None else rows.weights.sum()
+
+
+def _compared(rows: SharedRows) -> Tensor:
+    """The number of pairs of positives and shared negatives that count, by their weights."""
+    counts = rows.valid.sum(1)[rows.row]
+    return counts.sum() if rows.weights is None else (counts * rows.weights).sum()
 
 
 def _with_preferences(
@@ -311,6 +464,7 @@ def _with_preferences(
     rows: Rows | SharedRows,
     preferences: PreferenceRows,
     config: TrainConfig,
+    ranks: Ranks,
 ) -> Tensor:
     """The mean of the positives' loss and that of the stated pairs, each pair like a positive."""
     vectors = model.training_vectors(preferences.users, preferences.histories)
@@ -321,9 +475,11 @@ def _with_preferences(
         # As those pairs: by the half margin alone.
         half = (z_uij - z_uji) / 2
         z_uij, z_uji = half, -half
-    preference_loss = LOSSES[config.loss](z_uij, z_uji, 0, preferences.weights)
-    positive_count = len(rows.items) if rows.weights is None else rows.weights.sum()
-    preference_count = config.stated_weight * preferences.weights.sum()
+    preference_loss = ranks.part(
+        LOSSES[config.loss](z_uij, z_uji, 0, preferences.weights), preferences.weights.sum
+    )
+    positive_count = ranks.total(_positives(rows))
+    preference_count = config.stated_weight * ranks.total(preferences.weights.sum())
     return (positive_count * loss + preference_count * preference_loss) / (
         positive_count + preference_count
     )
@@ -401,8 +557,11 @@ def _should_stop(history: History, config: TrainConfig) -> bool:
     return history.loss[-2] - history.loss[-1] < PAPER_IMPROVEMENT * history.loss[-2]
 
 
-def _batch_l2(model: PairwiseRanker, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _batch_l2(model: PairwiseRanker, users: Tensor, i: Tensor, j: Tensor, ranks: Ranks) -> Tensor:
     """‖Θ‖² of the batch's embeddings, the mean over its users, its positives and its negatives."""
-    user_norm = users.square().sum() / len(users)
-    positive_norm = model.item_vectors(i).square().sum() / len(i)
-    return user_norm + positive_norm + model.item_vectors(j).square().sum() / j.numel()
+
+    def mean(vectors: Tensor, n: int) -> Tensor:
+        return ranks.part(vectors.square().sum() / max(n, 1), lambda: n)
+
+    positive_norm = mean(model.item_vectors(i), len(i))
+    return mean(users, len(users)) + positive_norm + mean(model.item_vectors(j), j.numel())

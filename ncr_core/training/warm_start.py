@@ -22,7 +22,7 @@ from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.pretraining import TrainingResult
+from ncr_core.training.pretraining import PhaseRunner, TrainingResult
 from ncr_core.training.trainer import OnProgress, TrainingPhase, train_loop
 
 EPOCHS = 8
@@ -65,11 +65,16 @@ def evaluated_starting_point(
 
 
 def train_warm(
-    base: StartingPoint, config: TrainConfig, split: Split, on_progress: OnProgress | None = None
+    base: StartingPoint,
+    config: TrainConfig,
+    split: Split,
+    on_progress: OnProgress | None = None,
+    run_phase: PhaseRunner | None = None,
 ) -> TrainingResult:
     """Trains a model of the base's architecture on ``split``, beginning with its parameters.
 
     ``EPOCHS`` passes at most, or as many as ``config`` allows, at the peak rate ``RATE``.
+    ``run_phase`` is as of `train_model`.
     """
     model = grown_model(base, split, config.seed).to(config.torch_device())
     if not model.shares_negatives:
@@ -77,7 +82,8 @@ def train_warm(
     kind = model.config.kind
     epochs = min(EPOCHS, config.epochs)
     phase = TrainingPhase(f"go on with {kind}", epochs, min(RATE, config.learning_rate))
-    return TrainingResult(model, [train_loop(model, split, config, phase, on_progress)])
+    run = run_phase or train_loop
+    return TrainingResult(model, [run(model, split, config, phase, on_progress)])
 
 
 def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:

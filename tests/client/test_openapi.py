@@ -76,9 +76,11 @@ async def sent_by(name: str) -> list[httpx2.Request]:
 
     examples: dict[str, Any] = {
         "int": 3, "str": "x", "bool": True, "float": 0.5, "Sequence[str]": ["x", "y"],
+        "Sequence[float]": [0.5],
         "dict[str, Any]": {"x": 1}, "datetime | str | float": 0.5,
         "Iterable[Mapping[str, Any]]": [{"user": "u", "item": "i"}],
         "Sequence[Mapping[str, Any]]": [{"id": "i"}], "Mapping[str, Any]": {"x": 1},
+        "Mapping[str, str | int]": {"x": "1d"}, "str | int": "6h",
         "Sequence[Literal['categories', 'attributes']]": ["categories"],
     }  # fmt: skip
     async with AsyncClient(transport=httpx2.MockTransport(answer)) as client:
@@ -131,11 +133,16 @@ def operation_of(document: dict[str, Any], request: httpx2.Request) -> tuple[str
 
 
 def body_of(operation: dict[str, Any]) -> dict[str, Any]:
-    """The properties of an operation's JSON body, or of the rows of one that is a list."""
+    """The properties of an operation's JSON body, or of the rows of one that is a list.
+
+    Of a body of several forms they are those of all.
+    """
     content = operation.get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
-    schema = schema.get("oneOf", [schema])[0]
-    properties: dict[str, Any] = schema.get("items", schema).get("properties", {})
+    properties: dict[str, Any] = {}
+    for form in schema.get("oneOf", [schema]):
+        for name, of in form.get("items", form).get("properties", {}).items():
+            properties.setdefault(name, {"anyOf": []})["anyOf"].append(of)
     return properties
 
 
@@ -147,8 +154,8 @@ def names_in(content: bytes) -> set[str]:
 
 def choices(schema: dict[str, Any]) -> set[str]:
     """The strings that a value may be; none where any may."""
-    either = [schema, *schema.get("anyOf", ())]
-    return {value for one in either for value in one.get("enum", ())}
+    own = {*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())}
+    return own.union(*map(choices, schema.get("anyOf", ())))
 
 
 def test_choices_are_those_of_the_service(document: dict[str, Any]) -> None:

@@ -34,6 +34,9 @@ INCLUDED = ["categories", "attributes", "attributes,categories"]
 schemathesis.openapi.format("filter", FILTERS.map(json.dumps))
 schemathesis.openapi.format("boost", BOOSTS.map(json.dumps))
 schemathesis.openapi.format("include", st.sampled_from(INCLUDED))
+AGES = st.sampled_from(["forever", "0s", "90s", "30m", "6h", "14d", 0, 3600, "-1d", "1w"])
+RULES = st.dictionaries(st.sampled_from(["purchase", "view", "dislike", "*"]), AGES, max_size=4)
+schemathesis.openapi.format("seen-rule", RULES.map(json.dumps))
 
 LISTS = st.builds(
     lambda shown: ListCursor(None, 0, 0, np.array(sorted(shown), np.int64)).encode(b"", b""),
@@ -45,17 +48,18 @@ SHORTEST_LIMIT = 64
 # An event by itself is answered as a list of one.
 BY_ROW = {"POST /items", "POST /preferences", "POST /users"}
 SELECTION = {"invalid_filter", "filter_type_mismatch", "invalid_boost", "invalid_include"}
+RULED = SELECTION | {"invalid_seen", "invalid_hide_shown"}
 AVAILABILITY = {"invalid_available_from", "invalid_available_until"}
 BEYOND_THE_SCHEMA = {
-    "GET /recommend/{user}": SELECTION | {"invalid_cursor"},  # it is another list's
-    "POST /recommend": SELECTION | {"invalid_cursor"},
-    "GET /items/{item}/similar": SELECTION | {"invalid_cursor"},
-    "POST /recommend/batch": SELECTION,
+    "GET /recommend/{user}": RULED | {"invalid_cursor"},  # it is another list's
+    "POST /recommend": RULED | {"invalid_cursor"},
+    "GET /items/{item}/similar": RULED | {"invalid_cursor"},
+    "POST /recommend/batch": RULED,
     "POST /rerank": SELECTION,
-    "GET /popular": SELECTION,
-    "GET /trending": SELECTION,
-    "PUT /items/{item}": AVAILABILITY,
-    "PATCH /items/{item}": AVAILABILITY,
+    "GET /popular": SELECTION | {"invalid_cursor"},
+    "GET /trending": SELECTION | {"invalid_cursor"},
+    "PUT /items/{item}": AVAILABILITY | {"embedding_length"},
+    "PATCH /items/{item}": AVAILABILITY | {"embedding_length"},
     "POST /compare": {"item_not_ranked"},
     "POST /admin/train": {"cannot_start_warm", "recipe_chooses", "parameters_do_not_fit"},
     "POST /admin/export": {"invalid_request"},  # neither tables nor lists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable
 
@@ -13,12 +14,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ncr_core.online import (
+    ArmCounts,
     ClickThroughDrop,
     Draft,
     Teams,
+    click_through_difference,
     click_through_drop,
     credit,
+    interleaving_over_time,
     interleaving_result,
+    outcome_of,
+    planned_clicked,
     team_draft,
 )
 
@@ -193,6 +199,45 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert wrong / tries < 0.07
 
 
+lists_in_order = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=30)
+
+
+@given(lists_in_order, st.lists(st.floats(0, 1), max_size=5))
+def test_over_time_each_result_is_that_of_the_lists_so_far(
+    lists: list[tuple[int, int]], shares: list[float]
+) -> None:
+    counts = [int(share * len(lists)) for share in shares]
+    rows = np.array(lists, dtype=np.int64).reshape(-1, 2)
+    results = interleaving_over_time(rows[:, 0], rows[:, 1], counts)
+    for count, result in zip(counts, results, strict=True):
+        tallies = np.zeros((5, 3), dtype=np.int64)
+        for user, outcome in lists[:count]:
+            tallies[user, outcome] += 1
+        assert result == interleaving_result(tallies)
+
+
+def test_who_won() -> None:
+    assert [outcome_of(*pair) for pair in ((2, 1), (0, 1), (1, 1))] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_the_planned_size_finds_its_difference_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    n, found, trials = planned_clicked(0.05), 0, 400
+    for _ in range(trials):
+        wins = random.random(n) < 0.55
+        result = interleaving_result(np.stack([~wins, wins, 0 * wins], axis=1).astype(np.int64))
+        assert result.interval is not None
+        found += result.interval[0] > 0
+    assert found / trials == pytest.approx(0.8, abs=0.06)
+
+
+@pytest.mark.parametrize(("difference", "power"), [(0, 0.8), (0.5, 0.8), (0.1, 1.0), (0.1, 0.0)])
+def test_no_size_finds_nothing_or_everything(difference: float, power: float) -> None:
+    with pytest.raises(ValueError):
+        planned_clicked(difference, power)
+
+
 def test_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="wins of A"):
         interleaving_result(np.zeros((3, 2), dtype=np.int64))
@@ -304,3 +349,121 @@ def test_looking_every_hour_rarely_sees_a_fall_where_there_is_none() -> None:
         )
     assert wrong <= 1
     assert naive > wrong
+
+
+def arm(lists: Iterable[int], clicked: Iterable[int]) -> ArmCounts:
+    """The counts of users with so many lists and clicked lists."""
+    x, y = np.array(list(lists)), np.array(list(clicked))
+    used = x > 0
+    x, y = x[used], y[used]
+    sums = (x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum())
+    return ArmCounts(len(x), *(int(each) for each in sums))
+
+
+def test_the_difference_of_independent_lists_by_hand() -> None:
+    """100 users of one list each: the variance is the binomial's, with n − 1 for n."""
+    a, b = arm([1] * 100, [1] * 20 + [0] * 80), arm([1] * 100, [1] * 50 + [0] * 50)
+    found = click_through_difference(a, b, planned_lists=200)
+    assert found is not None
+    assert (found.rate_a, found.difference, found.relative) == (0.2, 0.3, pytest.approx(1.5))
+    assert found.std == pytest.approx(math.sqrt((0.2 * 0.8 + 0.5 * 0.5) / 99), rel=0.02)
+    # At the planned number √(2(s + 1)/s · ln(√(s + 1)/0.05)), s = −2 ln 0.05 + ln(1 − 2 ln 0.05).
+    half = (found.interval[1] - found.interval[0]) / 2 / found.std
+    assert half == pytest.approx(3.035, abs=0.005)
+    assert found.better == "b"
+    assert click_through_difference(b, a, 200).better == "a"  # type: ignore[union-attr]
+    assert found.p < 0.01
+
+
+def test_users_with_many_lists_say_less_than_as_many_users() -> None:
+    many = arm([1] * 1_000, [1] * 100 + [0] * 900)
+    few = arm([10] * 100, [10] * 10 + [0] * 90)  # the same lists, all of a user alike
+    wide, narrow = (click_through_difference(each, each, 2_000) for each in (few, many))
+    assert wide is not None
+    assert narrow is not None
+    assert wide.std / narrow.std == pytest.approx(math.sqrt(10), rel=0.02)
+
+
+def test_few_users_and_no_clicks_show_nothing() -> None:
+    assert click_through_difference(arm([9] * 29, [9] * 29), arm([9] * 50, [0] * 50), 100) is None
+    nothing = arm([1] * 50, [0] * 50)
+    found = click_through_difference(nothing, nothing, 100)
+    assert found is not None
+    assert found.interval[0] < 0 < found.interval[1]
+    assert (found.better, found.relative, found.detectable) == (None, None, None)
+
+
+def drawn_arm(seed: int, n_users: int, rate: float) -> ArmCounts:
+    """Users with up to 20 lists each, of which they click some."""
+    rng = np.random.default_rng(seed)
+    lists = rng.integers(1, 21, n_users)
+    return arm(lists, rng.binomial(lists, rate))
+
+
+some_users = st.builds(drawn_arm, st.integers(0, 2**32), st.integers(30, 99), st.floats(0, 1))
+
+
+@given(some_users, some_users, st.integers(100, 10**6))
+def test_interval_and_p_agree_and_both_arms_are_treated_alike(
+    a: ArmCounts, b: ArmCounts, planned: int
+) -> None:
+    found, mirrored = (
+        click_through_difference(*arms, planned_lists=planned) for arms in ((a, b), (b, a))
+    )
+    assert found is not None
+    assert mirrored is not None
+    low, high = found.interval
+    assert -1 <= low <= found.difference <= high <= 1
+    assert low < high
+    assert mirrored.interval == pytest.approx((-high, -low))
+    assert 0 < found.p <= 1
+    if min(abs(low), abs(high)) > 1e-9 and low > -1 and high < 1:
+        assert (found.p < 0.05) == (found.better is not None)
+    # Looking late or early only widens it.
+    best = click_through_difference(a, b, planned_lists=a.lists + b.lists)
+    assert best is not None
+    assert best.interval[1] - best.interval[0] <= 1.0001 * (high - low)
+
+
+@pytest.mark.parametrize(
+    ("n_users", "rate", "share", "planned"),
+    [(200, 0.1, 0.5, 2_000), (1_000, 0.02, 0.1, 10_000), (1_000, 0.1, 0.9, 500)],
+)
+def test_looking_every_day_rarely_sees_a_difference_where_there_is_none(
+    n_users: int, rate: float, share: float, planned: int
+) -> None:
+    """Users differ in their visits and in how often they click, which is what makes it hard."""
+    rng = np.random.default_rng(0)
+    runs, seen = 100, 0
+    for _ in range(runs):
+        own_rate = rng.beta(rate * 5, (1 - rate) * 5, n_users)
+        visits = 0.5 * rng.lognormal(0, 1, n_users)
+        in_b = rng.random(n_users) < share
+        lists, clicked = np.zeros(n_users, np.int64), np.zeros(n_users, np.int64)
+        for _ in range(40):
+            today = rng.poisson(visits)
+            lists += today
+            clicked += rng.binomial(today, own_rate)
+            arms = [arm(lists[side], clicked[side]) for side in (~in_b, in_b)]
+            found = click_through_difference(*arms, planned_lists=planned)
+            if found is not None and found.better is not None:
+                seen += 1
+                break
+    assert seen <= 5
+
+
+def test_a_difference_is_found_about_as_often_as_planned() -> None:
+    rng = np.random.default_rng(0)
+    n, lists, runs, found = 2_000, np.full(2_000, 5), 100, 0
+    half = n // 2
+    probe = arm(lists[:half], rng.binomial(5, 0.1, half))
+    planned = click_through_difference(probe, probe, 2 * probe.lists)
+    assert planned is not None
+    assert planned.detectable is not None
+    more = 0.1 * (1 + planned.detectable)
+    for _ in range(runs):
+        a = arm(lists[:half], rng.binomial(5, 0.1, half))
+        b = arm(lists[half:], rng.binomial(5, more, half))
+        result = click_through_difference(a, b, 2 * probe.lists)
+        found += result is not None and result.better == "b"
+    assert 65 <= found <= 95

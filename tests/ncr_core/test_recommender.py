@@ -277,3 +277,92 @@ def test_a_list_after_a_break_is_another_than_in_the_middle_of_a_sitting(tmp_pat
 def test_importing_the_package_loads_no_torch() -> None:
     check = "import sys, ncr_core; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True, cwd=Path(__file__).parents[2])
+
+
+def described(rows: list) -> tuple[dict, dict]:
+    """Attributes by which items of one half of the users' catalogue differ from the other."""
+    items = {item: {"half": f"h{n % 2}", "noise": n % 7} for n, item in enumerate(_ids(rows, 1))}
+    users = {user: {"half": f"h{n % 2}"} for n, user in enumerate(_ids(rows, 0))}
+    return items, users
+
+
+def _ids(rows: list, column: int) -> list[str]:
+    return sorted({row[column] for row in rows})
+
+
+@pytest.fixture(scope="module")
+def told() -> tuple[Recommender, dict, dict]:
+    """Users of either half take up items of their own half, but for a few."""
+    rng = np.random.default_rng(0)
+    users, items = [f"u{n:02}" for n in range(60)], [f"i{n:02}" for n in range(40)]
+    rows = []
+    for n, user in enumerate(users):
+        own = [*rng.permutation(items[n % 2 :: 2])[:9].tolist(), items[rng.integers(40)]]
+        rows += [(user, item, time) for time, item in enumerate(dict.fromkeys(own))]
+    of_items, of_users = described(rows)
+    recommender = Recommender(kind="nbpr", factors=4, epochs=12, item_bias=True)
+    recommender.fit(rows, item_attributes=of_items, user_attributes=of_users)
+    return recommender, of_items, of_users
+
+
+def test_new_items_are_recommended_by_their_attributes(
+    told: tuple[Recommender, dict, dict], tmp_path: Path
+) -> None:
+    fitted, of_items, of_users = told
+    placement = fitted.checkpoint.content.items
+    assert placement is not None
+    assert placement.encoder.names == ("half",)
+    fitted.save(tmp_path / "model")
+    recommender = Recommender.load(tmp_path / "model")
+    before = names(recommender.recommend("u00", n=5))
+    new = {"new 0": {"half": "h0"}, "new 1": {"half": "h1"}}
+    assert recommender.add_items(new) is recommender
+    assert recommender.item_ids[-2:] == list(new)
+    for user, attributes in list(of_users.items())[:10]:
+        own = f"new {attributes['half'][1]}"
+        assert names(recommender.recommend(user, n=1, allowed=new)) == [own]
+    assert [item for item in names(recommender.recommend("u00", n=7)) if item not in new][
+        : len(before) - 2
+    ] == before[:-2]
+    similar = names(recommender.similar("new 0", n=5))
+    assert all(of_items.get(item, {"half": "h0"})["half"] == "h0" for item in similar)
+    with pytest.raises(DataError, match="already"):
+        recommender.add_items({"new 0": {}})
+    assert recommender.add_items({}).item_ids[-1] == "new 1"
+
+
+def test_somebody_is_recommended_for_by_attributes(told: tuple[Recommender, dict, dict]) -> None:
+    recommender, of_items, _ = told
+    for half in ("h0", "h1"):
+        listed = names(recommender.recommend_for(n=8, attributes={"half": half}))
+        assert all(of_items[item]["half"] == half for item in listed)
+    # What somebody took up moves them from where their attributes say.
+    own = [item for item, attributes in of_items.items() if attributes["half"] == "h1"][:9]
+
+    def places(items: list[str]) -> float:
+        every = recommender.recommend_for(
+            items, len(of_items), attributes={"half": "h0"}, exclude_seen=False
+        )
+        listed = names(every)
+        return float(np.mean([listed.index(item) for item in own]))
+
+    assert places(own) < places([])
+
+
+def test_attributes_need_a_model_that_was_fitted_with_them(fitted: Recommender) -> None:
+    with pytest.raises(DataError, match="item_attributes"):
+        fitted.add_items({"new": {"half": "h0"}})
+    with pytest.raises(DataError, match="none of these items"):
+        fitted.recommend_for(attributes={"half": "h0"})
+    by_items = fitted.recommend_for([fitted.item_ids[0]], attributes={"half": "h0"})
+    assert names(by_items) == names(fitted.recommend_for([fitted.item_ids[0]]))
+
+
+def test_attributes_leave_the_trained_model_as_it_is(told: tuple[Recommender, dict, dict]) -> None:
+    recommender, _, _ = told
+    interactions = recommender._interactions
+    assert interactions is not None
+    without = Recommender(recommender.recipe).fit(interactions)
+    for name, value in without.checkpoint.model.state_dict().items():
+        assert value.equal(recommender.checkpoint.model.state_dict()[name]), name
+    assert not without.checkpoint.content

@@ -18,6 +18,7 @@
         ctx.save();
         ctx.strokeStyle = ctx.fillStyle = ink;
         ctx.globalAlpha = 0.8;
+        ctx.textAlign = "left";
         ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
         for (const mark of marks) {
           const x = Math.round(plot.valToPos(mark.x, "x", true));
@@ -33,6 +34,13 @@
     },
   });
 
+  // By distance of the ticks in seconds: what each shows, and what is added where year or day begin.
+  const clock = [
+    [86400 * 365, "{YYYY}", null, null, null, null, null, null, 1],
+    [86400 * 28, "{MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [86400, "{D} {MMM}", "\n{YYYY}", null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", "\n{D} {MMM} {YYYY}", null, "\n{D} {MMM}", null, null, null, 1],
+  ];
   const draw = (box) => {
     const data = JSON.parse(box.dataset.chart);
     const inks = [colour("--accent"), colour("--second"), colour("--quiet"), colour("--good"), colour("--warn"), colour("--bad")];
@@ -46,6 +54,8 @@
       points: { show: data.x.length < 3 || each.dots === true, size: 5 },
       spanGaps: true,
       value: (_, value) => short(value),
+      ...(data.band && data.band.includes(n) ? { stroke: inks[1], width: 1 } : {}),
+      ...(each.hidden ? { scale: "hidden", stroke: "transparent", points: { show: false } } : {}),
       ...(each.bars ? { paths: uPlot.paths.bars({ size: [0.7, 40], radius: 0.15 }), fill: inks[n % inks.length] + "66", width: 0 } : {}),
     }));
     const options = {
@@ -53,10 +63,11 @@
       height: box.clientHeight - 32,
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
       cursor: { points: { size: 7 } },
-      scales: { x: { time: data.time === true } },
-      series: [{ label: data.time ? "UTC" : data.xlabel }, ...series],
+      scales: { x: { time: data.time === true }, ...(data.zero ? { y: { range: (_, low, high) => uPlot.rangeNum(Math.min(low, 0), Math.max(high, 0), 0.1, true) } } : {}) },
+      ...(data.band ? { bands: [{ series: [data.band[1] + 1, data.band[0] + 1], fill: inks[1] + "33" }] } : {}),
+      series: [{ label: data.time ? "UTC" : data.xlabel, ...(data.time ? { value: "{D} {MMM} {YYYY} {HH}:{mm}" } : {}) }, ...series],
       axes: [
-        { ...axis, grid: { show: false }, ...(data.time ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200] }) },
+        { ...axis, grid: { show: false }, ...(data.time ? { values: clock } : { incrs: [1, 2, 5, 10, 20, 50, 100, 200] }) },
         { ...axis, size: 54, values: (_, ticks) => ticks.map(short) },
         ...(right ? [{ ...axis, scale: "right", side: 1, size: 54, grid: { show: false }, values: (_, ticks) => ticks.map(short) }] : []),
       ],
@@ -99,7 +110,7 @@
     button.disabled = true;
     result.textContent = "Reading …";
     try {
-      const answer = await fetch(form.action, { method: "POST", body: file, headers: { "Content-Type": "text/csv", "HX-Request": "true", "HX-Current-URL": location.href } });
+      const answer = await fetch(form.action, { method: "POST", body: file, headers: { "Content-Type": "text/csv", "HX-Request": "true", "HX-Current-URL": location.href, "X-File-Name": encodeURIComponent(file.name) } });
       if (answer.headers.get("HX-Redirect")) { location.href = answer.headers.get("HX-Redirect"); return; }
       result.innerHTML = await answer.text();
     } catch {

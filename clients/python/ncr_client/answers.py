@@ -9,14 +9,17 @@ class ABTestOut(TypedDict):
     """A trial."""
 
     trial_id: str
-    kind: Literal["interleaving", "shadow"]
+    kind: Literal["interleaving", "settings", "shadow"]
     version_a: str
     version_b: str
     share: float
+    settings: dict[str, Any] | None
+    planned_lists: int | None
     status: Literal["running", "ended"]
     created_at: str
     ended_at: str | None
     report: dict[str, Any] | None
+    planned_clicked: int | None
 
 
 class ABTestPage(TypedDict):
@@ -151,6 +154,7 @@ class ItemOut(TypedDict):
     attributes: dict[str, Any]
     available_from: str | None
     available_until: str | None
+    embedding: list[float] | None
 
 
 class ItemPage(TypedDict):
@@ -207,6 +211,7 @@ class JobProgress(TypedDict):
     loss: float | None
     ndcg: float | None
     eta_s: float | None
+    peak_bytes: NotRequired[int | None]
 
 
 class MergeOut(TypedDict):
@@ -290,6 +295,7 @@ class PopularItems(TypedDict):
 
     window: str | None
     items: list[PopularItem]
+    next_cursor: str | None
 
 
 class PreferenceAnswer(TypedDict):
@@ -358,15 +364,15 @@ class Recommendation(TypedDict):
 class RecommendedItem(TypedDict):
     """One place of the list."""
 
-    categories: NotRequired[list[str] | None]
-    attributes: NotRequired[dict[str, Any] | None]
+    categories: NotRequired[list[str]]
+    attributes: NotRequired[dict[str, Any]]
     id: str
     title: str | None
     rank: int
     score: float | None
     source: Literal["model", "fold_in", "popular"]
     preferred_over_next: float | None
-    because: NotRequired[list[Because] | None]
+    because: NotRequired[list[Because]]
 
 
 class RejectedItem(TypedDict):
@@ -396,8 +402,8 @@ class RejectedUser(TypedDict):
 class SimilarItem(TypedDict):
     """An item that is like another."""
 
-    categories: NotRequired[list[str] | None]
-    attributes: NotRequired[dict[str, Any] | None]
+    categories: NotRequired[list[str]]
+    attributes: NotRequired[dict[str, Any]]
     id: str
     title: str | None
     score: float
@@ -435,6 +441,7 @@ class TrendingItems(TypedDict):
 
     window: str
     items: list[TrendingItem]
+    next_cursor: str | None
 
 
 class UserOut(TypedDict):

@@ -95,14 +95,18 @@ class AsyncClient:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         boost: Sequence[Mapping[str, Any]] | None = None,
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        seen: Mapping[str, str | int] | None = None,
+        hide_shown: str | int | None = None,
         cursor: str | None = None,
     ) -> answers.Recommendation:
         """The ``n`` items that the user would like next.
 
         ``filter`` leaves items by their attributes, as ``{"brand": "x", "price": {"lt": 50}}``;
         ``boost`` adds log-odds, as ``[{"filter": {"brand": "x"}, "by": 0.5}]``; ``include`` says
-        what is shown of each item. ``cursor`` is the ``next_cursor`` of the page before, with the
-        same other arguments.
+        what is shown of each item. ``seen`` says for how long an event of a type keeps its item
+        out, as ``{"purchase": "14d"}``, and ``hide_shown`` for how long, as ``"6h"``, what lists
+        showed and the user did not take. ``cursor`` is the ``next_cursor`` of the page before, with
+        the same other arguments.
         """
         query = without_none(
             {
@@ -117,6 +121,8 @@ class AsyncClient:
                 "filter": as_text(filter),
                 "boost": as_text(boost),
                 "include": include and ",".join(include),
+                "seen": as_text(seen),
+                "hide_shown": hide_shown,
                 "cursor": cursor,
             }
         )
@@ -140,12 +146,15 @@ class AsyncClient:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         boost: Sequence[Mapping[str, Any]] | None = None,
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        seen: Mapping[str, str | int] | None = None,
+        hide_shown: str | int | None = None,
         cursor: str | None = None,
     ) -> answers.BasketRecommendation:
         """The ``n`` items that suit a basket or session, the latest of ``items`` last.
 
         ``item`` is what is being looked at; with ``user`` the user's own events count, too.
-        Nothing is stored. ``filter``, ``boost`` and ``include`` as in ``recommend``.
+        Nothing is stored, but what ``hide_shown`` has to know. ``filter``, ``boost``, ``include``,
+        ``seen`` and ``hide_shown`` as in ``recommend``.
         """
         body = without_none(
             {
@@ -163,6 +172,8 @@ class AsyncClient:
                 "filter": filter,
                 "boost": boost,
                 "include": include,
+                "seen": seen,
+                "hide_shown": hide_shown,
                 "cursor": cursor,
             }
         )
@@ -184,6 +195,8 @@ class AsyncClient:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         boost: Sequence[Mapping[str, Any]] | None = None,
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        seen: Mapping[str, str | int] | None = None,
+        hide_shown: str | int | None = None,
     ) -> answers.BatchAnswer:
         """Lists of ``n`` items for many users; see ``recommend``."""
         body = without_none(
@@ -200,6 +213,8 @@ class AsyncClient:
                 "filter": filter,
                 "boost": boost,
                 "include": include,
+                "seen": seen,
+                "hide_shown": hide_shown,
             }
         )
         return cast(answers.BatchAnswer, await self._send("POST", "/recommend/batch", body=body))
@@ -255,11 +270,13 @@ class AsyncClient:
         exclude: Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
         include: Sequence[Literal["categories", "attributes"]] | None = None,
+        seen: Mapping[str, str | int] | None = None,
+        hide_shown: str | int | None = None,
         cursor: str | None = None,
     ) -> answers.SimilarItems:
         """Items that are liked by the same users, without those that ``user`` has seen.
 
-        ``filter`` and ``include`` as in ``recommend``.
+        ``filter``, ``include``, ``seen`` and ``hide_shown`` as in ``recommend``.
         """
         query = without_none(
             {
@@ -269,6 +286,8 @@ class AsyncClient:
                 "exclude": exclude,
                 "filter": as_text(filter),
                 "include": include and ",".join(include),
+                "seen": as_text(seen),
+                "hide_shown": hide_shown,
                 "cursor": cursor,
             }
         )
@@ -282,10 +301,17 @@ class AsyncClient:
         window: str | None = None,
         category: Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        cursor: str | None = None,
     ) -> answers.PopularItems:
         """The items with the most users, of all time or of a ``window`` such as 6h or 7d."""
         query = without_none(
-            {"n": n, "window": window, "category": category, "filter": as_text(filter)}
+            {
+                "n": n,
+                "window": window,
+                "category": category,
+                "filter": as_text(filter),
+                "cursor": cursor,
+            }
         )
         return cast(answers.PopularItems, await self._send("GET", "/popular", query))
 
@@ -296,10 +322,17 @@ class AsyncClient:
         window: str | None = None,
         category: Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as the service has it
+        cursor: str | None = None,
     ) -> answers.TrendingItems:
         """The items with more users than in the ``window`` before: a day, or such as 6h or 7d."""
         query = without_none(
-            {"n": n, "window": window, "category": category, "filter": as_text(filter)}
+            {
+                "n": n,
+                "window": window,
+                "category": category,
+                "filter": as_text(filter),
+                "cursor": cursor,
+            }
         )
         return cast(answers.TrendingItems, await self._send("GET", "/trending", query))
 
@@ -434,10 +467,12 @@ class AsyncClient:
         attributes: dict[str, Any] | None = None,
         available_from: datetime | str | float | None = None,
         available_until: datetime | str | float | None = None,
+        embedding: Sequence[float] | None = None,
     ) -> answers.ItemOut:
         """Describes an item; fields left out are empty afterwards.
 
-        It is in no list before ``available_from``, and from ``available_until`` on.
+        It is in no list before ``available_from``, and from ``available_until`` on. The
+        ``embedding`` is a vector of your own, as long as those of the other items.
         """
         body = without_none(
             {
@@ -447,6 +482,7 @@ class AsyncClient:
                 "attributes": attributes,
                 "available_from": moment(available_from),
                 "available_until": moment(available_until),
+                "embedding": embedding,
             }
         )
         return cast(answers.ItemOut, await self._send("PUT", path("/items/{}", item), body=body))
@@ -461,6 +497,7 @@ class AsyncClient:
         attributes: dict[str, Any] | EllipsisType | None = ...,
         available_from: datetime | str | float | EllipsisType | None = ...,
         available_until: datetime | str | float | EllipsisType | None = ...,
+        embedding: Sequence[float] | EllipsisType | None = ...,
     ) -> answers.ItemOut:
         """Changes these fields of an item's description; None empties a field.
 
@@ -474,6 +511,7 @@ class AsyncClient:
                 "attributes": attributes,
                 "available_from": moment(available_from),
                 "available_until": moment(available_until),
+                "embedding": embedding,
             }
         )
         return cast(answers.ItemOut, await self._send("PATCH", path("/items/{}", item), body=body))
@@ -524,6 +562,7 @@ class AsyncClient:
         min_interactions: int | None = None,
         seed: int | None = None,
         start: Literal["scratch", "warm"] | None = None,
+        attributes: Literal["auto"] | Sequence[str] | None = None,
         force: bool | None = None,
     ) -> answers.JobAccepted:
         """Submits a training; parameters left out take the service's defaults."""
@@ -543,6 +582,7 @@ class AsyncClient:
                 "min_interactions": min_interactions,
                 "seed": seed,
                 "start": start,
+                "attributes": attributes,
                 "force": force,
             }
         )
@@ -626,10 +666,30 @@ class AsyncClient:
     # Trials of one version beside another
 
     async def begin_trial(
-        self, version: str, kind: Literal["interleaving", "shadow"], share: float = 0.1
+        self,
+        version: str | None,
+        kind: Literal["interleaving", "settings", "shadow"],
+        share: float = 0.1,
+        settings: Mapping[str, Any] | None = None,
+        planned_lists: int | None = None,
+        planned_clicked: int | None = None,
     ) -> answers.ABTestOut:
-        """Tries a version beside the active one, with a share of the users or requests."""
-        body = {"kind": kind, "version": version, "share": share}
+        """Tries a version or settings beside what is served, with a share of users or requests.
+
+        Args:
+            version: the version to try; None for a trial of settings alone.
+            kind: how it is tried.
+            share: the share of the users, of a shadow trial of the requests.
+            settings: of kind `settings`, what its users get, by name.
+            planned_lists: of kind `settings`, the lists for which the test is tuned.
+            planned_clicked: of kind `interleaving`, the lists with a click at which it is read.
+        """
+        body: dict[str, Any] = {"kind": kind, "share": share}
+        given = {
+            "version": version, "settings": settings, "planned_lists": planned_lists,
+            "planned_clicked": planned_clicked,
+        }  # fmt: skip
+        body |= {name: value for name, value in given.items() if value is not None}
         answer = await self._send("POST", "/admin/trials", body=body, again=False)
         return cast(answers.ABTestOut, answer)
 

@@ -85,6 +85,9 @@ async def test_an_interleaving_trial_finds_the_better_version(
         found = (await client.get(f"/admin/models/{version}")).json()["click_through"]
         assert found["clicked"] == 0
     ended = (await client.post(f"{url}/stop")).json()
+    *_, last = ended["report"].pop("series")  # its times go as far as now
+    assert (last["clicked"], last["difference"]) == (clicked, report["difference"])
+    del report["series"]
     assert ended["report"] == report | {"ended": "stopped"}
     answer = (await client.get("/recommend/user-1")).json()
     assert answer["recommendation_id"].startswith(f"{untrained}.")

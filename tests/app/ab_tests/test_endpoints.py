@@ -48,7 +48,7 @@ async def test_a_trial_begins_reports_ends_and_is_listed(
     assert (trial["share"], trial["status"], trial["ended_at"]) == (0.25, "running", None)
     found = running(served.trials)
     assert found is not None
-    assert found[:-1] == (trial["trial_id"], "interleaving", active, other, 0.25)
+    assert found[:5] == (trial["trial_id"], "interleaving", active, other, 0.25)
 
     one = (await client.get(f"{URL}/{trial['trial_id']}")).json()
     assert one["report"]["lists"] == 0
@@ -132,6 +132,7 @@ async def test_begin_refuses_without_an_active_version(
         {"kind": "shadow", "version": "v", "share": 1.5},
         {"kind": "shadow", "version": "v", "share": "1"},
         {"kind": "shadow", "version": "v", "more": 1},
+        {"kind": "interleaving", "version": "v", "planned_clicked": 1},
     ],
 )
 async def test_an_invalid_body_is_422(shared_client: httpx2.AsyncClient, body: Any) -> None:
@@ -332,6 +333,47 @@ async def test_only_positive_feedback_is_a_click(
         assert found.model_dump() == {"lists": 5, "clicked": 2, "rate": 0.4}
     finally:
         await another.close()
+
+
+async def test_the_report_has_the_difference_over_time_and_at_the_planned_size(
+    client: httpx2.AsyncClient, served: Services, versions: tuple[str, str]
+) -> None:
+    other = versions[0]
+    trial = await begin(client, other, planned_clicked=4)
+    url = f"{URL}/{trial['trial_id']}"
+    assert trial["planned_clicked"] == 4
+    assert (await begin(client, other, kind="shadow"))["planned_clicked"] is None
+    began = running(served.trials).created_at
+    # B wins the first five lists, a minute apart, and A all others.
+    for n, item in enumerate(["film-2"] * 5 + ["film-1"] * 3):
+        if n == 3:
+            assert "planned" not in (await client.get(url)).json()["report"]
+        name = new_recommendation_id(trial["trial_id"])
+        user = f"user-{n + 1}"
+        await interleaved(served, running(served.trials), name, user, ["film-1"], ["film-2"])
+        await served.trials.flush()
+        impressions = metadata.tables["impressions"]
+        at = began - (9 - n) * 60_000_000
+        is_this = impressions.c.recommendation_id == name
+        await execute(served, impressions.update().where(is_this).values(created_at=at))
+        await click(served, user, item, name)
+    trials = metadata.tables["trials"]
+    await execute(served, trials.update().values(created_at=began - 10 * 60_000_000))
+    report = (await client.get(url)).json()["report"]
+    planned = report["planned"]
+    assert (planned["wins_a"], planned["wins_b"], planned["users"]) == (0, 4, 4)
+    assert planned["at"] == began - 6 * 60_000_000
+    assert planned["difference"] == 0.5
+    series = report["series"]
+    assert 1 < len(series) <= 60
+    assert [point["at"] for point in series] == sorted(point["at"] for point in series)
+    assert [point["clicked"] for point in series] == sorted(point["clicked"] for point in series)
+    assert series[0]["difference"] == 0.5
+    assert (series[-1]["clicked"], series[-1]["difference"]) == (8, report["difference"])
+    assert series[-1]["interval"] == report["interval"]
+    assert report["difference"] == 5 / 8 - 0.5
+    ended = (await client.post(f"{url}/stop")).json()["report"]
+    assert ended["planned"] == planned
 
 
 async def test_erasing_a_user_deletes_their_impressions(

@@ -38,6 +38,7 @@ async def test_an_item_is_created_changed_deleted_and_created_again(
         "attributes": {"k": 1, "l": [None]},
         "available_from": None,
         "available_until": None,
+        "embedding": None,
     }
     assert created.content == orjson.dumps(expected)
     assert (await client.get("/items/a")).content == created.content
@@ -82,6 +83,14 @@ BAD_ITEMS: list[tuple[Any, str]] = [
     ({"id": "a", "attributes": {"k": "x" * 17_000}}, "invalid_attributes"),
     ({"id": "a", "attributes": {"k": ["a\0"]}}, "invalid_attributes"),
     ({"id": "a", "attributes": {"a\0": 1}}, "invalid_attributes"),
+    ({"id": "a", "embedding": []}, "invalid_embedding"),
+    ({"id": "a", "embedding": {"0": 1}}, "invalid_embedding"),
+    ({"id": "a", "embedding": [1, "2"]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [1, True]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [1, None]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [[1]]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [1e39]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [0.5] * 1_025}, "invalid_embedding"),
 ]
 
 
@@ -171,6 +180,7 @@ async def test_events_create_items_but_do_not_restore_deleted_ones(
         "attributes": {},
         "available_from": None,
         "available_until": None,
+        "embedding": None,
     }
     catalogue = await _service(app).catalogue()
     assert catalogue.visible[catalogue.internal_ids["new"]]

@@ -261,9 +261,14 @@ async def contents(database: Database) -> dict[str, list[dict[str, Any]]]:
 
 
 def only(now: dict[str, list[dict[str, Any]]], columns_of: dict[str, list[dict[str, Any]]]) -> Any:
-    """The same without columns that the old version did not have."""
+    """The same without columns and counters that the old version did not have."""
+    counters = {row["name"] for row in columns_of["counters"]}
     return {
-        table: [{column: row[column] for column in columns_of[table][0]} for row in rows]
+        table: [
+            {column: row[column] for column in columns_of[table][0]}
+            for row in rows
+            if table != "counters" or row["name"] in counters
+        ]
         for table, rows in now.items()
     }
 

@@ -17,7 +17,16 @@ from fastapi import FastAPI
 
 from app.core import requests as module
 from app.core.errors import AppError
-from app.core.requests import encode_cursor, loads_lenient, parse_json, text_problem, text_schema
+from app.core.requests import (
+    Steps,
+    at_once,
+    encode_cursor,
+    in_turn,
+    loads_lenient,
+    parse_json,
+    text_problem,
+    text_schema,
+)
 from app.core.settings import load_settings
 from app.main import create_app
 from tests.app.conftest import client_of
@@ -209,6 +218,94 @@ async def test_the_loop_takes_turns_while_a_large_body_is_parsed() -> None:
         turns += 1
     assert await parsed == rows
     assert turns > 10
+
+
+async def test_works_on_large_bodies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends one large body waits for a part of each of the others, and not for their ends."""
+    monkeypatch.setattr(module, "STEP_SECONDS", 0.0)
+    done: list[str] = []
+
+    def work(name: str, steps: int) -> Steps[str]:
+        for _ in range(steps):
+            done.append(name)
+            yield
+        return name
+
+    works = [work("long", 50), work("short", 5), work("none", 0)]
+    assert await asyncio.gather(*map(in_turn, works)) == ["long", "short", "none"]
+    assert done[:10].count("short") == 5
+    assert done[10:] == ["long"] * 45
+    with pytest.raises(ZeroDivisionError):
+        await in_turn(1 / 0 for _ in range(3))  # type: ignore[arg-type]
+    assert at_once(work("all", 3)) == "all"
+
+
+async def test_large_bodies_are_read_at_a_bounded_rate(
+    data_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def no_longer(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    chunk = b'{"id":"a"},' + b" " * (2**17 - 11)
+
+    async def chunks(n: int) -> AsyncIterator[bytes]:
+        yield b"["
+        for _ in range(n):
+            yield chunk
+        yield b"{}]"
+
+    app = create_app(load_settings(data_dir=data_dir))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        monkeypatch.setattr(module.asyncio, "sleep", no_longer)
+        json_type = {"Content-Type": "application/json"}
+
+        async def seconds_of(*sizes: int) -> float:
+            slept.clear()
+            posts = (client.post("/items", content=chunks(n), headers=json_type) for n in sizes)
+            answers = await asyncio.gather(*posts)
+            assert [answer.json()["accepted"] for answer in answers] == list(sizes)
+            return sum(seconds for seconds in slept if seconds < 0.05)
+
+        small = await seconds_of(1)
+        one, two = await seconds_of(34), await seconds_of(34, 34)
+    # The first chunks are not large yet, and the last few may be owed.
+    assert small == 0
+    assert one == pytest.approx(34 * len(chunk) / module.LARGE_BYTES_PER_SECOND, rel=0.2)
+    assert two == pytest.approx(2 * one, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        ("/events", {"user": "u", "item": "i"}, {"user": "u", "item": 7}),
+        ("/preferences", {"user": "u", "winner": "i", "loser": "j"}, {"user": "u", "winner": "i"}),
+        ("/items", {"id": "i", "title": "t"}, {"id": "i", "title": 7}),
+        ("/users", {"id": "u", "attributes": {"a": 1}}, {"id": "u", "attributes": 7}),
+    ],
+)
+async def test_long_lists_are_answered_as_short_ones_are(
+    client: httpx2.AsyncClient, path: str, good: Any, bad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.post("/items", json=[{"id": "i"}, {"id": "j"}])
+    rows = [bad if n % 3 else good for n in range(250)]
+    short = await client.post(path, json=rows)
+    for name in ("app.core.requests", "app.events.service", "app.events.user_service"):
+        monkeypatch.setattr(f"{name}.MAX_ROWS_AT_ONCE", 99)
+    monkeypatch.setattr("app.catalog.service.MAX_ROWS_AT_ONCE", 99)
+    long = await client.post(path, json=rows)
+    assert short.status_code == long.status_code == 200
+    outcome = short.json()
+    assert outcome["accepted"] == 84
+    assert [row["index"] for row in outcome["rejected"]] == [n for n in range(250) if n % 3]
+    expected = [{"index", "code", "detail"}] * 166
+    assert [set(row) for row in outcome["rejected"]] == expected
+    assert list(outcome) == list(long.json())
+    assert long.json() | {"last_seq": 0} == outcome | {"last_seq": 0}
+    assert len(long.content) == int(long.headers["content-length"])
 
 
 @pytest.mark.parametrize(

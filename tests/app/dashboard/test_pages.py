@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -14,12 +19,15 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 
+from app.all_tables import metadata
 from app.core.access import Role, declared_access
+from app.core.ids import new_recommendation_id
 from app.core.settings import Settings, load_settings
-from app.dashboard import rendering
+from app.dashboard import kept, rendering, users, which
+from app.jobs.repository import JobRepository
 from app.main import create_app
 from app.wiring import Services
-from tests.app.conftest import client_of, run_job_here
+from tests.app.conftest import client_of, run_job_here, until
 
 pytestmark = pytest.mark.anyio
 
@@ -27,6 +35,54 @@ ORIGIN = {"Origin": "http://localhost"}
 SCRIPT = "<script>alert('x')</script>"
 ODD_ID = "a/b \"q\" 'é' 🎬 <i>"
 LISTS = ("", "/users", "/items", "/which", "/models", "/jobs", "/trials", "/data")
+
+
+@pytest.fixture(autouse=True)
+def count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, pages show what was just stored."""
+    monkeypatch.setattr(kept, "MIN_SECONDS", math.inf)
+
+
+async def test_what_takes_long_to_count_is_kept_a_hundred_times_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(kept, "MIN_SECONDS", 0.02)
+    monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: now))
+    figures = kept.KeptFigures()
+    counts: Counter[str] = Counter()
+
+    async def look(name: str, seconds: float) -> int:
+        async def count() -> int:
+            nonlocal now
+            now += seconds
+            counts[name] += 1
+            return counts[name]
+
+        return await figures.get(name, count)
+
+    assert [await look("slow", 0.5), await look("slow", 0.5)] == [1, 1]
+    assert [await look("fast", 0.01), await look("fast", 0.01)] == [1, 2]
+    now += 49.0
+    assert await look("slow", 0.5) == 1
+    now += 1.0
+    assert await look("slow", 0.5) == 2
+    figures.forget("slow")
+    assert await look("slow", 0.5) == 3
+
+    async def forgotten_meanwhile() -> str:
+        nonlocal now
+        now += 0.5
+        figures.forget("slow")
+        return "outdated"
+
+    await figures.get("changed", forgotten_meanwhile)
+    assert await look("changed", 0.5) == 1  # counted anew
+    assert await look("slow", 0.5) == 4
+    for n in range(2 * kept.MAX_FIGURES):
+        await look(f"other {n}", 0.5)
+    assert len(figures._kept) == kept.MAX_FIGURES
+    assert await look("slow", 0.5) == 5
 
 
 async def test_names_that_strangers_send_stay_in_no_memory(client: httpx2.AsyncClient) -> None:
@@ -126,6 +182,36 @@ async def test_what_if_ranks_as_if_the_event_were_stored_and_leaves_caches_alone
     assert shown == [each["id"] for each in after]
 
 
+async def test_a_settings_trial_is_begun_and_its_arms_are_shown(
+    client: httpx2.AsyncClient, filled: Services, trained: str
+) -> None:
+    empty = {"version": "", "exploration": "", "exclude_seen": "", "planned_lists": "300"}
+    form = empty | {"kind": "settings", "percent": "50", "diversity": "0.4"}
+    for wrong in ({"diversity": "much"}, {"diversity": "2"}, {"diversity": ""}):
+        assert (await post(client, "/dashboard/trials", **form | wrong)).status_code == 422
+    begun = await post(client, "/dashboard/trials", **form)
+    assert begun.status_code == 303, begun.text
+    path = begun.headers["location"]
+    assert "Too few users to say" in await page(client, path)
+    trials = filled.trials.settings_trials
+    assert trials is not None
+    assert trials.running is not None
+    assert trials.running.settings == {"diversity": 0.4}
+    for n in range(100):
+        trials.record(trials.arm_of(trials.running, f"user-{n}"), f"user-{n}")
+    await filled.trials.flush()
+    shown = re.sub(r"<[^>]+>|\s+", " ", await page(client, path))
+    report = (await filled.trials.get(trials.running.trial_id)).report or {}
+    assert re.search(rf" A\s+{report['a']['users']}\s+{report['a']['lists']}\s+0\s+0", shown), shown
+    assert "95 % interval" in shown
+    assert "diversity 0.4" in shown
+    assert re.search(r"100\s+of 300", shown)
+    listed = re.sub(r"<[^>]+>|\s+", " ", await page(client, "/dashboard/trials"))
+    assert "settings of diversity 0.4" in listed
+    assert (await post(client, f"{path}/stop")).status_code == 303
+    assert "not shown" in await page(client, path)
+
+
 async def test_titles_and_ids_are_text(
     client: httpx2.AsyncClient, filled: Services, trained: str
 ) -> None:
@@ -184,6 +270,98 @@ async def test_which_of_the_two_moves_the_list(
     assert (await filled.events.profiles.get(fields["user"])).user_id is None
 
 
+async def test_a_trial_shows_its_difference_from_its_planned_size_on(
+    client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
+) -> None:
+    other = str((await run_job_here(filled, settings, epochs=5, force=True)).model_version)
+    assert "Until" in await page(client, "/dashboard/trials")
+    for wrong in ("x", "1", "-5", "2000000"):
+        refused = await post(
+            client, "/dashboard/trials", kind="interleaving", version=trained, planned=wrong
+        )
+        assert refused.status_code == 422, wrong
+    fields = {"kind": "interleaving", "version": trained, "percent": "100", "planned": "3"}
+    begun = await post(client, "/dashboard/trials", **fields)
+    path = begun.headers["location"]
+    trial = (await filled.trials.page(None, 1))[0][0]
+    assert (trial.version_a, trial.version_b, trial.planned_clicked) == (other, trained, 3)
+    known = (await filled.catalog.catalogue()).external_ids
+    for n in range(4):
+        text = await page(client, path)
+        assert ("The difference" in text, "95 % interval" in text) == (True, n >= 3)
+        assert ("Clicks for B" in text) == (n >= 3)  # they would tell
+        if n < 3:
+            assert f"{n} of 3 clicked lists" in text
+        name = new_recommendation_id(trial.trial_id)
+        running = filled.trials.interleaving.running
+        assert running is not None
+        filled.trials.interleaving.record(name, running, None, [0, 1], [2, 3])
+        event = {"user": f"u{n}", "item": known[2], "recommendation_id": name}
+        assert (await filled.events.add_rows([event], 0)).accepted == 1
+    assert "at the planned size" in text
+    assert "Let it run" in await page(client, f"{path}/stop")
+    assert (await filled.trials.get(trial.trial_id)).status == "running"
+    assert (await post(client, f"{path}/stop")).status_code == 303
+    assert "There is nothing to do any more" in await page(client, f"{path}/stop")
+    assert (await post(client, f"{path}/stop")).status_code == 409
+
+
+async def test_a_part_of_an_id_finds_users_among_the_newest(
+    client: httpx2.AsyncClient, filled: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["Anna-50%@x", "anna-other", "old-anna"]
+    for name in reversed(names):
+        await filled.events.add_rows([{"user": name, "item": "i"}], 0)
+    text = await page(client, "/dashboard/users?q=nna")
+    assert "3 that contain it" in text
+    text = await page(client, "/dashboard/users?q=anna")
+    assert "1 that begin with" in text
+    assert "2 that contain it" in text
+    assert path_of("users", names[0]) in text
+    assert "No user" in await page(client, "/dashboard/users?q=n%25a")  # % is no wildcard
+    assert "1 that contain it" in await page(client, "/dashboard/users?q=50%25")
+    assert "From 3 characters on" in await page(client, "/dashboard/users?q=nn")
+    monkeypatch.setattr(users, "SEARCHED_USERS", 2)
+    text = await page(client, "/dashboard/users?q=nna")
+    assert "2 that contain it" in text
+    assert "among the newest 2" in text
+
+
+async def test_questions_are_prepared_while_the_page_waits(
+    app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    engine = app.state.recommend.models.current.engine
+    may_go_on = threading.Event()
+    make = engine.question_pool
+
+    def slowly(rows: Any) -> Any:
+        assert may_go_on.wait(30)
+        return make(rows)
+
+    monkeypatch.setattr(engine, "question_pool", slowly)
+    monkeypatch.setattr(which, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(which, "POLL_SECONDS", 0.1)
+    text = await page(client, "/dashboard/which")
+    assert "Preparing questions" in text
+    live = re.search(r'hx-get="([^"]+)"', text)
+    assert live is not None
+    again = live[1].replace("&amp;", "&")
+    asking = ORIGIN | {"HX-Request": "true"}
+    assert (await client.get(again, headers=asking)).status_code == 204
+    may_go_on.set()
+    await until(lambda: _is_ready(client, again))
+    answer = await client.get(again, headers=asking)
+    assert "To begin with" in answer.text
+    assert "<html" not in answer.text
+    assert "hx-trigger" not in answer.text  # nothing is asked for any more
+
+
+async def _is_ready(client: httpx2.AsyncClient, path: str) -> bool:
+    answer = await client.get(path, headers=ORIGIN | {"HX-Request": "true"})
+    return answer.status_code == 200
+
+
 async def test_an_operator_follows_a_training_and_changes_what_is_served(
     app: FastAPI, client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
 ) -> None:
@@ -202,6 +380,24 @@ async def test_an_operator_follows_a_training_and_changes_what_is_served(
     assert [point["epoch"] for point in (job.metrics or {})["curve"]] == [1, 2, 3, 4, 5]
     text = await page(client, path_of("jobs", job.job_id))
     assert "data-chart" in text
+    jobs = JobRepository(filled.database)
+    running = await jobs.insert("train", {"recipe": "auto", "trigger": "request"})
+    claim = await jobs.claim("test", 10**9, 3)
+    assert claim is not None
+    progress = {"phase": "train", "epoch": 3, "epochs": 9, "eta_s": 61.0, "peak_bytes": 3 * 2**29}
+    await jobs.heartbeat(claim, 10**9, progress)
+    for path in ("/dashboard/jobs", path_of("jobs", running)):
+        text = await page(client, path)
+        assert re.search(r"<dt>Memory</dt>\s*<dd>1.5 GiB</dd>", text)
+        assert re.search(r"<dt>Time left</dt>\s*<dd>61 s</dd>", text)
+    await post(client, f"{path_of('jobs', running)}/cancel")
+    assert "It was cancelled, and ends within seconds" in await page(client, "/dashboard/jobs")
+    async with filled.database.write() as conn:
+        await jobs.finish(conn, claim, "cancelled")
+    assert "1.5 GiB" in await page(client, path_of("jobs", running))
+    assert "There is nothing to do any more" in await page(
+        client, f"{path_of('jobs', running)}/cancel"
+    )
     version = str(job.model_version)
     assert "data-chart" in await page(client, path_of("models", version))
     unsure = await post(client, path_of("models", trained, "activate"), version="other")
@@ -215,6 +411,25 @@ async def test_an_operator_follows_a_training_and_changes_what_is_served(
     activation = await filled.models.activation()
     assert (activation.version, activation.pinned) == (version, False)
     assert "rolled back" in await page(client, "/dashboard/models")
+
+
+async def test_a_version_that_is_deleted_meanwhile_is_not_served(
+    client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
+) -> None:
+    active = str((await run_job_here(filled, settings, epochs=5, force=True)).model_version)
+    path = path_of("models", trained, "activate")
+    assert "Serve this version?" in await page(client, path)
+    models = metadata.tables["models"]
+    async with filled.database.write() as conn:
+        is_it = models.c.version == trained
+        await conn.execute(models.update().where(is_it).values(status="deleted"))
+    refused = await post(client, path, version=trained)
+    assert refused.status_code == 409
+    assert "<h1>" in refused.text
+    assert "There is nothing to do any more" in await page(client, path)
+    assert (await filled.models.activation()).version == active
+    begun = await post(client, "/dashboard/trials", kind="interleaving", version=trained)
+    assert begun.status_code == 409
 
 
 async def test_an_item_is_hidden_and_a_user_erased_after_a_question(
@@ -420,6 +635,7 @@ async def send_csv(client: httpx2.AsyncClient, *parts: bytes) -> httpx2.Response
             yield part
 
     headers = ORIGIN | {"Content-Type": "text/csv", "HX-Request": "true"}
+    headers["X-File-Name"] = quote("a file é.csv")
     return await client.post("/dashboard/data", content=pieces(), headers=headers)
 
 
@@ -450,6 +666,10 @@ async def test_a_csv_file_is_read_in_pieces_with_a_verdict_a_row(
     again = verdicts((await send_csv(client, file)).text)
     assert (again["Accepted"], again["Duplicates"]) == ("0", "2")
     text = await page(client, "/dashboard/data")
+    imports = text.partition("Last imports")[2].partition("</table>")[0]
+    assert "a file é.csv" in imports
+    assert "1 × missing user" in imports
+    assert imports.count("<tr>") == 3
     assert "missing user" in text
     assert "invalid value" in text
     assert re.search(r"<th scope=\"row\">rating</th>", text)
@@ -479,6 +699,28 @@ async def test_reading_stops_after_too_many_rejected_rows(client: httpx2.AsyncCl
     assert response.status_code == 200
     assert "Reading stopped after 1,000 rejected rows" in response.text
     assert verdicts(response.text)["Rows"] == "1,000"
+
+
+async def test_a_file_of_two_gigabytes_is_read_as_it_comes_and_no_further_than_it_is_csv(
+    client: httpx2.AsyncClient, filled: Services
+) -> None:
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        yield b"user,item\n" + b"of a large file,film-1\n" * 600
+        for _ in range(2 * 2**10):  # zeros: a line without an end
+            sent += 1
+            yield bytes(2**20)
+
+    headers = ORIGIN | {"Content-Type": "text/csv", "HX-Request": "true"}
+    answer = await client.post("/dashboard/data", content=pieces(), headers=headers)
+    assert answer.status_code == 200
+    assert "Reading stopped at row 501" in answer.text
+    assert sent < 5
+    assert verdicts(answer.text)["Accepted"] == "500"
+    history, _ = await filled.events.history("of a large file", None, 1)
+    assert len(history) == 1
 
 
 async def test_a_page_says_that_the_database_is_away(

@@ -34,6 +34,11 @@ async def test_servers_add_up_what_clients_sent(services: Services, database: Da
         ("rejected", "missing_item"): 1,
         ("rejected", "event_id_conflict"): 1,
     }
+    by_verdict = await other.sums_since(hour_now() - 1)
+    assert sums == {
+        (verdict, name): n for verdict, names in by_verdict.items() for name, n in names.items()
+    }
+    assert await other.sums_since(hour_now() + 1) == {}
 
 
 async def test_types_of_strangers_take_bounded_room(

@@ -10,6 +10,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -23,6 +24,7 @@ from app.transfer.import_data import import_source
 from app.wiring import Services, build_services
 from ncr_core.data.readers import open_source
 from tests.app.conftest import client_of, until
+from tests.conftest import ON_POSTGRESQL
 
 pytestmark = pytest.mark.anyio
 
@@ -171,3 +173,36 @@ async def test_a_killed_import_is_mended(settings: Settings, log: Path, mended_b
         assert not list(settings.data_dir.glob("*lock*"))
     finally:
         await services.close()
+
+
+@ON_POSTGRESQL
+async def test_it_is_built_where_requests_may_not_take_so_long(
+    services: Services, settings: Settings
+) -> None:
+    """Operators set such limits for all sessions of a database, or of a role."""
+    limit_s, url = 0.2, settings.effective_database_url
+    name = services.database.url.database
+    limits = ("statement_timeout", "lock_timeout")
+    plain = url.replace("+psycopg", "")
+    with psycopg.connect(plain, autocommit=True) as operator:
+        try:
+            for limit in limits:
+                operator.execute(f'ALTER DATABASE "{name}" SET {limit} = {limit_s * 1000:.0f}')
+            operator.execute("DROP INDEX ix_events_item_id_user_id")
+            with psycopg.connect(plain, options="-c statement_timeout=0") as writer:
+                # Whoever builds an index beside writers waits for all that are under way.
+                writer.execute("LOCK TABLE events IN ROW EXCLUSIVE MODE")  # as an insert does
+                building = asyncio.create_task(mend_at(url))
+                waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE query LIKE %s"
+                query = "CREATE INDEX CONCURRENTLY%"
+                await until(lambda: (True,) in operator.execute(waits, (query,)).fetchall())
+                await asyncio.sleep(2 * limit_s)
+                assert not building.done()
+            assert await building
+            assert await services.events.item_index.exists()
+            # The limits hold for everybody else.
+            with psycopg.connect(plain) as other, pytest.raises(psycopg.errors.QueryCanceled):
+                other.execute("SELECT pg_sleep(5)")
+        finally:
+            for limit in limits:
+                operator.execute(f'ALTER DATABASE "{name}" RESET {limit}')

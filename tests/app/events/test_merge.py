@@ -14,7 +14,7 @@ from app.core.access import Role
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
-from app.events.tables import user_aliases
+from app.events.tables import user_aliases, users
 from app.main import create_app
 from app.recommend.popularity import PopularityRanking
 from app.wiring import Services, build_services
@@ -268,6 +268,46 @@ async def test_an_export_loses_no_event_of_a_merge_meanwhile(services: Services)
     async for chunk in chunks:
         found |= {event.event_id for event, _, _ in chunk}
     assert found == {row["event_id"] for row in rows}
+
+
+async def test_what_merges_have_moved_is_found_by_an_index(
+    services: Services, client: httpx2.AsyncClient
+) -> None:
+    """By each of the queries that ask for every event: many users may have been merged."""
+    await post(client, "ann", *(f"i{n}" for n in range(30)))
+    database, aliases = services.database, 3_000
+    user = (await database.fetch(sa.select(users.c.id)))[0][0]
+    async with database.write() as conn:
+        rows = [
+            {"external_id": f"v{n}", "user_id": user, "first_seq": 100 * n + 1000, "events": 9,
+             "seq": 100 * n + 1010, "preferences": 0, "created_at": n} for n in range(aliases)
+        ]  # fmt: skip
+        await conn.execute(user_aliases.insert(), rows)
+        await conn.exec_driver_sql("ANALYZE")
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if "user_aliases" in statement:
+            asked.append((statement, parameters))
+
+    engine = database._reader.sync_engine
+    sa.event.listen(engine, "before_cursor_execute", note)
+    await services.events.new_adoptions(0, 100)
+    await services.events.users_by_item(0, 0, 2**60)
+    async for _ in services.events.iter_events():
+        pass
+    async for _ in services.events.iter_preferences():
+        pass
+    sa.event.remove(engine, "before_cursor_execute", note)
+    assert len(asked) >= 4
+    explain = "EXPLAIN QUERY PLAN " if database.dialect == "sqlite" else "EXPLAIN "
+    async with database.read() as conn:
+        for statement, parameters in asked:
+            found = await conn.exec_driver_sql(explain + statement, parameters)
+            plan = "\n".join(" ".join(map(str, row)) for row in found)
+            assert "ix_user_aliases_seq" in plan, plan
+            assert "Seq Scan on user_aliases" not in plan, plan
+            assert "SCAN user_aliases" not in plan, plan
 
 
 async def test_a_merge_needs_two_roles_and_no_token_may(

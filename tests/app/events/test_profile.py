@@ -115,6 +115,7 @@ async def test_older_events_of_a_long_history_count_once_for_each_item(
     whole = await profiles.read("u")
     assert len(whole.seen) == 80
     monkeypatch.setattr(profile_cache, "MAX_RECENT_EVENTS", limit)
+    monkeypatch.setattr(profiles._rows, "_parameters", {"limit": limit})
     profile = await profiles.read("u")
     assert len(profile.seen) <= limit + len(set(whole.seen.tolist())) + 1
     assert profile.seqs.tolist() == sorted(set(profile.seqs.tolist()) & set(whole.seqs.tolist()))
@@ -444,7 +445,7 @@ async def test_users_asked_for_during_a_query_wait_for_the_next_one(
             return [(user, user.upper()) for user in users]
 
     statement = profile_statement("sqlite", EventWeights.parse(None))
-    reader = RowReader(cast(Database, SlowDatabase()), statement)
+    reader = RowReader(cast(Database, SlowDatabase()), statement, {})
     first = asyncio.create_task(reader.get("a"))
     await until(lambda: len(queries) == 1)
     names = ["b", "c", "a", "c", "d"]  # one is asked for again: its query began too early for that

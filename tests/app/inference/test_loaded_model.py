@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
 
 from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.core.cache import ENTRY_BYTES
@@ -18,6 +24,7 @@ from app.inference.loaded_model import MAX_HIDDEN, LoadedModel
 from app.registry.schemas import ModelRow
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.fold_in import Evidence
+from ncr_core.fold_in.items import item_rows
 from ncr_core.inference.retrieval import SPARE_CANDIDATES, ItemFilter, RankRequest, UserState
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import BoundRanker, ExactRanker
@@ -112,6 +119,110 @@ def test_excluding_items_is_as_if_they_were_not_allowed(model: LoadedModel, excl
         assert len(expected[0]) == min(n, len(rest))
 
 
+QUESTIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "user": st.integers(0, 5),
+            "fold_in": st.sampled_from([None, [7], [1, 2]]),
+            "newer": st.booleans(),
+            "left_out": st.integers(0, ITEMS) | st.just(SPARE_CANDIDATES + 4),
+            "best": st.booleans(),
+            "category": st.sampled_from([0, 0, 2, 9]),
+            "selected": st.sampled_from([0, 0, 3, 40]),
+            "boosted": st.booleans(),
+            "keyed": st.sampled_from([True, True, False]),
+        }
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module", params=["nbpr", "neupr"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A model that has 20 items more than its training, and keeps candidates."""
+    wild = wild_model(ModelConfig.from_dict({"kind": request.param, "factors": 4}), USERS, ITEMS)
+    folder = tmp_path_factory.mktemp("kept") / "c"
+    save_checkpoint(
+        folder,
+        wild,
+        user_ids=[f"u{n}" for n in range(USERS)],
+        item_ids=[f"i{n}" for n in range(ITEMS)],
+        item_counts=np.arange(ITEMS),
+    )
+    trained = LoadedModel(ROW, load_checkpoint(folder), CANDIDATES)
+    vectors = item_rows(wild, torch.arange(20)).flip(0) * 0.9
+    return trained.extended([f"i{ITEMS + n}" for n in range(20)], vectors, "r")
+
+
+@settings(max_examples=40, deadline=None)
+@given(questions=QUESTIONS, data=st.data())
+def test_kept_candidates_give_the_lists_of_a_search_anew(
+    kept: LoadedModel, questions: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Whatever is left out, of whichever items, and whoever asked for what before."""
+    everything = kept.engine.n_items
+    boost = np.random.default_rng(0).normal(size=everything)
+    requests, anew = [], []
+    for question in questions:
+        allowed = np.ones(everything, dtype=np.bool_)
+        within = few = selected = None
+        if question["category"]:
+            within = [np.arange(0, everything, question["category"])]
+        if question["selected"]:
+            few = np.arange(0, everything, question["selected"])
+            selected = np.zeros(everything, dtype=np.bool_)
+            selected[few] = True
+            few = few if len(few) < 20 else None
+        items = ItemFilter(allowed, np.array([3, 4]), within, None, selected, few)
+        evidence = None
+        if question["fold_in"] is not None:
+            evidence = Evidence(np.array(question["fold_in"]))
+        state = UserState(question["user"], evidence, (question["user"], str(question["fold_in"])))
+        about = (question["category"], question["selected"], question["boosted"])
+        key = (state.key, about) if question["keyed"] else None
+        whole = RankRequest(state, 10, items, key=key, boost=boost if question["boosted"] else None)
+        if question["keyed"] and question["newer"] and about == (0, 0, False):
+            whole = replace(whole, key=(key, "newer"), trained_key=(key, "trained"))
+        fresh = replace(whole, key=None, trained_key=None)
+        if question["best"]:
+            ((*best,),) = kept.engine.rank([replace(fresh, n=everything)])
+            skipped = [item.row for item in best[: question["left_out"]]]
+        else:
+            seed = data.draw(st.integers(0, 99))
+            order = np.random.default_rng(seed).permutation(everything)
+            skipped = order[: question["left_out"]].tolist()
+        requests.append(replace(whole, skipped=np.array(skipped, dtype=np.int64)))
+        allowed = allowed.copy()
+        allowed[skipped] = False
+        anew.append(replace(fresh, items=replace(items, allowed=allowed)))
+    expected = [rows(kept, request)[0] for request in anew]
+    assert rows(kept, *requests) == expected
+    assert [rows(kept, request)[0] for request in requests] == expected
+    retriever = kept.engine.retriever
+    assert all(retriever.is_ready(request) for request in requests if request.key is not None)
+
+
+def test_many_left_out_items_are_searched_for_once(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever, searched = model.engine.retriever, []
+    search = retriever._search
+
+    def counted(vectors: Tensor, *arguments: Any) -> list[NDArray[np.int32]]:
+        searched.append(len(vectors))
+        return search(vectors, *arguments)
+
+    monkeypatch.setattr(retriever, "_search", counted)
+    best = rows(model, ask(3, n=ITEMS))[0]
+    searched.clear()
+    for left_out in range(SPARE_CANDIDATES + 1, 2 * SPARE_CANDIDATES + 1):
+        assert rows(model, ask(3, exclude=best[:left_out]))
+    assert searched == [1]
+    rows(model, *(ask(user, exclude=best[:60]) for user in range(10)))
+    assert searched == [1, 9]  # all in one search, but for the one that is kept
+
+
 def test_candidates_are_kept_within_bounds_and_per_state_of_the_user(
     model: LoadedModel,
 ) -> None:
@@ -127,8 +238,12 @@ def test_candidates_are_kept_within_bounds_and_per_state_of_the_user(
     assert not is_ready(ask(0))
     assert not is_ready(ask(19, allowed=[1, 2]))
     assert is_ready(ask(19, exclude=range(SPARE_CANDIDATES)))
-    # The catalogue has to be searched for what so many leave.
+    # The catalogue has to be searched, once, for what so many leave.
     assert not is_ready(ask(19, exclude=range(SPARE_CANDIDATES + 1)))
+    rows(model, ask(19, exclude=range(SPARE_CANDIDATES + 1)))
+    assert is_ready(ask(19, exclude=range(SPARE_CANDIDATES + 1)))
+    assert is_ready(ask(19, exclude=range(2 * SPARE_CANDIDATES)))
+    assert not is_ready(ask(19, exclude=range(2 * SPARE_CANDIDATES + 1)))
     before = rows(model, ask(19, n=300, fold_in=[1, 2]))
     assert rows(model, ask(19, n=300, fold_in=[1, 2, 3])) != before
     together = rows(model, *(ask(user) for user in range(20)))  # more than are kept

@@ -262,3 +262,19 @@ async def test_kernels_are_compiled_before_the_first_model_is_there(
     async with app.router.lifespan_context(app):
         assert app.state.recommend.models.current is None
         assert compiled == [1]
+
+
+@ON_SQLITE
+async def test_two_servers_with_shared_tables_answer_as_one_with_its_own(
+    app: FastAPI, client: httpx2.AsyncClient, versions: list[str], settings: Settings
+) -> None:
+    expected = await ask(client, "user-1", n=10)
+    sharing = settings.model_copy(update={"share_tables": True})
+    written = set()
+    for _ in range(2):
+        server = create_app(sharing)
+        async with server.router.lifespan_context(server), client_of(server) as other:
+            assert (await ask(other, "user-1", n=10))["items"] == expected["items"]
+        written.add(tuple(sorted(path.name for path in (settings.data_dir / "tables").iterdir())))
+    assert len(written) == 1  # the second found what the first wrote
+    assert len(written.pop()) == 1

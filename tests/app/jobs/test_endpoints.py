@@ -150,7 +150,9 @@ def as_bytes(job: JobRow, *, ordered: bool) -> bytes:
     hidden = ("owner", "lease_until", "cancel_requested")
     body = {k: v for k, v in (job._asdict() | times).items() if k not in hidden}
     if ordered and job.progress is not None:  # PostgreSQL keeps no order of keys
-        body["progress"] = {name: job.progress[name] for name in phase_progress("")}
+        body["progress"] = {
+            name: job.progress[name] for name in (*phase_progress(""), "peak_bytes")
+        }
     return orjson.dumps(body)
 
 
@@ -164,7 +166,8 @@ async def test_the_bytes_of_a_job_are_those_of_the_stored_values(
     claim = await JobRepository(services.database).claim("w", LEASE_US, 3)
     assert claim is not None
     values: dict[str, Any] = {
-        "progress": phase_progress("evaluate", 12.0) | {"epoch": 3, "loss": 1e-5},
+        "progress": phase_progress("evaluate", 12.0)
+        | {"epoch": 3, "loss": 1e-5, "peak_bytes": 1 << 30},
         "metrics": {"sampled": {"p": 1.5e-07, "é": [1, 2.0, None, True]}, "big": 1e22},
         **{name: microseconds for name, (microseconds, _) in TIMES.items()},
         "error": "ein Fehler: „ü“",
@@ -205,6 +208,17 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "users": {"anyOf": [{"enum": ["free", "history"], "type": "string"}, NULL]},
     "recipe": {"anyOf": [{"enum": RECIPES, "type": "string"}, NULL]},
     "start": {"anyOf": [{"enum": ["scratch", "warm"], "type": "string"}, NULL]},
+    "attributes": {
+        "anyOf": [
+            {"const": "auto", "type": "string"},
+            {
+                "type": "array",
+                "maxItems": 64,
+                "items": {"type": "string", "minLength": 1, "maxLength": 256},
+            },
+            NULL,
+        ]
+    },
     "layers": INTEGER | {"default": 4, "minimum": 1, "maximum": 6},
     "epochs": INTEGER | {"default": 15, "minimum": 1, "maximum": 1000},
     "negatives": INTEGER | {"default": 4, "minimum": 1, "maximum": 100},
@@ -226,7 +240,7 @@ def test_the_schema_of_a_request_is_the_contract(model: type[TrainParams]) -> No
         for name, schema in properties.items()
         if name != "trigger"
     }
-    optional = ("model", "factors", "users", "recipe", "start")
+    optional = ("model", "factors", "users", "recipe", "start", "attributes")
     expected = PROPERTIES | {name: PROPERTIES[name] | {"default": None} for name in optional}
     if model is TrainOrder:  # it is stored, and no client's: a recipe may keep its start
         expected["epochs"] = expected["epochs"] | {"minimum": 0}

@@ -182,6 +182,25 @@ async def test_a_batch_waits_where_a_single_request_is_refused(
     assert (result["status"], result["code"]) == (503, "overloaded")
 
 
+async def test_the_bytes_of_an_answer_are_bounded(
+    client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Items may be shown with attributes: a thousand lists of them could fill the memory."""
+    item = {"id": ITEMS[0], "title": "t", "attributes": {"text": "x" * 2_000}}
+    assert (await client.put(f"/items/{ITEMS[0]}", json=item)).status_code == 200
+    wanted = {"users": USERS[:20], "exclude_seen": False, "n": 50, "include": ["attributes"]}
+    whole = await client.post("/recommend/batch", json=wanted)
+    assert whole.status_code == 200
+    monkeypatch.setattr(module, "MAX_BYTES", len(whole.content) + 1_000)
+    assert (await client.post("/recommend/batch", json=wanted)).status_code == 200
+    monkeypatch.setattr(module, "MAX_BYTES", len(whole.content) - 1_000)
+    for _ in range(module.MAX_BATCHES + 1):  # none of them keeps a place
+        assert await refused(client, "/recommend/batch", **wanted) == (413, "too_many_items")
+    # Without the attributes it is small, and every user's place is free again.
+    del wanted["include"]
+    assert (await client.post("/recommend/batch", json=wanted)).status_code == 200
+
+
 async def test_too_many_batches_at_once_are_refused(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,16 @@ from app.inference import loaded_model
 from app.main import create_app
 from app.wiring import Services
 from tests.app.conftest import SMALL, client_of, publish_model, refresh, until
-from tests.app.recommend.conftest import GENRES, ask, ids, seen_by, sources
+from tests.app.recommend.conftest import (
+    GENRES,
+    ITEMS,
+    ask,
+    ids,
+    post,
+    refused,
+    seen_by,
+    sources,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -386,6 +395,32 @@ async def test_who_joins_a_slow_list_holds_no_place_either(
         held.go.set()
         await asyncio.gather(*waiting)
         assert held.entered == [60, 10]
+
+
+async def test_pages_and_long_lists_of_baskets_hold_no_place_while_they_wait(
+    settings: Settings, filled: Services
+) -> None:
+    async with holding(settings, filled, max_concurrency=1) as held:
+        client, basket = held.client, {"items": [ITEMS[0], ITEMS[7]]}
+        held.go.set()
+        cursor = (await ask(client, "user-1", n=5))["next_cursor"]
+        of_basket = (await post(client, "/recommend", **basket, n=5))["next_cursor"]
+        held.go.clear()
+        held.entered.clear()
+        waiting: list[asyncio.Task[dict[str, Any]]] = []
+        for asked in (
+            ask(client, "user-1", n=5, cursor=cursor),
+            post(client, "/recommend", **basket, n=5, cursor=of_basket),
+            post(client, "/recommend", **basket, n=60),
+            ask(client, "user-2"),  # the one place is still there
+        ):
+            waiting.append(asyncio.create_task(asked))
+            await until(lambda: len(held.entered) == len(waiting))
+        # A short list holds it; of a basket, too.
+        assert await refused(client, "/recommend", **basket) == (503, "overloaded")
+        held.go.set()
+        answers = await asyncio.gather(*waiting)
+        assert [len(answer["items"]) for answer in answers] == [5, 5, len(answers[2]["items"]), 10]
 
 
 async def test_what_is_asked_for_counts_for_the_size_of_what_is_kept(

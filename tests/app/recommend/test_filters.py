@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import random
 from typing import Any
 
 import httpx2
 import pytest
 from fastapi import FastAPI
 
+from app.catalog.filters import AttributeFilter
 from app.wiring import Services
 from tests.app.conftest import publish_model
 from tests.app.recommend.conftest import (
@@ -171,6 +174,56 @@ async def test_known_query_strings_keep_their_filters_apart(
             found = await filtered(client, "user-1", {"brand": brand}, n=5)
             assert {ATTRIBUTES[item]["brand"] for item in found} == {brand}
         assert len({ATTRIBUTES[i]["brand"] for i in ids(await ask(client, "user-1", n=20))}) == 3
+
+
+async def test_a_list_that_is_kept_is_of_its_own_filter_and_so_is_its_cursor(
+    client: httpx2.AsyncClient, served: str, app: FastAPI
+) -> None:
+    """Whatever was asked for before: the same users by many filters, and each list's next page."""
+
+    def filters() -> list[AttributeFilter]:
+        return [one for one in gc.get_objects() if isinstance(one, AttributeFilter)]
+
+    draw, of_other_tests = random.Random(5), filters()
+    options: list[dict[str, Any]] = [
+        {},
+        *({"filter": {"brand": brand}} for brand in "ab"),
+        {"filter": {"price": {"lt": 30}}},
+        {"filter": {"price": {"lt": 30.5}}},  # the same items by another filter
+        {"boost": [{"filter": {"brand": "a"}, "by": 2.0}]},
+        {"filter": {"brand": "b"}, "boost": [{"filter": {"in_stock": True}, "by": 2.0}]},
+    ]
+    wanted = [
+        {"user": user, "n": n, "exclude_seen": False, **option}
+        for user in (*USERS[:2], "nobody")
+        for n in (3, 6)
+        for option in options
+    ]
+
+    async def pages(one: dict[str, Any]) -> tuple[list[str], list[str], str]:
+        first = await post(client, "/recommend", **one)
+        cursor = first["next_cursor"]
+        return ids(first), ids(await post(client, "/recommend", **one, cursor=cursor)), cursor
+
+    expected = []
+    for one in wanted:
+        app.state.recommend.lists.cache.clear()
+        app.state.recommend.pages._frozen._cache.clear()
+        serving(app).candidate_cache.clear()
+        expected.append((await pages(one))[:2])
+    assert len({str(lists) for lists in expected}) > len(wanted) / 3
+    gc.collect()
+    kept = [one for one in filters() if not any(one is other for other in of_other_tests)]
+    assert not kept  # each may take hundreds of KiB, beside a cached list of a few
+    for place in draw.choices(range(len(wanted)), k=120):
+        first, second, cursor = await pages(wanted[place])
+        assert (first, second) == expected[place]
+        other = draw.choice(wanted)
+        if {**other, "n": 0} != {**wanted[place], "n": 0}:
+            assert await refused(client, "/recommend", **other, cursor=cursor) == (
+                422,
+                "invalid_cursor",
+            )
 
 
 async def test_a_newcomer_with_events_gets_a_filtered_list(

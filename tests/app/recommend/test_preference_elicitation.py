@@ -181,8 +181,8 @@ async def test_new_items_are_asked_about_by_what_they_are(
         await host.add_new_items(NewItems(services.events, services.catalog, 5))
         await ask(client, "new", 5)
         kept = app.state.recommend.questions._pool
-        assert kept[0] == host.current.key
-        pools.append({host.current.item_ids[row] for row in kept[1].items})
+        assert kept.model.key == host.current.key
+        pools.append({host.current.item_ids[row] for row in kept.pool.items})
     assert host.current.version == version
     assert "late" in pools[0]
     assert pools[1] >= {"late", "later"}

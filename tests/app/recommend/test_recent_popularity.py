@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import Any
 
 import httpx2
@@ -11,9 +12,11 @@ import pytest
 from fastapi import FastAPI
 
 from app.core.tables import now_us
+from app.recommend import cursor as cursors
+from app.recommend import recent_popularity as module
 from app.recommend.recent_popularity import HOUR_US, RecentPopularity, hours_of
 from app.wiring import Services
-from tests.app.conftest import until
+from tests.app.conftest import publish_model, until
 
 pytestmark = pytest.mark.anyio
 
@@ -182,3 +185,136 @@ async def test_a_window_that_is_none_is_refused(
 def test_the_hours_of_a_window() -> None:
     assert [hours_of(window) for window in ("1h", "24h", "1d", "30d")] == [1, 24, 24, 720]
     assert HOUR_US == 3_600_000_000
+
+
+async def all_pages(client: httpx2.AsyncClient, path: str, **params: Any) -> list[dict[str, Any]]:
+    found = [(await client.get(path, params=params)).json()]
+    while cursor := found[-1]["next_cursor"]:
+        answer = await client.get(path, params=params | {"cursor": cursor})
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json())
+    return found
+
+
+def shown(pages: list[dict[str, Any]]) -> list[str]:
+    items = [item for page in pages for item in page["items"]]
+    assert [item["rank"] for item in items] == list(range(1, len(items) + 1))
+    return [item["id"] for item in items]
+
+
+RISING = [row(f"u{n}", f"i{item:02}", 1) for item in range(25) for n in range(2 + item // 3)]
+LISTS = [("/popular", {}), ("/popular", {"window": "7d"}), ("/trending", {"window": "1d"})]
+
+
+@pytest.mark.parametrize(("path", "params"), LISTS)
+async def test_pages_are_the_one_long_list(
+    client: httpx2.AsyncClient, path: str, params: dict[str, Any]
+) -> None:
+    rows = [{"id": f"i{n:02}", "categories": ["odd" if n % 2 else "even"]} for n in range(25)]
+    rows[3]["attributes"] = rows[4]["attributes"] = {"color": "red"}
+    await client.post("/items", json=rows)
+    await client.post("/events", json=RISING)
+    for more in ({}, {"category": "odd"}, {"filter": '{"color": "red"}'}, {"n": 25}, {"n": 24}):
+        wanted: dict[str, Any] = params | more
+        whole = (await client.get(path, params=wanted | {"n": 1000})).json()
+        assert whole["next_cursor"] is None
+        pages = await all_pages(client, path, **{"n": 4} | wanted)
+        assert [item for page in pages for item in page["items"]] == whole["items"]
+        assert len(pages) == max(1, -(-len(whole["items"]) // wanted.get("n", 4)))
+
+
+@pytest.mark.parametrize(("path", "params"), LISTS)
+async def test_pages_have_no_repeats_while_the_order_changes(
+    app: FastAPI, client: httpx2.AsyncClient, trained: str, path: str, params: dict[str, Any]
+) -> None:
+    await client.post("/events", json=RISING)
+    query = params | {"n": 4}
+    pages = [(await client.get(path, params=query)).json()]
+    # The last become the first, and a new model is served.
+    late = [row(f"late{n}", item, 0.5) for item in ("i00", "i01", "i02", "new") for n in range(40)]
+    await client.post("/events", json=late)
+    await publish_model(app.state.services, seed=5)
+    await app.state.recommend.models.refresh()
+    recounted(app)
+    first = pages[0]["items"][0]["id"]
+    second = (await client.get(path, params=query | {"cursor": pages[0]["next_cursor"]})).json()
+    pages.append(second)
+    if path == "/trending" or params:
+        assert "new" in [item["id"] for item in second["items"]]  # the list is counted again once
+    hidden = (await client.get(path, params=query | {"cursor": second["next_cursor"]})).json()
+    await client.patch(f"/items/{hidden['items'][0]['id']}", json={"hidden": True})
+    await client.post("/events", json=[row(f"x{n}", "i05", 0.1) for n in range(90)])
+    recounted(app)
+    while cursor := pages[-1]["next_cursor"]:
+        pages.append((await client.get(path, params=query | {"cursor": cursor})).json())
+    found = shown(pages)
+    assert len(found) == len(set(found))
+    assert found[0] == first
+    assert hidden["items"][0]["id"] not in found
+    assert [item["id"] for item in pages[2]["items"]][:3] == [
+        item["id"] for item in hidden["items"][1:]
+    ]  # the order stays from the second page on
+    assert {f"i{n:02}" for n in range(25)} - {hidden["items"][0]["id"]} <= set(found)
+
+
+async def test_deep_pages_look_through_the_catalogue_once(
+    app: FastAPI, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.post("/events", json=RISING)
+    calls = 0
+    find = module._find_places
+
+    def counted(*arguments: Any) -> list[int]:
+        nonlocal calls
+        calls += 1
+        return find(*arguments)
+
+    monkeypatch.setattr(module, "_find_places", counted)
+    for path, params in LISTS:
+        calls = 0
+        assert len(await all_pages(client, path, n=2, **params)) == 13
+        assert calls == 2  # the first page, and all the others together
+
+
+async def test_cursors_of_other_lists_and_old_ones_are_refused(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.post("/events", json=RISING)
+    popular = (await client.get("/popular", params={"n": 2})).json()["next_cursor"]
+    trending = (await client.get("/trending", params={"n": 2})).json()["next_cursor"]
+    recommended = (await client.get("/recommend/u0", params={"n": 2})).json()["next_cursor"]
+    for path, params, cursor in (
+        ("/popular", {"window": "7d"}, popular),
+        ("/popular", {"category": "odd"}, popular),
+        ("/popular", {"filter": '{"color": "red"}'}, popular),
+        ("/popular", {}, trending),
+        ("/popular", {}, recommended),
+        ("/popular", {}, popular[:-1]),
+        ("/popular", {}, "x"),
+        ("/popular", {}, "ü"),
+        ("/trending", {}, popular),
+        ("/trending", {"window": "2d"}, trending),
+        ("/recommend/None", {}, popular),
+        ("/recommend/popular%20None", {}, popular),
+        ("/items/i03/similar", {}, popular),
+    ):
+        answer = await client.get(path, params=params | {"cursor": cursor})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_cursor"), path
+    too_long = await client.get("/popular", params={"cursor": "x" * 5_000})
+    assert too_long.status_code == 422
+    for path, cursor in (("/popular", popular), ("/trending", trending)):
+        good = await client.get(path, params={"cursor": cursor, "n": 5})
+        assert good.json()["items"][0]["rank"] == 3
+    now = time.time()
+    monkeypatch.setattr(cursors.time, "time", lambda: now + 2 * cursors.MAX_AGE_SECONDS)
+    old = await client.get("/popular", params={"cursor": popular})
+    assert (old.status_code, old.json()["code"]) == (422, "invalid_cursor")
+
+
+async def test_no_list_is_longer_than_a_thousand_places(client: httpx2.AsyncClient) -> None:
+    for start in range(0, 1_100, 550):
+        rows = [{"user": "ann", "item": f"i{n}"} for n in range(start, start + 550)]
+        assert (await client.post("/events", json=rows)).status_code == 200
+    pages = await all_pages(client, "/popular", n=300)
+    assert [len(page["items"]) for page in pages] == [300, 300, 300, 100]
+    assert len(set(shown(pages))) == 1_000

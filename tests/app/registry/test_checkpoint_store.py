@@ -20,6 +20,7 @@ from app.registry import object_store
 from app.registry.checkpoint_store import MARK, CheckpointStore, check_files
 from app.registry.object_store import RemoteCheckpointStore
 from app.registry.service import open_checkpoint_store
+from ncr_core import object_files
 from ncr_core.checkpoint import load_checkpoint
 from ncr_core.errors import CheckpointError
 from ncr_core.manifest import MANIFEST
@@ -256,7 +257,7 @@ def test_a_manifest_beyond_the_limit_is_not_downloaded(
 def test_a_large_file_is_downloaded_in_blocks(
     here: RemoteCheckpointStore, there: RemoteCheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(object_files, "BLOCK_BYTES", 100)
     checksum = write(here, ONE)
     here.publish(ONE)
     check_files(there.fetch(ONE, checksum), checksum)
@@ -358,10 +359,10 @@ def test_a_hanging_store_times_out(
 ) -> None:
     objects.stop()
     with socket.create_server(("127.0.0.1", objects.port)):  # takes calls, never answers
-        monkeypatch.setattr(object_store, "CALL_SECONDS", 0.5)
+        monkeypatch.setattr(object_files, "CALL_SECONDS", 0.5)
         with pytest.raises(CheckpointError, match="does not answer"):
             there.fetch(ONE)
-        monkeypatch.setattr(object_store, "CALL_SECONDS", 60.0)
+        monkeypatch.setattr(object_files, "CALL_SECONDS", 60.0)
         threading.Timer(0.5, there.close).start()  # as when the server is told to stop
         with pytest.raises(CheckpointError, match="does not answer"):
             there.fetch(ONE)

@@ -198,7 +198,8 @@ async def test_a_warm_start_continues_from_the_served_model(
     phases = dict.fromkeys(p["phase"] for p in seen)
     assert list(phases) == [
         "read events", "go on with nbpr", "evaluate", "compare with what is served",
-        "learn the held-out items", "write checkpoint",
+        "learn the held-out items", "learn from attributes",
+        "write checkpoint",
     ]  # fmt: skip
     assert all(p["eta_s"] is not None and p["eta_s"] >= 0 for p in seen)
     assert set((job.metrics or {})["seconds"]) == {"train", *list(phases)[2:]}

@@ -12,13 +12,12 @@ import pytest
 
 from app.core.settings import Settings
 from app.jobs.schemas import TrainParams
-from app.registry.checkpoint_store import StoreUnavailable
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.training import reader
 from app.training.gate import IncumbentComparison, ServingModel
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
-from ncr_core.errors import TrainingError
+from ncr_core.errors import StoreUnavailable, TrainingError
 from tests.app.conftest import add_small_data, publish_model, run_job_here, snapshot_of
 from tests.app.registry.conftest import ObjectStore
 

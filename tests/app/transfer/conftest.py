@@ -54,7 +54,8 @@ async def fill(services: Services) -> Filled:
     await services.catalog.put(
         UNICODE,
         {"title": UNICODE.replace("\n", " "), "hidden": True, "categories": ["α|β"],
-         "attributes": {"deep": [1, 2.5, None, {"x": True}], "large": 1e300}},
+         "attributes": {"deep": [1, 2.5, None, {"x": True}], "large": 1e300},
+         "embedding": [0.1, -3]},
     )  # fmt: skip
     await services.catalog.put("gone", {"title": "Gone"})
     await services.catalog.delete("gone")
@@ -103,6 +104,8 @@ async def fill(services: Services) -> Filled:
         messages = metadata.tables["webhook_messages"]
         await conn.execute(messages.insert().values(**message, created_at=5, next_at=2**52))
         await _add_trials(conn, version)
+    async with services.events.imports.record("command", UNICODE, None) as counts:
+        counts.reject(f"the user {UNICODE!r} has 7 faults")
     await services.events.counts.write()  # and not while the tables are compared
     return Filled(version, erased)
 
@@ -122,7 +125,14 @@ async def _add_trials(conn: AsyncConnection, version: str) -> None:
         insert = table["impressions"].insert()
         await conn.execute(insert.values(**impression, teams=teams, created_at=7))
     await conn.execute(table["trial_sums"].insert().values(trial_id="t-2", name="rbo", value=1.5))
+    settings = {"version_a": version, "version_b": version, "share": 0.5, "planned_lists": 100,
+                "settings": {"diversity": 0.3}, "status": "running", "created_at": 5}  # fmt: skip
+    await conn.execute(table["settings_trials"].insert().values(trial_id="t-3", **settings))
+    counts = {"trial_id": "t-3", "arm": "b", "user_number": 2**62, "lists": 4}
+    await conn.execute(table["trial_lists"].insert().values(counts))
     await conn.execute(table["served"].insert().values(version=version, hour=497_000, lists=12))
+    shown = {"external_id": "visitor", "shown_at": 7, "seq": 3, "item_ids": [1, 2], "length": 2}
+    await conn.execute(table["shown_lists"].insert().values(shown))
     counted = {"hour": 497_000, "verdict": "rejected", "name": "missing_user", "rows": 3}
     await conn.execute(table["event_counts"].insert().values(counted))
 

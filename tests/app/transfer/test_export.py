@@ -50,7 +50,7 @@ async def fill(services: Services) -> None:
         {"title": 'A "title", odd', "hidden": True, "categories": ["one|two", "three"],
          "attributes": {"title": "not the title", "item": 5, "deep": {"x": [None, "", 1.5]}}},
     )  # fmt: skip
-    await services.catalog.put("unused", {"categories": []})
+    await services.catalog.put("unused", {"categories": [], "embedding": [0.1, -3, 2e-7]})
     stated = [
         {"user": user, "winner": ODD_IDS[n], "loser": ODD_IDS[n - 1], "timestamp": n + 0.5}
         for n, user in enumerate([*ODD_IDS, "only stated"][-len(ODD_IDS) :])

@@ -80,6 +80,30 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_used(
         await send(f"http://hook.example:{receiver.port}/", {}, b"{}", private=False)
 
 
+async def test_the_next_address_of_a_name_is_tried_where_one_refuses(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name with an address of either kind, of which a receiver may listen on one only."""
+    addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+
+    def resolve(host: Any, port: Any, *args: Any, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    url = f"http://hook.example:{receiver.port}/"
+    await send(url, {}, b"{}", private=True)
+    assert [one.body for one in receiver.received] == [b"{}"]
+    # One that takes a connection and then fails has perhaps taken the message: no other is tried.
+    addresses.reverse()
+    receiver.answers = [b"HTTP/1.1 500 No\r\n\r\n"]
+    with pytest.raises(DeliveryError, match="answered 500"):
+        await send(url, {}, b"{}", private=True)
+    assert len(receiver.received) == 2
+    del addresses[0]
+    with pytest.raises(DeliveryError, match="cannot be reached"):
+        await send(url, {}, b"{}", private=True)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
@@ -25,7 +25,7 @@ from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.training.reader import Retry
 from app.wiring import Services
-from app.worker.child_process import child_environment, run_task
+from app.worker.child_process import EXIT_LEASE_OVER, child_environment, clock, run_task
 from ncr_core import atomic_files
 from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
@@ -39,7 +39,7 @@ def task_for(settings: Settings, kind: str = "train") -> TrainingTask | Precompu
     common: dict[str, Any] = {
         "version": VERSION,
         "device": "cpu",
-        "watchdog_seconds": 60,
+        "exit_at": clock() + 3600,
         "retry_seconds": 0,
         "settings": TaskSettings.from_settings(settings),
     }
@@ -77,6 +77,54 @@ def test_a_database_that_stays_away_is_one_clear_line_without_the_password(
     }
     assert "Traceback" not in child.stderr
     assert SECRET not in child.stdout + child.stderr
+
+
+def start_child(task: BaseModel) -> subprocess.Popen[bytes]:
+    """A child process with this task, whose worker lives."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "app.worker.child_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=child_environment(os.environ),
+        bufsize=0,
+    )
+    assert child.stdin is not None
+    child.stdin.write(task.model_dump_json().encode() + b"\n")
+    return child
+
+
+def waiting_task(tmp_path: Path, seconds: float) -> BaseModel:
+    """A task that waits for a database for ever, and whose lease is soon over."""
+    url = "postgresql://account@127.0.0.1:9/ncr"
+    task = task_for(Settings(data_dir=tmp_path, database_url=url))
+    return task.model_copy(update={"exit_at": clock() + seconds, "retry_seconds": 3600.0})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [-5.0, 3.0])
+def test_a_child_exits_before_its_lease_is_over_although_its_worker_lives(
+    tmp_path: Path, seconds: float
+) -> None:
+    """The moment is the task's: a child that starts late has no longer for that."""
+    child = start_child(waiting_task(tmp_path, max(0.0, clock() + seconds) - clock()))
+    assert child.wait(60) == EXIT_LEASE_OVER
+
+
+@pytest.mark.slow
+def test_a_child_goes_on_while_its_lease_is_renewed_and_exits_with_its_worker(
+    tmp_path: Path,
+) -> None:
+    task = waiting_task(tmp_path, 2.0)
+    child = start_child(task)
+    assert child.stdin is not None
+    # In pieces, and more than one at a time: the last whole line counts.
+    later = f"{clock() + 1}\n{clock() + 3600}\n{clock()}".encode()
+    for piece in (later[:3], later[3:]):
+        child.stdin.write(piece)
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(4)
+    child.stdin.close()
+    assert child.wait(60) == 1
 
 
 @pytest.mark.anyio
@@ -234,7 +282,7 @@ async def test_a_training_that_does_not_fit_says_what_it_needs_before_it_reads_t
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add_small_data(services)
-    monkeypatch.setattr("app.events.training_snapshot._statement", lambda *_: 1 / 0)
+    monkeypatch.setattr("app.events.snapshot_query._statement", lambda *_: 1 / 0)
     small = task_for(settings.model_copy(update={"train_memory_bytes": 128 * 2**20}))
     needs = (
         r"^this training needs about 1\.\d GiB of memory \([\d,]+ events, [\d,]+ users, [\d,]+ "
@@ -290,7 +338,7 @@ def tasks(settings: Settings) -> list[TrainingTask | PrecomputeTask]:
     common: dict[str, Any] = {
         "version": "20261122-000000-00aa",
         "device": "cpu",
-        "watchdog_seconds": 24.0,
+        "exit_at": 24.5,
         "retry_seconds": 300.0,
         "settings": TaskSettings.from_settings(settings),
     }
@@ -321,7 +369,7 @@ def test_the_child_has_the_settings_of_its_worker(
 
 
 @pytest.mark.parametrize(
-    "change", [{"kind": "sweep"}, {"watchdog_seconds": 0}, {"params": {"epochs": -1}}, {"more": 1}]
+    "change", [{"kind": "sweep"}, {"exit_at": -1}, {"params": {"epochs": -1}}, {"more": 1}]
 )
 def test_an_invalid_task_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     task = json.loads(tasks(load_settings(data_dir=tmp_path))[0].model_dump_json())

@@ -60,6 +60,7 @@ async def test_both_formats_hold_the_same_rows_as_the_service(
 ) -> None:
     await add_small_data(services)
     odd = {"title": "ü", "attributes": {"a": [1, {"b": None}]}, "available_until": 2e9}
+    odd["embedding"] = [0.5, -3]
     await services.catalog.put("odd\nitem", odd)
     await services.users.put("user-1", {"attributes": {"age": 30}})
     await services.catalog.delete("film-2")
@@ -101,6 +102,7 @@ async def test_both_formats_hold_the_same_rows_as_the_service(
     items = [item async for chunk in services.catalog.iter_items() for item in chunk]
     assert [row["item"] for row in lines["items"]] == [item.id for item in items]
     assert lines["items"][-1]["attributes"] == {"a": [1, {"b": None}]}
+    assert lines["items"][-1]["embedding"] == [0.5, -3]
     assert lines["items"][-1]["available_until"] == "2033-05-18T03:33:20.000000Z"
     (described,) = (row for row in lines["users"] if row["user"] == "user-1")
     assert described["attributes"] == {"age": 30}
@@ -266,7 +268,8 @@ async def test_an_export_in_a_child_process_that_is_killed_fails_and_leaves_no_f
 ) -> None:
     await add_small_data(services)
     job_id = await services.jobs.submit_export(ExportParams.model_validate({"lists": {"n": 50}}))
-    worker = Worker(services.database, services.models, settings)
+    exports = open_export_store(settings)
+    worker = Worker(services.database, services.models, settings, exports=exports)
     running = asyncio.create_task(worker.run_once())
     root = settings.data_dir / "models" / "exports"
     await until(lambda: root.exists() and any(root.glob(".*/events.jsonl")), 60)
@@ -275,7 +278,25 @@ async def test_an_export_in_a_child_process_that_is_killed_fails_and_leaves_no_f
     job = await services.jobs.get(job_id)
     assert job.status == "failed"
     assert "SIGKILL" in str(job.error)
-    assert [path for path in root.iterdir() if not path.name.startswith(".")] == []
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.slow
+async def test_an_export_that_is_cancelled_in_the_middle_leaves_no_files(
+    services: Services, settings: Settings
+) -> None:
+    await add_small_data(services)
+    job_id = await services.jobs.submit_export(ExportParams.model_validate({"lists": {"n": 50}}))
+    exports = open_export_store(settings)
+    other = settings.data_dir / "models" / "exports" / ".20200101-000000-00000000-0123456789ab"
+    other.mkdir(parents=True)
+    worker = Worker(services.database, services.models, settings, exports=exports)
+    running = asyncio.create_task(worker.run_once())
+    await until(lambda: any(other.parent.glob(f".{job_id}-*/events.jsonl")), 60)
+    await services.jobs.cancel(job_id)
+    assert await running
+    assert (await services.jobs.get(job_id)).status == "cancelled"
+    assert list(other.parent.iterdir()) == [other]  # of another job
 
 
 async def test_requests_for_exports_are_checked(client: httpx2.AsyncClient) -> None:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from app import main
 from app.core.settings import Settings
 from app.jobs.repository import Claim, JobRepository
-from app.jobs.schemas import JobRow, TrainParams
+from app.jobs.schemas import JobRow, Task, TrainParams
 from app.jobs.tables import jobs
 from app.registry.checkpoint_store import MARK
 from app.wiring import Services
-from app.worker.child_process import Stopped
-from app.worker.worker import PeriodicTask, Worker, build_worker
+from app.worker.child_process import Heartbeat, Stopped
+from app.worker.worker import AWAY_LEASES, PeriodicTask, Worker, build_worker
 from benchmarks.faults.setup import LONG_TRAINING
 from tests.app.conftest import (
     QUICK,
@@ -54,7 +55,8 @@ async def test_a_job_trains_and_publishes_a_model(services: Services, settings: 
     assert job.progress is not None
     assert [p["phase"] for p in seen if p["epoch"] <= 1] == [
         "read events", "pre-train nbpr", "pre-train dncr", "train neupr", "evaluate",
-        "learn the held-out items", "write checkpoint",
+        "learn the held-out items", "learn from attributes",
+        "write checkpoint",
     ]  # fmt: skip
     activation = await services.models.activation()
     assert activation.version == job.model_version
@@ -223,6 +225,106 @@ async def test_a_child_ignores_stop_signals_and_a_killed_one_fails_with_one_line
     assert job.error == "SIGKILL ended the job's process: the machine may lack memory for it"
 
 
+class Leases:
+    """A worker's job without a process: when its child would have to exit, at each heartbeat."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slow, self.away = 1000.0, 0.0, 0
+        self.exit_at: list[float] = []
+        heartbeat, claim = JobRepository.heartbeat, JobRepository.claim
+
+        async def slow_claim(*arguments: Any) -> Claim | None:
+            self.now += self.slow
+            return await claim(*arguments)
+
+        async def slow_heartbeat(*arguments: Any) -> bool | None:
+            self.now += self.slow
+            if self.away:
+                self.away -= 1
+                raise OperationalError("UPDATE", None, Exception("gone"))
+            return await heartbeat(*arguments)
+
+        monkeypatch.setattr("app.worker.worker.clock", lambda: self.now)
+        monkeypatch.setattr(JobRepository, "claim", slow_claim)
+        monkeypatch.setattr(JobRepository, "heartbeat", slow_heartbeat)
+
+    async def run(
+        self, task: Task, heartbeat: Heartbeat, seconds: float, *_: Any
+    ) -> dict[str, Any]:
+        """Heartbeats until one of them raises."""
+        self.exit_at = [task.exit_at]
+        while len(self.exit_at) < 1000:
+            self.exit_at.append(await heartbeat(None))
+            self.now += seconds
+        raise AssertionError("no heartbeat has raised")
+
+
+async def test_a_child_may_go_on_for_less_than_the_lease_from_before_its_last_renewal_began(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings.model_copy(update={"job_lease_seconds": 10.0})
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    leases = Leases(monkeypatch)
+    leases.slow = 3.0  # a database under load: the lease begins somewhere within
+    run = leases.run
+
+    async def cancelled(*arguments: Any) -> dict[str, Any]:
+        await services.jobs.cancel(job_id)
+        return await run(*arguments)
+
+    worker = Worker(services.database, services.models, settings, run_task=cancelled)
+    assert await worker.run_once()
+    assert leases.exit_at == [1008.0]
+    assert (await services.jobs.get(job_id)).status == "cancelled"
+
+    job_id = await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    leases.now = 1000.0
+    worker = Worker(services.database, services.models, settings, run_task=run)
+    other = Worker(services.database, services.models, settings)
+    beats = 0
+
+    async def lost(claim: Claim, lease: Any, progress: Any) -> float:
+        nonlocal beats
+        beats += 1
+        if beats == 3:  # another worker has the job
+            async with services.database.write() as conn:
+                await conn.execute(jobs.update().values(owner=other._owner, attempt=2))
+        return await Worker._heartbeat(worker, claim, lease, progress)
+
+    monkeypatch.setattr(worker, "_heartbeat", lost)
+    assert await worker.run_once()
+    assert leases.exit_at == [1008.0, 1011.0, 1016.0]  # 3 s a renewal, 2 s between two
+    assert beats == 3
+
+
+async def test_a_child_outlives_an_outage_of_the_database_and_not_an_endless_one(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While only this worker is cut off, another one may train: the time for that is bounded."""
+    lease = 3.0
+    settings = settings.model_copy(update={"job_lease_seconds": lease})
+    await services.jobs.submit_training(TrainParams.model_validate(QUICK))
+    leases = Leases(monkeypatch)
+    worker = Worker(services.database, services.models, settings, run_task=leases.run)
+    leases.away = 25  # 25 s, and the lease is renewed again
+    start = leases.now
+    heartbeat = JobRepository.heartbeat
+    renewed: list[float] = []
+
+    async def then_away_for_good(*arguments: Any) -> bool | None:
+        cancel = await heartbeat(*arguments)
+        renewed.append(leases.now)
+        leases.away = 1000
+        return cancel
+
+    monkeypatch.setattr(JobRepository, "heartbeat", then_away_for_good)
+    assert await worker.run_once()
+    assert renewed == [start + 25]
+    assert leases.exit_at[-1] <= start + 25 + (AWAY_LEASES + 1) * lease
+    (job,), _ = await services.jobs.page(None, 1)
+    assert (job.status, job.attempt, job.lease_until) == ("running", 1, 0)  # to be taken up
+
+
 @ON_SQLITE
 async def test_a_job_whose_child_is_stopped_at_its_start_is_taken_up_again(
     services: Services, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,7 +376,9 @@ async def test_a_job_fails_after_its_worker_was_suspended_three_times(
 
 
 def figures(job: JobRow) -> dict[str, Any]:
-    return {k: v for k, v in (job.metrics or {}).items() if k not in ("gate", "seconds")}
+    return {
+        k: v for k, v in (job.metrics or {}).items() if k not in ("gate", "seconds", "peak_bytes")
+    }
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from ncr_core.training.losses import (
     listwise_loss,
     shared_listwise_loss,
 )
+from ncr_core.training.ranks import Ranks
 from ncr_core.training.trainer import TrainingPhase, _batch_l2, train_loop
 
 
@@ -230,7 +231,7 @@ def test_bpr_mf_is_a_configuration_of_nbpr() -> None:
     vectors = model.user_vectors(torch.tensor(users))
     of_i, of_j = torch.tensor(i), torch.tensor(j).unsqueeze(1)
     loss = bpr_loss(*model.pair_logits(vectors, of_i, of_j))
-    loss = loss + 0.01 * _batch_l2(model, vectors, of_i, of_j)
+    loss = loss + 0.01 * _batch_l2(model, vectors, of_i, of_j, Ranks())
     expected = bpr_mf_step(
         model.get_parameter("users.weight").detach(),
         model.get_parameter("items.weight").detach(),

@@ -13,6 +13,7 @@ from ncr_core.data import Interactions, Split
 from ncr_core.errors import ConfigError
 from ncr_core.models import NBPR, ModelConfig, build_model
 from ncr_core.training import TrainConfig, next_item, train_model
+from ncr_core.training.decayed_histories import DecayedHistories
 from ncr_core.training.initializers import TOWER_STD, next_item_start
 from ncr_core.training.next_item import (
     BACKWARD,
@@ -79,6 +80,25 @@ def test_the_factors_are_those_of_the_ridge_regression(
     more = replace(train)  # of many interactions
     history, ranked = next_item_factors(more, rank=train.n_items, seed=0)
     np.testing.assert_allclose(history @ ranked.T, forward, atol=2e-3 * abs(forward).max())
+
+
+@pytest.mark.parametrize("columns", [3, 40], ids=["one thread", "two threads"])
+def test_products_by_scans_equal_those_with_the_rows_themselves(columns: int) -> None:
+    train = sequences([60, 3, 0, 1, 55, 2], n_items=70)
+    rows, ones = [], []
+    for user in range(train.n_users):
+        row = np.zeros(70)
+        for item in train.items_of(user):
+            rows.append(row)
+            ones.append(np.eye(70)[item])
+            row = DECAY * row + np.eye(70)[item]
+    x, y = np.stack(rows), np.stack(ones)
+    histories = DecayedHistories(train.items, train.indptr, 70, DECAY)
+    block = np.random.default_rng(5).standard_normal((70, columns)).astype(np.float32)
+    np.testing.assert_allclose(histories.gram(block), x.T @ x @ block, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(histories.followers(block), x.T @ y @ block, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(histories.predecessors(block), y.T @ x @ block, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(histories.gram_diagonal(), np.diag(x.T @ x), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,23 @@
+"""Throw-away users of the page "Which of the two?": named apart, never trained on, soon erased."""
+
+from __future__ import annotations
+
+import re
+
+from app.core.ids import random_hex
+
+THROW_AWAY_PREFIX = "ncr-visitor-"
+"""What the ids of throw-away users begin with."""
+KEEP_HOURS = 24
+THROW_AWAY_LENGTH = len(THROW_AWAY_PREFIX) + 16
+_THROW_AWAY = re.compile(rf"{THROW_AWAY_PREFIX}[0-9a-f]{{16}}")
+
+
+def new_throw_away_id() -> str:
+    """An id that nobody has had before."""
+    return f"{THROW_AWAY_PREFIX}{random_hex(8)}"
+
+
+def is_throw_away(user: str) -> bool:
+    """Whether the page has made up this id."""
+    return _THROW_AWAY.fullmatch(user) is not None

@@ -1,0 +1,34 @@
+"""`ncr snapshot`: the matrix that trainings learn from, as Parquet parts in a folder or a store."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from app.core.settings import Settings
+from app.events.snapshot_parts import Report, write_parts
+from ncr_core.data.snapshot import SnapshotManifest, check_free, is_url, upload_snapshot
+
+
+def write_snapshot(
+    settings: Settings, address: str, *, parts: int | None = None, report: Report = lambda *_: None
+) -> SnapshotManifest:
+    """Writes a snapshot of the database to a folder or, by a URL, to object storage.
+
+    On its way to a store it lies below the data folder. It blocks; see `write_parts`.
+
+    Raises:
+        DataError: There is nothing to learn from, or there is a snapshot already, or the folder
+            cannot be written.
+        StoreUnavailable: The store is away.
+        ConfigError: The URL cannot be used.
+    """
+    if not is_url(address):
+        return write_parts(settings, Path(address).absolute(), parts=parts, report=report)
+    check_free(address)  # before the database is read, which may take an hour
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=settings.data_dir) as local:
+        folder = Path(local) / "snapshot"
+        manifest = write_parts(settings, folder, parts=parts, report=report)
+        upload_snapshot(folder, address)
+    return manifest

@@ -1,0 +1,70 @@
+"""Checkpoints of a training under way, one an epoch, from which its ranks go on after a loss.
+
+They are of `torch.distributed.checkpoint`: each rank writes its part. What is served is written at
+the end alone, in the format of `ncr_core.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from ncr_core.atomic_files import atomic_write
+from ncr_core.training.ranks import Ranks
+
+KEPT = 2  # the last ones: the latest may be half-written
+
+
+class EpochCheckpoints:
+    """The checkpoints of one phase of a training, in a folder that all its ranks share.
+
+    A checkpoint is complete when its `values.json` is there. The folder is private to the training:
+    torch keeps an index of the tensors there that is a pickle.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def latest(self, ranks: Ranks) -> int | None:
+        """The last epoch that is stored completely, on every rank; None if there is none."""
+        found = 0
+        if ranks.is_first:
+            names = [path.parent.name for path in self._folder.glob("epoch-*/values.json")]
+            found = max((int(name.partition("-")[2]) for name in names), default=0)
+        (epoch,) = ranks.agreed([float(found)])
+        return int(epoch) or None
+
+    def save(
+        self, epoch: int, tensors: dict[str, Tensor], values: dict[str, Any], ranks: Ranks
+    ) -> None:
+        """Stores an epoch; every rank has to call it.
+
+        Args:
+            epoch: from 1.
+            tensors: this rank's; of one name on several ranks, equal ones or parts of one DTensor.
+            values: rank 0's, for JSON.
+            ranks: who trains.
+        """
+        folder = self._folder / f"epoch-{epoch}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that one process writes alone
+            save(tensors, checkpoint_id=folder, no_dist=ranks.size == 1)
+        if ranks.is_first:
+            atomic_write(folder / "values.json", json.dumps(values).encode(), replace=True)
+            shutil.rmtree(self._folder / f"epoch-{epoch - KEPT}", ignore_errors=True)
+
+    def load(self, epoch: int, tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Any]:
+        """Reads an epoch into these tensors, in place, and returns its values."""
+        folder = self._folder / f"epoch-{epoch}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(tensors, checkpoint_id=folder, no_dist=ranks.size == 1)
+        values: dict[str, Any] = json.loads((folder / "values.json").read_bytes())
+        return values

@@ -1,0 +1,154 @@
+"""What one rank of a training does: it joins the others, reads the order and runs the loop.
+
+`python -m ncr_core.training.rank_process FOLDER TABLES` is a rank that torchrun has started. It
+writes lines of JSON to standard output: ``{"progress": …}`` by rank 0, ``{"problem": …}`` by any.
+Its standard input is a pipe of the process that wants the model: when it closes, the rank ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TextIO
+
+import torch
+import torch.distributed as dist
+
+from ncr_core.errors import NcrError
+from ncr_core.training.epoch_checkpoints import EpochCheckpoints
+from ncr_core.training.phase_files import PhaseOrder, save_failure, save_result
+from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
+from ncr_core.training.trainer import OnProgress, Progress, train_loop
+
+Tables = Literal["replicated", "sharded"]
+"""Whether each rank has whole tables and a share of the users, or some rows of every table."""
+
+
+def backend() -> str:
+    """The backends of a process group on this machine."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress) -> None:
+    """Trains a phase with the ranks of the process group that this process has joined.
+
+    Args:
+        folder: Where the order is; epochs and the result are written there.
+        tables: How the embedding tables are kept.
+        local_rank: The number of this rank on its machine, which is that of its GPU.
+        on_progress: Called by rank 0 after each epoch.
+
+    Raises:
+        TrainingError: A rank is of another version or cannot read the folder, or the loss is not
+            finite: another try would fail, too. Rank 0 writes it as the outcome.
+    """
+    rank = dist.get_rank()
+    try:
+        try:
+            order, problem = PhaseOrder.load(folder), None
+        except OSError as error:
+            order, problem = None, f"cannot read {folder}: {error.strerror}"
+        check_ranks(problem)
+        assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
+        config = order.config
+        device = config.torch_device()
+        if device.type == "cuda":
+            device = torch.device("cuda", local_rank)
+            config = replace(config, device=str(device))
+            torch.cuda.set_device(config.torch_device())
+        torch.manual_seed(config.seed + rank)  # dropout is drawn by each rank for its own rows
+        history = train_loop(
+            order.model,
+            order.split,
+            config,
+            order.phase,
+            on_progress,
+            order.later_phases,
+            ShardedTables() if tables == "sharded" else DataParallelRanks(),
+            EpochCheckpoints(folder),
+        )
+    except NcrError as error:
+        if rank == 0:
+            save_failure(folder, str(error))
+        raise
+    if rank == 0:
+        save_result(folder, order.model, history)
+
+
+def main() -> None:
+    """Runs a rank of torchrun, as its environment says which."""
+    folder, tables = Path(sys.argv[1]), sys.argv[2]
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=end_with_pipe, args=(sys.stdin.fileno(),), daemon=True).start()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    meeting = folder / f"ranks-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
+    dist.init_process_group(backend(), store=store, rank=rank, world_size=size)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    try:
+        run_rank(
+            folder, "sharded" if tables == "sharded" else "replicated", local_rank, _to(answers)
+        )
+    except NcrError:
+        pass  # it is written down
+    except (MemoryError, RuntimeError) as error:
+        reason = memory_problem(error)
+        if reason is None:
+            raise
+        _answer(answers, {"problem": f"rank {rank} on {socket.gethostname()} {reason}"})
+        raise
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    answers.close()
+    end_rank()
+
+
+def end_rank() -> NoReturn:
+    """Ends a rank whose work is done, without the finalisation of the interpreter.
+
+    A thread of the process group that lets go of a tensor at that time is ended by the interpreter,
+    and C++ aborts the process: torchrun would start a rank anew whose result is written.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def memory_problem(error: BaseException) -> str | None:
+    """What to say of an error that is one of memory; None for any other."""
+    text = str(error)
+    of_memory = isinstance(error, MemoryError) or "out of memory" in text.lower()
+    if of_memory or "can't allocate memory" in text:
+        return (
+            "has too little memory: use a machine with more memory, fewer ranks on it, "
+            "NCR_TRAIN_TABLES=sharded, or fewer factors"
+        )
+    return None
+
+
+def end_with_pipe(descriptor: int) -> None:
+    """Ends this process once the other end of a pipe is closed."""
+    while os.read(descriptor, 4096):
+        pass
+    os._exit(1)
+
+
+def _to(answers: TextIO) -> Callable[[Progress], None]:
+    return lambda progress: _answer(answers, {"progress": asdict(progress)})
+
+
+def _answer(answers: TextIO, message: dict[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Ranks on the machines of a Ray cluster, started and watched by Ray Train.
+
+The process that wants the model is Ray's driver: when it ends, Ray ends its ranks. Ray's job API is
+not used, whose drivers outlive those who submitted them. Ray is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import signal
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ncr_core.data.splits import Split
+from ncr_core.errors import ConfigError, NcrError, TrainingError
+from ncr_core.models import PairwiseRanker
+from ncr_core.optional_imports import require
+from ncr_core.train_config import TrainConfig
+from ncr_core.training.phase_files import PhaseOrder, carry_out
+from ncr_core.training.rank_process import Tables, memory_problem, run_rank
+from ncr_core.training.torchrun import MAX_RESTARTS, check_users
+from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
+
+PROGRESS = "progress.jsonl"
+POLL_SECONDS = 0.2
+
+
+class RayPhases:
+    """Trains phases with ``ranks`` processes of a Ray cluster; see `PhaseRunner`."""
+
+    def __init__(self, ranks: int, tables: Tables, folder: Path, address: str | None) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            ranks: the number of processes, each with a CPU.
+            tables: how they keep the embedding tables.
+            folder: for a folder a phase; all machines of the cluster reach it under this path.
+            address: of the cluster's head; None: a cluster of this machine, bound to loopback.
+
+        Raises:
+            ConfigError: Ray is not installed, or the cluster is beyond loopback and has no token.
+        """
+        check_address(address)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if address is None:
+            # The ports of a Ray of our own are not bound to loopback alone, and run whatever they
+            # are sent. Ray reads the token when it is imported.
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        self._ray = require("ray", "ray")
+        self._ranks = ranks
+        self._tables: Tables = tables
+        self._folder = folder
+        self._address = address
+
+    def __call__(
+        self,
+        model: PairwiseRanker,
+        split: Split,
+        config: TrainConfig,
+        phase: TrainingPhase,
+        on_progress: OnProgress | None = None,
+        later_phases: float = 0.0,
+    ) -> History:
+        """`train_loop` by several processes; the model is at its best epoch afterwards.
+
+        Raises:
+            TrainingError: The cluster does not answer or has too few CPUs, the loss is not finite,
+                or the ranks were lost too often.
+            OSError: The folder cannot be written.
+        """
+        check_users(split, self._ranks)
+        self._connect()
+        order = PhaseOrder(model, split, config, phase, later_phases)
+        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
+
+    def close(self) -> None:
+        """Leaves the cluster; one of this machine alone ends."""
+        self._ray.shutdown()
+
+    def _connect(self) -> None:
+        if self._ray.is_initialized():
+            return
+        own: dict[str, Any] = {"address": self._address}
+        if self._address is None:
+            own = {"address": "local", "num_cpus": self._ranks, "_node_ip_address": "127.0.0.1"}
+            own["include_dashboard"] = False
+        stops = (signal.SIGTERM, signal.SIGINT)
+        handlers = [signal.getsignal(number) for number in stops]
+        try:
+            self._ray.init(**own, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError):
+            raise TrainingError(
+                f"the Ray cluster at {self._address or 'this machine'} does not answer, or refuses "
+                "the worker's token: look at `ray status` there and at NCR_RAY_ADDRESS"
+            ) from None
+        finally:  # Ray would end this process at a signal that is for others
+            for number, handler in zip(stops, handlers, strict=True):
+                signal.signal(number, handler)
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        if cpus < self._ranks:
+            raise TrainingError(
+                f"{self._ranks} ranks need {self._ranks} CPUs, and the Ray cluster has {cpus}: add "
+                "machines, or lower NCR_TRAIN_RANKS"
+            )
+
+    def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
+        """Runs Ray Train to its end; what it said went wrong."""
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        has_gpus = self._ray.cluster_resources().get("GPU", 0) >= self._ranks
+        trainer = TorchTrainer(
+            train_rank,
+            train_loop_config={"folder": str(folder), "tables": self._tables},
+            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if has_gpus else "gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=self._ranks, use_gpu=has_gpus, placement_strategy="SPREAD"
+            ),
+            run_config=RunConfig(
+                name="ray",
+                storage_path=str(folder),
+                failure_config=FailureConfig(max_failures=MAX_RESTARTS),
+            ),
+        )
+        ended = threading.Event()
+        follower = threading.Thread(target=_follow, args=(folder / PROGRESS, on_progress, ended))
+        follower.start()
+        try:
+            trainer.fit()
+        except Exception as error:  # those of Ray have no common root
+            text = str(error)
+            memory = memory_problem(MemoryError()) if "memory" in text.lower() else None
+            what = f"a rank {memory}" if memory else f"at last by {type(error).__name__}"
+            return (
+                f"the ranks of the Ray cluster were lost {1 + MAX_RESTARTS} times: {what}; "
+                "Ray's logs have what they wrote"
+            )
+        finally:
+            ended.set()
+            follower.join()
+        return None
+
+
+def check_address(address: str | None) -> None:
+    """Raises ConfigError for a cluster beyond loopback without token authentication."""
+    if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
+        return
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise ConfigError(
+            f"the Ray cluster at {address} is beyond loopback, where one without a token runs "
+            "whatever anybody sends it: set RAY_AUTH_MODE=token on its machines and for the worker"
+        )
+
+
+def train_rank(order: dict[str, str]) -> None:
+    """What Ray runs on each rank."""
+    from ray import train
+
+    folder = Path(order["folder"])
+
+    def write(progress: Progress) -> None:
+        with (folder / PROGRESS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(progress)) + "\n")
+
+    tables: Tables = "sharded" if order["tables"] == "sharded" else "replicated"
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # each rank is given one CPU
+    try:
+        run_rank(folder, tables, train.get_context().get_local_rank(), write)
+    except NcrError:
+        pass  # it is written down: another try would fail, too
+
+
+def _follow(path: Path, on_progress: OnProgress | None, ended: threading.Event) -> None:
+    """Calls ``on_progress`` with the lines that rank 0 writes, until the end and once after it."""
+    position, last = 0, False
+    while not last:
+        last = ended.wait(POLL_SECONDS)
+        try:
+            text = path.read_bytes()[position:]
+        except OSError:
+            continue
+        whole = text[: text.rfind(b"\n") + 1]
+        position += len(whole)
+        for line in whole.splitlines():
+            if on_progress is not None:
+                on_progress(Progress(**json.loads(line)))

@@ -1,0 +1,164 @@
+"""Ranks on this machine, started and watched by torchrun's elastic agent.
+
+`TorchrunPhases` runs the agent in a process of its own, since it handles signals, and the agent
+starts the ranks (`ncr_core.training.rank_process`). All of them end when the caller does, however
+it ends: they hold the reading end of a pipe of the caller's. Nothing listens beyond loopback: the
+ranks meet through a file, and gloo is bound to the loopback interface.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ncr_core.data.splits import Split
+from ncr_core.errors import TrainingError
+from ncr_core.models import PairwiseRanker
+from ncr_core.train_config import TrainConfig
+from ncr_core.training.phase_files import PhaseOrder, carry_out
+from ncr_core.training.rank_process import Tables, end_with_pipe
+from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
+
+MAX_RESTARTS = 3
+"""How often all ranks are started again, from the last stored epoch, after one was lost."""
+
+
+class TorchrunPhases:
+    """Trains phases with ``ranks`` processes of this machine; see `PhaseRunner`."""
+
+    def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
+        """Starts nothing yet.
+
+        Args:
+            ranks: the number of processes.
+            tables: how they keep the embedding tables.
+            folder: for a folder a phase, which is removed in the end; made if need be.
+        """
+        self._ranks = ranks
+        self._tables: Tables = tables
+        self._folder = folder
+
+    def __call__(
+        self,
+        model: PairwiseRanker,
+        split: Split,
+        config: TrainConfig,
+        phase: TrainingPhase,
+        on_progress: OnProgress | None = None,
+        later_phases: float = 0.0,
+    ) -> History:
+        """`train_loop` by several processes; the model is at its best epoch afterwards.
+
+        Raises:
+            TrainingError: The loss is not finite, or the ranks were lost too often.
+            OSError: The folder cannot be written, or the processes not be started.
+        """
+        check_users(split, self._ranks)
+        order = PhaseOrder(model, split, config, phase, later_phases)
+        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
+
+    def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
+        """Runs the agent to its end; what it and the ranks said went wrong."""
+        threads = str(max(1, (os.cpu_count() or 1) // self._ranks))
+        environment = {
+            "OMP_NUM_THREADS": threads,
+            **os.environ,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        if sys.platform == "linux":
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            __name__,
+            str(folder),
+            self._tables,
+            str(self._ranks),
+        ]
+        problem: str | None = None
+        agent = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
+        assert agent.stdin is not None  # noqa: S101 - they are pipes
+        assert agent.stdout is not None  # noqa: S101
+        try:
+            for line in agent.stdout:
+                message = json.loads(line)
+                if "progress" not in message:
+                    problem = _worse(problem, message)
+                elif on_progress is not None:
+                    on_progress(Progress(**message["progress"]))
+        finally:
+            agent.stdin.close()  # ends the ranks
+            agent.stdout.close()
+            agent.kill()
+            agent.wait()
+        return problem
+
+
+def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
+    """What to tell: a rank's own words rather than how its process ended."""
+    if "problem" in message:
+        words: str = message["problem"]
+        return words
+    lost = message["lost"]
+    return problem or (
+        f"rank {lost['rank']} was lost, as one was {MAX_RESTARTS} times before, by {lost['by']}: "
+        "the machine may lack memory for so many ranks; the worker's log has what they wrote"
+    )
+
+
+def check_users(split: Split, ranks: int) -> None:
+    """Raises TrainingError where a rank would have no user."""
+    users = int((split.train.indptr[1:] > split.train.indptr[:-1]).sum())
+    if users < ranks:
+        raise TrainingError(
+            f"{ranks} ranks are more than the {users} users to train on: set NCR_TRAIN_RANKS to "
+            f"{users} or less"
+        )
+
+
+def main() -> None:
+    """The agent: starts the ranks, starts them again if one is lost, and says which was."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    folder, tables, ranks = sys.argv[1:]
+    threading.Thread(target=end_with_pipe, args=(sys.stdin.fileno(),), daemon=True).start()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=int(ranks),
+        run_id=Path(folder).name,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(Path(folder) / "agents"),
+        rdzv_configs={"store_type": "file"},
+        local_addr="127.0.0.1",
+        max_restarts=MAX_RESTARTS,
+        logs_specs=DefaultLogsSpecs(log_dir=str(Path(folder) / "logs")),
+        signals_to_handle="SIGHUP",  # SIGTERM and SIGINT are for the worker
+        shutdown_timeout=1,
+    )
+    command = [sys.executable, "-P", "-m", "ncr_core.training.rank_process", folder, tables]
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        by = f"exit code {failure.exitcode}"
+        if failure.exitcode < 0:
+            with suppress(ValueError):
+                by = signal.Signals(-failure.exitcode).name
+        print(json.dumps({"lost": {"rank": rank, "by": by}}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The training snapshot in parts: the same matrix as in one piece, on either database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.core.settings import Settings
+from app.events.schemas import NewEvent
+from app.events.snapshot_parts import write_parts
+from app.events.training_snapshot import read_snapshot
+from app.wiring import Services, build_services
+from ncr_core.data import Interactions
+from ncr_core.data.snapshot import Snapshot
+from ncr_core.errors import DataError
+
+DAY = 86_400 * 10**6
+TYPES = ("view", "view", "buy", "dislike", "look")
+FEEDBACK = '{"buy": 3, "dislike": -1, "look": "seen", "*": 1}'
+
+
+async def add_history(services: Services, seed: int) -> None:
+    """Repeated, disliked, seen and preferred items, ties in time, and what was deleted since."""
+    rng = random.Random(seed)
+    await services.events.import_rows(
+        [
+            NewEvent(
+                f"e{n}",
+                f"üser {rng.randrange(60)}",
+                f"item-{rng.randrange(25)}",
+                rng.choice(TYPES),
+                None,
+                rng.randrange(40) * DAY,
+            )
+            for n in range(1_500)
+        ]
+    )
+    pairs = [
+        {
+            "user": f"üser {rng.randrange(50, 90)}",
+            "winner": f"item-{winner}",
+            "loser": f"item-{loser}",
+            "timestamp": rng.randrange(40) * 86_400,
+        }
+        for winner, loser in (rng.sample(range(30), 2) for _ in range(300))
+    ]
+    await services.events.add_preferences(pairs, 0)
+    await services.events.delete_user("üser 7")
+    await services.catalog.delete("item-3")
+
+
+def assert_same(parts: Interactions, whole: Interactions) -> None:
+    """Both are the same matrix, the users in another order."""
+    assert list(parts.item_ids) == list(whole.item_ids)
+    assert sorted(parts.user_ids) == sorted(whole.user_ids)
+    back = parts.reindex(whole.user_ids, whole.item_ids)
+    for name in ("indptr", "items", "weights", "times"):
+        assert np.array_equal(getattr(back, name), getattr(whole, name)), name
+    assert (back.feedback is None) == (whole.feedback is None)
+    if back.feedback is None or whole.feedback is None:
+        return
+    for rows, weights in (("seen", None), ("disliked", "disliked_weights"),
+                          ("pairs", "pair_weights")):  # fmt: skip
+        mine, its = getattr(back.feedback, rows), getattr(whole.feedback, rows)
+        order = np.argsort(mine[:, 0], kind="stable")
+        assert np.array_equal(mine[order], its), rows
+        if weights is not None:
+            mine, its = getattr(back.feedback, weights), getattr(whole.feedback, weights)
+            assert np.array_equal(mine[order], its), weights
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("half_life", [None, 10.0])
+async def test_parts_are_the_matrix_of_the_snapshot(
+    settings: Settings, tmp_path: Path, half_life: float | None
+) -> None:
+    changed = settings.model_copy(
+        update={"feedback": FEEDBACK, "feedback_half_life_days": half_life}
+    )
+    services = await build_services(changed)
+    try:
+        await add_history(services, seed=3)
+    finally:
+        await services.close()
+    whole = await asyncio.to_thread(read_snapshot, changed)
+    for parts, hash_seed in ((1, 0), (5, 0), (5, 99), (64, 1)):
+        folder = tmp_path / f"{parts}-{hash_seed}"
+        manifest = await asyncio.to_thread(
+            write_parts, changed, folder, parts=parts, hash_seed=hash_seed
+        )
+        assert manifest.last_seq == whole.max_seq
+        snapshot = Snapshot.open(folder)
+        assert len(snapshot.manifest.parts) == parts
+        assert_same(snapshot.read(), whole.interactions())
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.anyio
+async def test_a_snapshot_of_nothing_says_what_is_missing(
+    services: Services, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="there are no events to learn from"):
+        await asyncio.to_thread(write_parts, services.settings, tmp_path / "s")
+    await services.events.import_rows([NewEvent("1", "u", "a", "dislike")])
+    with pytest.raises(DataError, match="no event is positive by NCR_FEEDBACK"):
+        await asyncio.to_thread(write_parts, services.settings, tmp_path / "s")
+    await services.catalog.delete("a")
+    with pytest.raises(DataError, match="no event is about an item"):
+        await asyncio.to_thread(write_parts, services.settings, tmp_path / "s")
+    assert list(tmp_path.glob("*")) == [] or not (tmp_path / "s").exists()

@@ -1,0 +1,360 @@
+"""Several ranks learn what one process learns, go on after a loss, and say what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ncr_core.data import Interactions, Split, leave_latest_out
+from ncr_core.errors import ConfigError, NcrError, TrainingError
+from ncr_core.models import PairwiseRanker
+from ncr_core.recipes import Recipe, recipe, tuned
+from ncr_core.training import History, Progress
+from ncr_core.training.batches import Batches, Rows, Share, SharedRows
+from ncr_core.training.phase_files import PhaseOrder, load_result
+from ncr_core.training.pretraining import start_model
+from ncr_core.training.rank_process import Tables, end_rank, memory_problem, run_rank
+from ncr_core.training.ranks import RankVersion, check_ranks
+from ncr_core.training.ray_ranks import check_address
+from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunPhases
+from ncr_core.training.trainer import TrainingPhase, train_loop
+from tests.cluster.process import children_of, is_running, wait_until
+
+RANKS = 2
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A phase to train by one process and by two ranks."""
+
+    recipe: Recipe
+    tables: Tables = "replicated"
+    told: bool = False
+    """With dislikes, stated preferences and weights."""
+
+
+def _case(method: str, tables: Tables = "replicated", told: bool = False, **values: Any) -> Case:
+    base = recipe(method) if method.islower() else tuned(method)
+    # At a low rate: rounding is not blown up by Adam, whose first steps are of the rate's size
+    # however small a gradient is.
+    # The last epoch is kept: the start may be better, and would be the same whatever was trained.
+    common = {"epochs": 2, "device": "cpu", "dropout": 0.0, "factors": 8, "stopping": "paper"}
+    common["learning_rate"] = 1e-5
+    return Case(base.with_(**common | values), tables, told)
+
+
+CASES = {
+    "NBPR": _case("NBPR", optimizer="dense"),
+    "NBPR by rows": _case("NBPR", optimizer="sparse", batch_size=32),
+    "NBPR told": _case("NBPR", told=True),
+    "NBPR with few rows a batch": _case("NBPR", batch_size=2, epochs=1),
+    "NBPR history": _case("NBPR history"),
+    "NBPR history told": _case("NBPR history", told=True),
+    "NBPR history, pairs": _case("NBPR history", loss="bce", l2=1e-3),
+    "next-item": _case("next-item-nbpr"),
+    "DNCR": _case("DNCR"),
+    "DNCR history": _case("DNCR history"),
+    "NBPR sharded": _case("NBPR", "sharded", optimizer="dense"),
+    # One process projects the whole table where a batch has more items than that: other sums.
+    "DNCR sharded": _case(
+        "DNCR", "sharded", optimizer="dense", batch_size=16, negatives=1, epochs=1
+    ),
+    "NBPR history sharded": _case("NBPR history", "sharded", optimizer="dense"),
+}
+
+
+def _split_of(case: Case, split: Split, told: Interactions) -> Split:
+    if not case.told:
+        return split
+    weights = np.random.default_rng(1).uniform(0.5, 2.0, told.nnz).astype(np.float32)
+    return leave_latest_out(replace(told, weights=weights))
+
+
+def _phase(each: Recipe) -> TrainingPhase:
+    return TrainingPhase("train", each.training.epochs, each.training.learning_rate)
+
+
+def _join(rank: int, meeting: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(meeting), RANKS)
+    minute = timedelta(minutes=1)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=minute)
+
+
+def _train_cases(rank: int, folder: Path) -> None:
+    """A rank of all cases, one after the other, and of what each kind of failure looks like."""
+    _join(rank, folder / "meeting")
+    for name, case in CASES.items():
+        run_rank(folder / name, case.tables, rank, lambda progress: None)
+    version = RankVersion.of_this_process()
+    for name, call in {
+        "version": lambda: check_ranks(version=replace(version, torch=f"9.{rank}")),
+        "folder": lambda: run_rank(folder / ("reach", "absent")[rank], "replicated", 0, print),
+        "diverged": lambda: run_rank(
+            folder / "diverged", "replicated", rank, lambda progress: None
+        ),
+    }.items():
+        try:
+            call()
+        except NcrError as error:
+            (folder / f"{name}.{rank}").write_text(str(error))
+    dist.destroy_process_group()
+    end_rank()
+
+
+@dataclass(frozen=True)
+class Trained:
+    alone: PairwiseRanker
+    history: History
+    by_ranks: PairwiseRanker
+    ranks_history: History
+
+
+@pytest.fixture(scope="module")
+def trained(
+    split: Split, told: Interactions, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Trained], Path]:
+    """All cases by two ranks of one process group, and by this process."""
+    folder = tmp_path_factory.mktemp("ranks")
+    starts: dict[str, PairwiseRanker] = {}
+    wild = _case("NBPR", learning_rate=1e30, epochs=3)
+    for name, case in {**CASES, "diverged": wild, "reach": wild}.items():
+        (folder / name).mkdir()
+        part = _split_of(case, split, told)
+        starts[name] = start_model(case.recipe.model, case.recipe.training, part)
+        order = PhaseOrder(starts[name], part, case.recipe.training, _phase(case.recipe))
+        order.save(folder / name)
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=_train_cases, args=(rank, folder)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in the order of the ranks
+    results = {}
+    try:
+        for name, case in CASES.items():
+            part, alone = _split_of(case, split, told), copy.deepcopy(starts[name])
+            history = train_loop(alone, part, case.recipe.training, _phase(case.recipe))
+            results[name] = (alone, history)
+    finally:
+        torch.set_num_threads(threads)
+    for rank in ranks:
+        rank.join()
+        assert rank.exitcode == 0
+    every = {}
+    for name, (alone, history) in results.items():
+        by_ranks = copy.deepcopy(starts[name])
+        ranks_history = load_result(folder / name, by_ranks)
+        assert ranks_history is not None
+        every[name] = Trained(alone, history, by_ranks, ranks_history)
+    return every, folder
+
+
+def _difference(one: PairwiseRanker, other: PairwiseRanker) -> float:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.tables != "sharded"])
+def test_two_ranks_learn_what_one_process_learns(
+    name: str, trained: tuple[dict[str, Trained], Path]
+) -> None:
+    each = trained[0][name]
+    pairs = zip(each.by_ranks.state_dict().values(), each.alone.state_dict().values(), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+    assert each.ranks_history.loss == pytest.approx(each.history.loss, rel=1e-5)
+    assert each.ranks_history.ndcg == pytest.approx(each.history.ndcg, abs=1e-3)
+    assert each.ranks_history.best_epoch == each.history.best_epoch > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.tables == "sharded"])
+def test_sharded_tables_learn_the_same_bits(
+    name: str, trained: tuple[dict[str, Trained], Path]
+) -> None:
+    each = trained[0][name]
+    assert _difference(each.alone, each.by_ranks) == 0.0
+    assert each.ranks_history.loss == each.history.loss
+    assert each.ranks_history.ndcg == each.history.ndcg
+
+
+@pytest.mark.slow
+def test_every_rank_says_what_is_wrong_with_one(trained: tuple[dict[str, Trained], Path]) -> None:
+    folder = trained[1]
+    for rank in range(RANKS):
+        assert "rank 1 on " in (folder / f"version.{rank}").read_text()
+        assert "has torch 9.1, and rank 0 has 9.0" in (folder / f"version.{rank}").read_text()
+        unreachable = (folder / f"folder.{rank}").read_text()
+        assert "rank 1 on " in unreachable
+        assert "cannot read" in unreachable
+        assert "NCR_TRAIN_FOLDER" in unreachable
+        assert "learning rate 1e+30" in (folder / f"diverged.{rank}").read_text()
+    with pytest.raises(TrainingError, match="try a smaller rate"):
+        load_result(folder / "diverged", trained[0]["NBPR"].by_ranks)
+
+
+# Without processes
+
+
+def _rows(batch: Rows | SharedRows) -> list[tuple[int, ...]]:
+    """What each row of a batch says, by user."""
+    users = batch.users if isinstance(batch, Rows) else batch.users[batch.row]
+    parts: list[Tensor] = [users.unsqueeze(1), batch.items.unsqueeze(1)]
+    if isinstance(batch, Rows):
+        parts.append(batch.negatives)
+    else:
+        parts.append(batch.valid[batch.row] * (batch.negatives + 1))
+    rows = torch.cat(parts, dim=1).tolist()
+    stated = []
+    if batch.preferences is not None:
+        each = batch.preferences
+        stated = torch.stack([each.users, each.winners, each.losers], dim=1).tolist()
+    return sorted(map(tuple, rows + stated))
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("name", ["NBPR", "NBPR told", "NBPR history", "NBPR history told"])
+def test_the_shares_of_all_ranks_are_the_batches(
+    name: str, size: int, split: Split, told: Interactions
+) -> None:
+    case = CASES[name]
+    train, config = _split_of(case, split, told).train, case.recipe.training
+    histories = case.recipe.model.users == "history"
+
+    def epoch(share: Share) -> list[list[tuple[int, ...]]]:
+        batches = Batches(train, config, torch.device("cpu"), histories=histories, share=share)
+        return [_rows(batch) for _ in range(2) for batch in batches]
+
+    shares = [epoch(Share(rank, size)) for rank in range(size)]
+    together = [sorted(chain.from_iterable(parts)) for parts in zip(*shares, strict=True)]
+    assert together == epoch(Share())
+
+
+def test_more_ranks_than_users_are_refused(split: Split, tmp_path: Path) -> None:
+    each = CASES["NBPR"].recipe
+    model = start_model(each.model, each.training, split)
+    users = int((np.diff(split.train.indptr) > 0).sum())
+    phases = TorchrunPhases(users + 1, "replicated", tmp_path / "ranks")
+    with pytest.raises(TrainingError, match=f"set NCR_TRAIN_RANKS to {users} or less"):
+        phases(model, split, each.training, _phase(each))
+
+
+@pytest.mark.parametrize(
+    "address, mode, refused",
+    [
+        (None, None, False),
+        ("127.0.0.1:6379", None, False),
+        ("[::1]:6379", None, False),
+        ("localhost:6379", None, False),
+        ("10.1.2.3:6379", None, True),
+        ("10.1.2.3:6379", "disabled", True),
+        ("10.1.2.3:6379", "token", False),
+        ("0.0.0.0:6379", None, True),
+        ("head.example:6379", None, True),
+        ("auto", None, True),
+    ],
+)
+def test_a_cluster_beyond_loopback_needs_a_token(
+    address: str | None, mode: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    if not refused:
+        check_address(address)
+        return
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=token"):
+        check_address(address)
+
+
+@pytest.mark.parametrize(
+    "error, of_memory",
+    [
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            True,
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
+        (RuntimeError("Connection closed by peer"), False),
+    ],
+)
+def test_a_lack_of_memory_says_what_to_do(error: Exception, of_memory: bool) -> None:
+    words = memory_problem(error)
+    assert (words is not None) is of_memory
+    assert words is None or "fewer ranks" in words
+
+
+# With torchrun
+
+
+def _ranks_of_this_process() -> list[int]:
+    """The processes of torchrun's ranks."""
+    return [rank for agent in children_of(os.getpid()) for rank in children_of(agent)]
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
+    split: Split, tmp_path: Path
+) -> None:
+    split = split.with_validation_in_train()  # all epochs are run, and the last is kept
+    each = _case("NBPR history", epochs=4, dropout=0.3, stopping="validation").recipe
+    phases = TorchrunPhases(RANKS, "replicated", tmp_path / "ranks")
+    models = [start_model(each.model, each.training, split) for _ in range(2)]
+    epochs: list[int] = []
+    killed: list[int] = []
+
+    def kill_once(progress: Progress) -> None:
+        epochs.append(progress.epoch)
+        if progress.epoch == 2 and not killed:
+            killed.extend(_ranks_of_this_process()[-1:])
+            os.kill(killed[0], signal.SIGKILL)
+
+    history = phases(models[0], split, each.training, _phase(each), kill_once)
+    assert killed
+    assert not is_running(killed[0])
+    # An epoch may have been stored whose progress was not yet told.
+    assert sorted(set(epochs)) in ([1, 2, 3, 4], [1, 2, 4])
+    assert 1 not in epochs[1:]
+    assert len(history.loss) == 4
+    assert list((tmp_path / "ranks").iterdir()) == []
+    uninterrupted = phases(models[1], split, each.training, _phase(each))
+    assert history.loss == uninterrupted.loss
+    assert _difference(*models) == 0.0
+
+
+@pytest.mark.slow
+def test_ranks_that_are_always_lost_end_the_training_with_one_sentence(
+    split: Split, tmp_path: Path
+) -> None:
+    split = split.with_validation_in_train()
+    each = _case("NBPR", epochs=200, stopping="validation").recipe
+    phases = TorchrunPhases(RANKS, "replicated", tmp_path)
+    killed: set[int] = set()
+
+    def kill(progress: Progress) -> None:
+        for rank in _ranks_of_this_process()[-1:]:
+            killed.add(rank)
+            os.kill(rank, signal.SIGKILL)
+
+    model = start_model(each.model, each.training, split)
+    with pytest.raises(TrainingError, match=r"rank \d was lost.*memory"):
+        phases(model, split, each.training, _phase(each), kill)
+    assert len(killed) == 1 + MAX_RESTARTS
+    wait_until(lambda: not any(map(is_running, killed)), 10, "end of the ranks")

@@ -1,0 +1,80 @@
+"""Ranks of a Ray cluster of this machine: they train, and go on after one is killed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ncr_core.data import Split
+from ncr_core.errors import TrainingError
+from ncr_core.recipes import tuned
+from ncr_core.training import Progress
+from ncr_core.training.pretraining import start_model
+from ncr_core.training.ray_ranks import RayPhases
+from ncr_core.training.trainer import TrainingPhase, train_loop
+from tests.cluster.process import children_of
+
+# Not imported here: Ray reads its token when it is imported, and the token is ours to set.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPhases]:
+    ranks = RayPhases(2, "replicated", tmp_path_factory.mktemp("ray"), None)
+    yield ranks
+    ranks.close()
+
+
+def _ray_ranks() -> list[int]:
+    """The processes of Ray's workers that train, below this process."""
+    found, looked = [], [os.getpid()]
+    while looked:
+        for pid in children_of(looked.pop()):
+            looked.append(pid)
+            with suppress(OSError):
+                if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+    return found
+
+
+def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
+    phases: RayPhases, split: Split
+) -> None:
+    split = split.with_validation_in_train()  # all epochs are run, and the last is kept
+    recipe = tuned("NBPR history").with_(epochs=4, device="cpu", dropout=0.0, learning_rate=1e-5)
+    model = start_model(recipe.model, recipe.training, split)
+    alone = copy.deepcopy(model)
+    phase = TrainingPhase("train", 4, 1e-5)
+    epochs: list[int] = []
+    killed: list[int] = []
+
+    def kill_once(progress: Progress) -> None:
+        epochs.append(progress.epoch)
+        if not killed:
+            killed.extend(_ray_ranks()[-1:])
+            os.kill(killed[0], signal.SIGKILL)
+
+    history = phases(model, split, recipe.training, phase, kill_once)
+    assert killed
+    assert 1 not in epochs[1:]
+    assert len(history.loss) == 4
+    train_loop(alone, split, recipe.training, phase)
+    pairs = zip(alone.state_dict().values(), model.state_dict().values(), strict=True)
+    assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-6
+
+
+def test_a_loss_that_is_not_finite_is_not_tried_again(phases: RayPhases, split: Split) -> None:
+    recipe = tuned("NBPR").with_(epochs=2, device="cpu", learning_rate=1e30)
+    model = start_model(recipe.model, recipe.training, split)
+    with pytest.raises(TrainingError, match="try a smaller rate"):
+        phases(model, split, recipe.training, TrainingPhase("train", 2, 1e30))
