@@ -18,6 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from app.all_tables import metadata
 from app.catalog.schemas import Item, ItemProblem, parse_item
 from app.core.tables import now_us
 from app.events.schemas import AppendResult, NewEvent, NewPreference, events_of, parse_preference
@@ -120,6 +121,8 @@ async def import_source(
                 await index.enter_async_context(services.events.item_index.put_off(on_index))
             is_first = False
     await services.events.item_index.mend()  # that an import which was killed has left behind
+    if report.accepted:
+        await services.database.analyze(metadata.sorted_tables)
     return report
 
 
