@@ -209,9 +209,9 @@ async def _follow(
 
 def _failure(exit_code: int) -> Exception:
     if exit_code == EXIT_LEASE_OVER:
-        return Stalled("its lease was not renewed in time")
+        return Stalled("the worker did not renew the lease in time")
     if -exit_code in STOP_SIGNALS:
-        return Interrupted("a stop signal ended its process")
+        return Interrupted("a stop signal ended the process of the job")
     if exit_code >= 0:
         return TrainingFailed(f"the job's process ended with exit code {exit_code}")
     hint = ": the machine may lack memory for it" if -exit_code == signal.SIGKILL else ""
@@ -266,8 +266,8 @@ def main() -> None:
         _answer(answers, {"failed": "not enough memory for this job"})
     except database_errors() as error:
         # By its type alone: a driver's message may name hosts and accounts.
-        reason = f"the database was away or refused ({type(error).__name__})"
-        _answer(answers, {"failed": f"{reason}: this job could not read what it needs"})
+        reason = f"the database was unavailable or refused the query ({type(error).__name__})"
+        _answer(answers, {"failed": f"{reason}: the job could not read its data"})
     except (OSError, SafetensorError) as error:
         # A full disk, above all.
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
@@ -354,8 +354,13 @@ def _answer(answers: TextIO, message: dict[str, Any]) -> None:
 def _watchdog(exit_at: float) -> None:
     """Ends this process once its worker is dead, or at the last moment that it was given."""
     pipe, read = sys.stdin.fileno(), b""
-    while (left := exit_at - clock()) > 0:
-        if not select.select([pipe], [], [], min(left, WAKE_SECONDS))[0]:
+    while True:
+        left = exit_at - clock()
+        # A call that keeps the interpreter to itself, as of SciPy on large matrices, can take
+        # longer than a lease: the renewals that came meanwhile count.
+        if not select.select([pipe], [], [], max(0.0, min(left, WAKE_SECONDS)))[0]:
+            if left <= 0:
+                break
             continue
         if not (sent := os.read(pipe, 4096)):
             os._exit(1)

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,35 @@ def test_a_child_goes_on_while_its_lease_is_renewed_and_exits_with_its_worker(
         child.wait(4)
     child.stdin.close()
     assert child.wait(60) == 1
+
+
+KEPT_INTERPRETER = """
+import ctypes, threading
+from app.worker.child_process import _watchdog, clock
+threading.Thread(target=_watchdog, args=(clock() + 0.5,), daemon=True).start()
+print("begun", flush=True)
+ctypes.PyDLL(None).usleep(1_200_000)  # as some calls of SciPy: no other thread runs meanwhile
+threading.Event().wait(1.0)
+"""
+
+
+@pytest.mark.parametrize(("renewed", "code"), [(60.0, 0), (-0.1, EXIT_LEASE_OVER)])
+def test_renewals_count_that_came_while_a_call_kept_the_interpreter(
+    renewed: float, code: int
+) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", KEPT_INTERPRETER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    time.sleep(0.8)
+    child.stdin.write(f"{clock() + renewed}\n")
+    child.stdin.flush()
+    assert child.wait(timeout=30) == code
+    child.stdin.close()
 
 
 @pytest.mark.anyio
