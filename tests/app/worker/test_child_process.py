@@ -148,7 +148,8 @@ def test_renewals_count_that_came_while_a_call_kept_the_interpreter(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     assert child.stdout.readline() == "begun\n"
     time.sleep(0.8)
     child.stdin.write(f"{clock() + renewed}\n")
