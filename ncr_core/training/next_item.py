@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import sparse
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, qr
 
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions
 from ncr_core.recipes import MAX_DENSE_ITEMS, SMALL_DATA
-from ncr_core.training.decayed_histories import DecayedHistories
+from ncr_core.training.decayed_histories import MIN_COLUMNS, DecayedHistories
 
 DECAY = 0.8  # what an item counts beside the one after it
 LAGS = 32  # older items count less than .8³² = .0008
@@ -133,10 +134,20 @@ def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) 
         product += shift * block
         return product
 
+    def solve(block: Matrix, tolerance: float) -> Matrix:
+        """Some columns at a time: of all the working memory would be five times the block."""
+        result = np.empty_like(block)
+        width = MIN_COLUMNS * max(4, torch.get_num_threads())
+        for first in range(0, block.shape[1], width):
+            part = np.ascontiguousarray(block[:, first : first + width])
+            solved = _conjugate_gradients(gram, diagonal, part, tolerance)
+            result[:, first : first + width] = solved
+        return result
+
     return _System(
         both(histories.followers, histories.predecessors),
         both(histories.predecessors, histories.followers),
-        lambda block, tolerance: _conjugate_gradients(gram, diagonal, block, tolerance),
+        solve,
     )
 
 
@@ -249,10 +260,26 @@ def _leading_factors(
     basis = _orthonormal(forward(block))
     for _ in range(iterations):
         basis = _orthonormal(forward(_orthonormal(backward(basis))))
-    left, values, right = np.linalg.svd(backward(basis, CG_TOLERANCE).T, full_matrices=False)
-    return (basis @ left)[:, :rank], values[:rank], right[:rank].T
+    left, values, right = _svd_of_transpose(backward(basis, CG_TOLERANCE))
+    return (basis @ left)[:, :rank], values[:rank], right[:, :rank]
+
+
+def _svd_of_transpose(block: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """U (r, r), the values (r,) and V (n, r) of blockᵀ = U diag(values) Vᵀ."""
+    if len(block) <= MAX_DENSE_ITEMS:
+        left, values, right = np.linalg.svd(block.T, full_matrices=False)
+        return left, values, right.T
+    q, triangle = _qr(block)
+    left, values, right = np.linalg.svd(triangle.T)
+    return left, values, q @ right.T
 
 
 def _orthonormal(block: Matrix) -> Matrix:
-    q: Matrix = np.linalg.qr(block)[0]
+    q: Matrix = np.linalg.qr(block)[0] if len(block) <= MAX_DENSE_ITEMS else _qr(block)[0]
     return q
+
+
+def _qr(block: Matrix) -> tuple[Matrix, Matrix]:
+    """Of a large block in float32: numpy's is made in float64, and copies it twice."""
+    q, triangle = qr(block, mode="economic", overwrite_a=True, check_finite=False)
+    return np.ascontiguousarray(q), triangle
