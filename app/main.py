@@ -59,7 +59,7 @@ from app.registry.endpoints import router as models_router
 from app.wiring import Services, build_services
 from app.worker.worker import build_worker
 
-DESCRIPTION = "Record what users do, and recommend what they may like next."
+DESCRIPTION = "Record events of users, and recommend items to them."
 
 TAGS = [
     {"name": "recommend", "description": "Recommendations for users."},
@@ -67,8 +67,8 @@ TAGS = [
     {"name": "users", "description": "Users and their attributes."},
     {"name": "catalog", "description": "Items that can be recommended."},
     {"name": "jobs", "description": "Training jobs."},
-    {"name": "models", "description": "Trained model versions, and which of them is served."},
-    {"name": "trials", "description": "A/B tests of a second model version."},
+    {"name": "models", "description": "Model versions and their activation."},
+    {"name": "trials", "description": "Trials of a second version, or of other settings."},
     {"name": "keys", "description": "Tokens for users."},
     {"name": "health", "description": "Liveness, readiness and metrics endpoints for monitoring."},
 ]

@@ -53,7 +53,7 @@ class Services:
             async with asyncio.timeout(self.settings.drain_seconds / 3):
                 await self.events.drain()
         except TimeoutError:
-            log.error("the time to drain was over before all events were written")
+            log.error("the drain time ended before all events were written")
         finally:
             await self.trials.close()
             if self.redis is not None:

@@ -31,13 +31,18 @@ class ModelConfig:
     """
 
     kind: Kind = parameter(
-        "neupr", "The model.", name="model", request={}, request_type=ServiceKind, by_setting=True
+        "neupr",
+        "The kind of model.",
+        name="model",
+        request={},
+        request_type=ServiceKind,
+        by_setting=True,
     )
     """nbpr (eq. 17, 19–22), dncr (eq. 23), neupr (eq. 25) or twotower (eq. 7–9)."""
 
     factors: int = parameter(
         8,
-        "d, the predictive factors.",
+        "The number of predictive factors d.",
         ge=1,
         le=MAX_FACTORS,
         request={"le": MAX_REQUEST_FACTORS},
@@ -45,34 +50,40 @@ class ModelConfig:
     )
     """The width of the last hidden layer."""
 
-    layers: int = parameter(4, "N, the hidden layers of the tower.", ge=1, le=6, request={})
+    layers: int = parameter(
+        4, "The number of hidden layers N of the tower.", ge=1, le=6, request={}
+    )
     """The concatenation counts as the first."""
 
-    activation: Activation = parameter("tanh", "Of the layers.")
+    activation: Activation = parameter("tanh", "The activation function of the layers.")
 
-    init: Init = parameter("xavier", "`paper`: N(0, 0.01²) everywhere.")
+    init: Init = parameter("xavier", "The initialisation. paper: N(0, 0.01²) everywhere.")
     """``xavier``: N(0, 0.01²) for embeddings, Xavier for layers."""
 
     learn_weights: bool = parameter(
-        True, "Fixed, and loss bpr: BPR-MF.", negation="--fixed-weights"
+        True,
+        "Learn the weights, or fix them at 1. Fixed weights with the loss bpr give BPR-MF.",
+        negation="--fixed-weights",
     )
     """False fixes NBPR's w at 1, which with the loss ``bpr`` is BPR-MF (eq. 16–18)."""
 
-    shared_embeddings: bool = parameter(False, "neupr by eq. 24.")
+    shared_embeddings: bool = parameter(False, "Use the neupr of eq. 24, with shared embeddings.")
     """NeuPR with one embedding for both parts (eq. 24) instead of one each (eq. 25)."""
 
-    shared_towers: bool = parameter(False, "twotower with one set of hidden layers.")
+    shared_towers: bool = parameter(False, "Use a twotower with one set of hidden layers.")
     """One set for the preferred and the other item."""
 
     users: Users = parameter(
         "free",
-        "A user's embedding: its own, or pooled from the user's items.",
+        "The kind of user vector: free (learned) or history (pooled from the items of the user).",
         request={},
         by_setting=True,
     )
 
     windows: tuple[int, ...] = parameter(
-        (0,), "What `history` pools: the latest so many, 0 for all; repeatable.", name="window"
+        (0,),
+        "The number of latest items that history pools, 0 for all. The option may repeat.",
+        name="window",
     )
     """Each window has a matrix of its own, or a number."""
 
@@ -86,12 +97,12 @@ class ModelConfig:
     """Whether a vector depends on the time since the last interaction; see ``PooledUsers``."""
 
     attention_layers: int = parameter(
-        0, "Layers of causal self-attention over the latest items (`history` with windows).",
+        0, "The number of causal self-attention layers over the latest items (windowed history).",
         ge=0, le=4,
     )  # fmt: skip
     """Above 0 they are added to what the windows pool; see ``CausalEncoder``."""
 
-    item_bias: bool = parameter(False, "With item biases.")
+    item_bias: bool = parameter(False, "Add item biases.")
     """Adds b_i − b_j to the element-wise part."""
 
     def __post_init__(self) -> None:

@@ -30,10 +30,12 @@ _REASONS = {
     "EndpointConnectionError": "the store cannot be reached",
     "ConnectTimeoutError": "the store cannot be reached",
     "ReadTimeoutError": "the store does not answer",
-    "NoCredentialsError": "there are no credentials: set AWS_ACCESS_KEY_ID and so on",
-    "PartialCredentialsError": "the credentials are incomplete: see AWS_ACCESS_KEY_ID and so on",
+    "NoCredentialsError": "the credentials are missing: set AWS_ACCESS_KEY_ID and the related "
+    "variables",
+    "PartialCredentialsError": "the credentials are incomplete: set AWS_ACCESS_KEY_ID and the "
+    "related variables",
     "PermissionError": "the store refuses the credentials",
-    "FileNotFoundError": "there is no such bucket or file",
+    "FileNotFoundError": "the bucket or file does not exist",
 }
 
 

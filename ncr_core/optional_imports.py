@@ -78,5 +78,6 @@ def _discard_cache(kernel: ModuleType) -> None:
 def _warn(module: str, error: Exception) -> None:
     reason = str(error).partition("\n")[0]
     warnings.warn(
-        f"{module} cannot be compiled, torch does its work more slowly: {reason}", stacklevel=4
+        f"{module} cannot be compiled; torch replaces the module and is slower: {reason}",
+        stacklevel=4,
     )

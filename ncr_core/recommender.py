@@ -118,7 +118,7 @@ class Recommender:
             recipe = "default" if fixed else AUTO_RECIPE
         self._selects = recipe == AUTO_RECIPE
         if self._selects and fixed:
-            raise ConfigError(f"the recipe auto chooses these itself: {', '.join(fixed)}")
+            raise ConfigError(f"the recipe auto chooses these parameters: {', '.join(fixed)}")
         if self._selects:
             recipe = "default"
         chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -383,8 +383,7 @@ class Recommender:
         placement = checkpoint.content.items
         if placement is None:
             raise DataError(
-                "this model does not know where an item lies by its attributes: fit it with "
-                "item_attributes that tell"
+                "this model has no placement by attributes: fit it with predictive item_attributes"
             )
         added = [str(item) for item in attributes]
         known = [item for item in added if item in self._row_of_item]
@@ -454,8 +453,7 @@ class Recommender:
         Of more than 200 items the best 200 by their mean margin over the anchors are ranked so, and
         the others follow in the order of that margin.
 
-        Raises:
-            DataError: the user or one of the items is unknown, or there is no item.
+        Raises: DataError: the user or one of the items is unknown, or the request has no items.
         """
         request = RerankRequest(UserState(self._user_row(user)), self._item_rows(items))
         return self._scored(self._fitted_engine.rerank([request])[0])
@@ -463,8 +461,7 @@ class Recommender:
     def compare(self, user: str | int, items: Iterable[str | int]) -> ItemComparison:
         """The probability that a user prefers each of the items to each other.
 
-        Raises:
-            DataError: the user or one of the items is unknown, or there is no item.
+        Raises: DataError: the user or one of the items is unknown, or the request has no items.
         """
         rows = self._item_rows(items)
         request = RerankRequest(UserState(self._user_row(user)), rows)
@@ -552,8 +549,8 @@ class Recommender:
         row = self._user_rows.get(str(user))
         if row is None:
             raise DataError(
-                f"the model was not trained on user {str(user)!r:.80}: "
-                "recommend_for(items) recommends by the items of anybody"
+                f"the model was not trained on user {str(user)!r:.80}: use "
+                "recommend_for(items) for other users"
             )
         return row
 
@@ -566,7 +563,7 @@ class Recommender:
                 raise DataError(f"the model does not know item {item!r:.80}")
             rows.append(row)
         if not rows:
-            raise DataError("there is no item")
+            raise DataError("the request has no items")
         return np.array(rows, dtype=np.int64)
 
     def _evidence(
@@ -596,7 +593,7 @@ class Recommender:
         interactions = self._interactions
         if interactions is None or interactions.times is None:
             raise DataError(
-                "at needs the times of the interactions, which this recommender does not have"
+                "at needs the timestamps of the interactions, which this recommender does not have"
             )
         if isinstance(at, datetime):
             at = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
@@ -620,9 +617,7 @@ class Recommender:
             ]
             mask[rows] = True
         if not mask.any():
-            raise DataError(
-                "allowed holds no item that the model knows: nothing can be recommended"
-            )
+            raise DataError("allowed has no item that the model knows")
         return mask
 
     def _rank(self, requests: Sequence[RankRequest]) -> list[list[ScoredItem]]:

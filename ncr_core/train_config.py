@@ -27,25 +27,28 @@ class TrainConfig:
 
     epochs: int = parameter(
         15,
-        "Passes over the data, at most; 0 keeps the start.",
+        "The maximum number of passes over the data. 0 keeps the start.",
         ge=0,
         request={"ge": 1, "le": 1000},
     )
 
     batch_size: int = parameter(
         0,
-        "Positives a step (paper: 256); 0 chooses by the data's size.",
+        "The number of positives per step (paper: 256). 0 chooses by the size of the data.",
         ge=0,
         request={"le": 1_000_000},
     )
     """0 takes 256 to 4,096 by the number of positives."""
 
-    negatives: int = parameter(4, "Negatives a positive (paper: 1).", ge=1, request={"le": 100})
+    negatives: int = parameter(
+        4, "The number of negatives per positive (paper: 1).", ge=1, request={"le": 100}
+    )
     """Drawn anew each epoch."""
 
     shared_negatives: int = parameter(
         0,
-        "So many items compared with all of a batch's positives; 0: not.",
+        "The number of items that all positives of a batch are compared with. 0 uses "
+        "negatives instead.",
         ge=0,
         le=MAX_SHARED_NEGATIVES,
     )
@@ -55,17 +58,21 @@ class TrainConfig:
 
     start: Start = parameter(
         "random",
-        "Where embeddings begin; `spectral`: leading singular vectors; `als`: the factors of "
-        "implicit ALS (nbpr); `next-item`: those of the linear next-item model (history).",
+        "The start of the embeddings. spectral: leading singular vectors. als: the factors of "
+        "implicit ALS (nbpr). next-item: the factors of the linear next-item model (history).",
     )
 
-    learning_rate: float = parameter(1e-2, "Adam's peak learning rate.", gt=0, request={"le": 10})
+    learning_rate: float = parameter(
+        1e-2, "The peak learning rate of Adam.", gt=0, request={"le": 10}
+    )
 
-    schedule: Schedule = parameter("one-cycle", "Of the learning rate.")
+    schedule: Schedule = parameter("one-cycle", "The schedule of the learning rate.")
     """``one-cycle`` warms up and cools down over ``epochs``; ``constant`` is the paper's."""
 
     loss: Loss = parameter(
-        "bce", "Eq. 15, eq. 3, or the positive against all its negatives at once."
+        "bce",
+        "The loss. bce: eq. 15. bpr: eq. 3. listwise: each positive against all its "
+        "negatives at once.",
     )
     """``bce`` over both orders of each pair (eq. 15); ``bpr`` is −log σ(z_uij) alone (eq. 3);
     ``listwise`` is −log of the probability that the positive beats all its negatives."""
@@ -78,17 +85,17 @@ class TrainConfig:
     """How much each of a user's first ten positives counts, beside a later one. Only models of
     ordered histories learn newcomers' next items from them."""
 
-    l2: float = parameter(0.0, "λ on the embeddings of each batch.", ge=0)
+    l2: float = parameter(0.0, "The L2 regularisation λ on the embeddings of each batch.", ge=0)
     """λ of λ‖Θ‖² (eq. 3)."""
 
-    dropout: float = parameter(0.0, "Of user vectors, in training.", ge=0, lt=1)
+    dropout: float = parameter(0.0, "The dropout rate of user vectors in training.", ge=0, lt=1)
     """The share of each user vector's coordinates that is left out at random."""
 
     optimizer: Optimizer = parameter("auto", option=False)
     """Adam on whole tables (``dense``) or on the rows of each batch (``sparse``), by table."""
 
     stopping: Stopping = parameter(
-        "validation", "By validation NDCG@10, or the paper's 0.1 % rule."
+        "validation", "The stopping rule: the validation NDCG@10, or the 0.1 % rule of the paper."
     )
     """``validation``: NDCG@10 with ``patience``; ``paper``: the loss falls by less than 0.1 %."""
 
@@ -99,13 +106,11 @@ class TrainConfig:
     """Epochs without a better validation NDCG@10 before training stops."""
 
     pretrain: bool = parameter(
-        True, "NeuPR from a trained NBPR and DNCR.", negation="--no-pretrain", request={}
+        True, "Start NeuPR from a trained NBPR and DNCR.", negation="--no-pretrain", request={}
     )
     """By eq. 26."""
 
-    alpha: float = parameter(
-        0.5, "α of eq. 26, the share of the NBPR part.", ge=0, le=1, request={}
-    )
+    alpha: float = parameter(0.5, "The share α of the NBPR part in eq. 26.", ge=0, le=1, request={})
 
     fine_tune_epochs: int = parameter(8, ge=0, option=False)
     """Passes after the two parts of a pre-trained NeuPR are put together, at most."""
@@ -113,10 +118,10 @@ class TrainConfig:
     fine_tune_rate: float = parameter(1e-3, gt=0, option=False)
     """The learning rate of these passes: the parts have converged already."""
 
-    seed: int = parameter(0, "Of all that is random.", ge=0, request={"lt": 2**31})
+    seed: int = parameter(0, "The seed of all random choices.", ge=0, request={"lt": 2**31})
     """Of initialisation, shuffling and sampling."""
 
-    device: str = parameter("auto", "auto, cpu, cuda or cuda:N.")
+    device: str = parameter("auto", "The device: auto, cpu, cuda or cuda:N.")
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -150,5 +155,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not (
         torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     ):
-        raise ConfigError(f"device {name!r} is not there: this machine offers no such GPU to torch")
+        raise ConfigError(
+            f"device {name!r} does not exist: torch finds no such GPU on this machine"
+        )
     return device

@@ -36,7 +36,7 @@ Service = Annotated[ABTestService, Depends(_service)]
 @router.post(
     "",
     status_code=201,
-    summary="Test a version or settings against what is served",
+    summary="Start a trial",
     responses=problem_responses(400, 404, 409, 415, 422, 503),
     openapi_extra={
         "requestBody": {
@@ -47,9 +47,9 @@ Service = Annotated[ABTestService, Depends(_service)]
 )
 @access(Role.ADMIN)
 async def begin(request: Request, response: Response, service: Service) -> ABTestOut:
-    """Begins a trial, which every server joins within seconds.
+    """Starts a trial. Every server joins within seconds.
 
-    One trial of each kind can run. It ends when another version is activated.
+    One trial of each kind can run at a time. The activation of another version ends the trial.
     """
     try:
         params = parse_trial(await read_json(request))
@@ -65,26 +65,26 @@ async def begin(request: Request, response: Response, service: Service) -> ABTes
 async def list_trials(
     service: Service, n: PageSize = 100, cursor: PlaceCursor = None
 ) -> ABTestPage:
-    """Lists trials, those that have ended with their reports."""
+    """Lists trials, newest first. Finished trials have their reports."""
     rows, following = await service.page(decode_place(cursor), n)
     items = [ABTestOut.from_row(row) for row in rows]
     return ABTestPage(items=items, next_cursor=encode_place(following))
 
 
-@router.get("/{trial_id}", summary="One trial", responses=problem_responses(404))
+@router.get("/{trial_id}", summary="Get a trial", responses=problem_responses(404))
 @access(Role.ADMIN)
 async def get_trial(service: Service, trial_id: PathId) -> ABTestOut:
-    """Includes the report, also while the trial runs.
+    """Returns a trial with its report. A running trial has a report, too.
 
-    `p` and `interval` of an interleaving trial are valid only if they are checked once, at the
-    end. Checking repeatedly and stopping at the first significant result produces false positives.
-    Those of a settings trial hold at every look.
+    For an interleaving trial, `p` and `interval` are valid only if a reader checks them once, at
+    the end. Checking repeatedly and stopping at the first significant result produces false
+    positives. For a settings trial, `p` and `interval` are valid at any time.
     """
     return ABTestOut.from_row(await service.get(trial_id))
 
 
-@router.post("/{trial_id}/stop", summary="End a trial", responses=problem_responses(404, 409))
+@router.post("/{trial_id}/stop", summary="Stop a trial", responses=problem_responses(404, 409))
 @access(Role.ADMIN)
 async def stop_trial(service: Service, trial_id: PathId) -> ABTestOut:
-    """Stores the report as it is now. The active version stays active."""
+    """Stores the current report and ends the trial. The active version remains active."""
     return ABTestOut.from_row(await service.end(trial_id))

@@ -42,18 +42,20 @@ class ABTestMetrics:
     def collect(self) -> Iterator[Metric]:
         """The metrics, for a Prometheus registry."""
         served_lists = CounterMetricFamily(
-            "ncr_lists_served", "Lists that were served, by version.", labels=["version"]
+            "ncr_lists_served", "Lists served, by version.", labels=["version"]
         )
         for name, count in self._trials.impressions.lists.items():
             served_lists.add_metric([name], count)
         yield served_lists
         lists = GaugeMetricFamily(
             "ncr_lists_last_day",
-            "Lists of the active version in the last 24 whole hours, of all servers.",
+            "Lists of the active version in the last 24 whole hours, on all servers.",
             labels=["version"],
         )
         clicked = GaugeMetricFamily(
-            "ncr_clicked_lists_last_day", "Those of them that were clicked.", labels=["version"]
+            "ncr_clicked_lists_last_day",
+            "Lists with a click among ncr_lists_last_day.",
+            labels=["version"],
         )
         if self._last_day is not None:
             version, counts = self._last_day
@@ -63,11 +65,11 @@ class ABTestMetrics:
         yield clicked
         arm_lists = GaugeMetricFamily(
             "ncr_trial_lists",
-            "Lists of each arm of the running settings trial, of all servers.",
+            "Lists of each arm of the running settings trial, on all servers.",
             labels=["arm"],
         )
         arm_clicked = GaugeMetricFamily(
-            "ncr_trial_clicked_lists", "Those of them that were clicked.", labels=["arm"]
+            "ncr_trial_clicked_lists", "Lists with a click among ncr_trial_lists.", labels=["arm"]
         )
         for arm, counts in self._arms.items():
             arm_lists.add_metric([arm], counts.lists)
@@ -76,8 +78,8 @@ class ABTestMetrics:
         yield arm_clicked
         impressions = CounterMetricFamily(
             "ncr_interleaved_lists",
-            "Lists drafted from two versions, by what became of their record; those of settings "
-            "trials only where it was dropped.",
+            "Interleaved lists by the outcome of their record. Lists of settings trials count "
+            "only if the server dropped their record.",
             labels=["record"],
         )
         for record, count in self._trials.impressions.impressions.items():

@@ -75,34 +75,36 @@ _Version = Annotated[Id, AfterValidator(_checked)]
 
 
 class ABTestParams(BaseModel):
-    """The body of `POST /admin/trials` for a trial of a version against the active one."""
+    """The body of `POST /admin/trials` for a trial of a version against the active version."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: VersionKind = Field(
-        description="`interleaving`: some users get lists drafted from both versions, and their "
-        "clicks show which version they prefer. `shadow`: some requests are also ranked by the "
-        "other version; its list is not shown, only compared."
+        description="`interleaving`: a share of the users gets lists with items from both "
+        "versions, and their clicks show which version they prefer. `shadow`: the "
+        "other version also ranks a share of the requests. The service compares "
+        "its lists but does not show them."
     )
-    version: _Version = Field(description="The version to test against the active one.")
+    version: _Version = Field(description="The version to test against the active version.")
     share: float = Field(
-        default=0.1, gt=0, le=1, description="Share of users (interleaving) or requests (shadow)."
+        default=0.1,
+        gt=0,
+        le=1,
+        description="The share of users (interleaving) or of requests (shadow).",
     )
     planned_clicked: int = Field(
         default=PLANNED_CLICKED,
         ge=2,
         le=MAX_PLANNED_CLICKED,
-        description="How many lists with a click the difference is to be read after, decided "
-        "beforehand (interleaving). The default finds a difference of "
-        f"{FOUND_DIFFERENCE:g} with a probability of 0.8, where each list is of another user.",
+        description="The planned number of lists with a click, for interleaving. The report "
+        "is valid once this number is reached. The default finds a difference of "
+        f"{FOUND_DIFFERENCE:g} with a probability of 0.8, if each list belongs to "
+        "another user.",
     )
 
 
 class TrialSettings(BaseModel):
-    """Settings that a trial can give to a share of the users.
-
-    A further one is a field here, of the name that it has in `RecommendationQuery`.
-    """
+    """Settings that a trial can give to a share of the users."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -112,28 +114,31 @@ class TrialSettings(BaseModel):
     )
 
     diversity: float = Field(
-        default=0.0, ge=0, le=1, description="`diversity` of requests that do not name it."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="The `diversity` of requests that do not set the parameter.",
     )
     exclude_seen: bool = Field(
-        default=True, description="`exclude_seen` of requests that do not name it."
+        default=True, description="The `exclude_seen` of requests that do not set the parameter."
     )
     exploration: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="The fraction of the positions in a new user's list that are drawn, in the "
-        "place of `NCR_EXPLORATION`.",
+        description="The share of places for exploration in the list of a newcomer. The value "
+        "replaces `NCR_EXPLORATION`.",
     )
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("a setting is needed")
+            raise ValueError("at least one setting is required")
         return self
 
 
 class SettingsTestParams(BaseModel):
-    """The body of `POST /admin/trials` for other settings, or another version, of some users."""
+    """The body of `POST /admin/trials` for a trial of settings, of a version, or of both."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -148,22 +153,26 @@ class SettingsTestParams(BaseModel):
     )
 
     kind: Literal["settings"] = Field(
-        description="`settings`: a share of the users gets lists by other settings, by another "
-        "version, or by both. Their click-through is compared with that of the other users."
+        description="`settings`: a share of the users gets lists with other settings, with "
+        "another version, or with both. The report compares their click-through "
+        "with that of the other users."
     )
-    share: float = Field(default=0.5, gt=0, le=1, description="Share of users who get them.")
+    share: float = Field(
+        default=0.5, gt=0, le=1, description="The share of users who get the tested lists."
+    )
     settings: TrialSettings | None = Field(
-        default=None, description="A request's own parameter wins over the trial's."
+        default=None, description="The settings to test. A parameter of a request takes precedence."
     )
     version: _Version | None = Field(
-        default=None, description="The version that ranks for them. By default the active one."
+        default=None,
+        description="The version that ranks for these users. The default is the active version.",
     )
     planned_lists: int = Field(
         default=20_000,
         ge=100,
         le=MAX_PLANNED_LISTS,
-        description="The lists of both arms for which the test is tuned: it is sharpest there. Its "
-        "interval holds at any other number, too.",
+        description="The planned number of lists of both arms. The test is most precise at "
+        "this number, and its interval is valid at any number.",
     )
 
     @field_validator("planned_lists", mode="before")
@@ -193,7 +202,7 @@ def parse_trial(body: Any) -> AnyABTestParams:
     if kind == "settings":
         return SettingsTestParams.model_validate(body)
     if isinstance(kind, str) and kind not in get_args(Kind):
-        raise Unprocessable(f"kind: there are {', '.join(get_args(Kind))} trials")
+        raise Unprocessable(f"kind: the kinds of trials are {', '.join(get_args(Kind))}")
     return ABTestParams.model_validate(body)
 
 
@@ -207,29 +216,30 @@ class ABTestOut(BaseModel):
 
     trial_id: str
     kind: Kind
-    version_a: str = Field(description="The version that was active when the trial began.")
+    version_a: str = Field(description="The version that was active at the start of the trial.")
     version_b: str = Field(
-        description="The version that is tested against it. The same as `version_a` in a trial of "
-        "settings alone."
+        description="The tested version. A trial of settings alone has the same version as "
+        "`version_a`."
     )
     share: float
     settings: dict[str, Any] | None = Field(
-        description="The settings of arm B in a trial of kind `settings`; else null."
+        description="The settings of arm B in a trial of kind `settings`, otherwise null."
     )
     planned_lists: int | None = Field(
-        description="The lists for which a trial of kind `settings` is tuned; else null."
+        description="The planned number of lists in a trial of kind `settings`, otherwise null."
     )
     status: Status
     created_at: str
     ended_at: str | None
     report: dict[str, Any] | None = Field(
-        description="The result. Of a running trial: so far, and only for `GET` of this one trial. "
-        "Of interleaving, `series` is the difference over time, and `planned` the result of the "
-        "first `planned_clicked` lists with a click, once there are so many."
+        description="The report of the trial. A running trial has a preliminary report, only "
+        "in `GET` of this trial. For interleaving, `series` is the difference "
+        "over time. The field `planned` has the result of the first "
+        "`planned_clicked` lists with a click."
     )
     planned_clicked: int | None = Field(
-        description="The lists with a click after which the difference is to be read; null for "
-        "shadow trials, and for those of older versions of the service."
+        description="The planned number of lists with a click. The value is null for shadow "
+        "trials, and for trials of older versions of the service."
     )
 
     @classmethod

@@ -159,14 +159,14 @@ class ABTestService:
             raise Unprocessable(f"kind: {params.kind} trials are not installed")
         if params.version is not None and self._max_versions == 0:
             raise Conflict(
-                "NCR_TRIAL_MODELS is 0: servers load no version beside the active one",
+                "NCR_TRIAL_MODELS is 0: servers load only the active version",
                 code="no_trials",
             )
         await self.end_outdated()
         active = (await self._models.activation()).version
         other = active if params.version is None else await self._other(params.version, active)
         if active is None or other is None:
-            raise Conflict("there is no active version to test against", code="no_active_model")
+            raise Conflict("no version is active", code="no_active_model")
         settings, planned_lists, planned_clicked = None, None, None
         if params.kind == "interleaving":
             planned_clicked = params.planned_clicked
@@ -202,10 +202,10 @@ class ABTestService:
         """The version beside the active one, checked."""
         row = await self._models.get(version)
         if active is None:
-            raise Conflict("there is no active version to test against", code="no_active_model")
+            raise Conflict("no version is active", code="no_active_model")
         if row.version == active:
             raise Unprocessable(
-                "version: this is the active version; a trial needs two",
+                "version: a trial needs another version than the active one",
                 code="same_version",
             )
         if row.status == "deleted":
@@ -256,7 +256,7 @@ class ABTestService:
         if (await self._models.get(trial.version_b)).status == "deleted":
             return f"the files of {trial.version_b} were deleted"
         if now_us() - trial.created_at > MAX_TRIAL_DAYS * DAY_US:
-            return f"it ran for {MAX_TRIAL_DAYS} days"
+            return f"the trial ran for {MAX_TRIAL_DAYS} days"
         if trial.kind == "interleaving" and time.monotonic() > self._next_count:
             self._next_count = time.monotonic() + COUNT_SECONDS
             lists = await self._repository.count_impressions(trial.trial_id)
@@ -308,7 +308,7 @@ class ABTestService:
     async def _row(self, trial_id: str) -> ABTestRow:
         row = await self._repository.get(trial_id)
         if row is None:
-            raise NotFound("there is no such trial", code="unknown_trial")
+            raise NotFound("the trial does not exist", code="unknown_trial")
         return row
 
     async def _report(self, row: ABTestRow) -> dict[str, Any]:

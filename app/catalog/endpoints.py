@@ -53,11 +53,15 @@ async def list_items(
     cursor: PageCursor = None,
     category: Annotated[
         list[str] | None,
-        Query(description="May repeat: items in any of the categories.", max_length=64),
+        Query(
+            description="Categories. The page has only items in at least one of them. The "
+            "parameter may repeat.",
+            max_length=64,
+        ),
     ] = None,
     prefix: IdPrefix = None,
 ) -> ItemPage:
-    """Lists hidden items, too, but no deleted ones."""
+    """Lists all items except deleted ones. The list includes hidden items."""
     items, next_below = await service.page(decode_cursor(cursor), n, category or [], prefix)
     return ItemPage(
         items=[_item_out(item) for item in items],
@@ -74,7 +78,10 @@ async def list_items(
 )
 @access(Role.CATALOG)
 async def post_items(request: Request, service: Service) -> Response:
-    """Rejected items do not affect others. Of several items with the same id, the last one wins."""
+    """Stores many items. Rejected items do not affect the other items.
+
+    If several items have the same id, the last one wins.
+    """
     rows = await read_json(request)
     if not isinstance(rows, list):
         raise Unprocessable("the body must be a list of items")
@@ -93,10 +100,10 @@ def _rejected_item(row: tuple[int, ItemProblem]) -> dict[str, Any]:
     return {"index": index, "code": problem.code, "detail": problem.detail}
 
 
-@router.get("/items/{item}", summary="An item", responses=problem_responses(404, 422))
+@router.get("/items/{item}", summary="Get an item", responses=problem_responses(404, 422))
 @access(Role.RECOMMEND)
 async def get_item(item: PathId, service: Service) -> ItemOut:
-    """Items that were created by events have no title."""
+    """Returns an item. An item that an event created has no title."""
     return _item_out(await service.get(item))
 
 
@@ -108,7 +115,10 @@ async def get_item(item: PathId, service: Service) -> ItemOut:
 )
 @access(Role.CATALOG)
 async def put_item(item: PathId, request: Request, response: Response, service: Service) -> ItemOut:
-    """Missing fields get their defaults. A deleted item is created again."""
+    """Stores an item. Missing fields get their defaults.
+
+    The route also restores a deleted item.
+    """
     written, created = await service.put(item, await read_json(request))
     if created:
         response.status_code = status.HTTP_201_CREATED
@@ -123,7 +133,7 @@ async def put_item(item: PathId, request: Request, response: Response, service: 
 )
 @access(Role.CATALOG)
 async def patch_item(item: PathId, request: Request, service: Service) -> ItemOut:
-    """Missing fields keep their values. An attribute set to null is removed."""
+    """Missing fields keep their values. A null value removes an attribute."""
     return _item_out(await service.patch(item, await read_json(request)))
 
 
@@ -136,6 +146,9 @@ async def patch_item(item: PathId, request: Request, service: Service) -> ItemOu
 )
 @access(Role.CATALOG)
 async def delete_item(item: PathId, service: Service) -> Response:
-    """A deleted item is never recommended again. Its events stay."""
+    """Deletes an item. Lists never have a deleted item.
+
+    The events of the item remain.
+    """
     await service.delete(item)
     return Response(status_code=204)

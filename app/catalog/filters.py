@@ -25,11 +25,12 @@ MAX_BOOSTS = 16
 MAX_LOG_ODDS = 100.0  # of one boost
 
 FILTER = (
-    "Items whose attributes fit, as a JSON object: "
-    '`{"brand":["x","y"],"price":{"lt":50},"in_stock":true}`. A list of values means any of them. '
-    "Operators are `eq`, `ne`, `in`, `nin`, `lt`, `lte`, `gt`, `gte`, `exists` and `contains` (for "
-    "lists of strings); filters are combined by `and`, `or` (lists) and `not`. An item without the "
-    "attribute fits only `ne`, `nin`, `not` and `exists: false`."
+    "A condition on the attributes of items, as a JSON object: "
+    '`{"brand":["x","y"],"price":{"lt":50},"in_stock":true}`. A list of values '
+    "matches an item with any of the values. The operators are `eq`, `ne`, `in`, `nin`, `lt`, "
+    "`lte`, `gt`, `gte`, `exists` and `contains`. `contains` applies to lists of strings. The "
+    "operators `and` and `or` combine a list of filters, and `not` negates a filter. An item "
+    "without the attribute matches only `ne`, `nin`, `not` and `exists: false`."
 )
 
 # A value that is compared, with its kind: to Python True and 1.0 are equal.
@@ -139,10 +140,11 @@ def read_filter(text: str | None) -> AttributeFilter | None:
 
 
 BOOST = (
-    'Boosts as JSON: `[{"filter":{"brand":"x"},"by":0.5}]`. `by` is added to the log-odds with '
-    "which each item that fits is preferred to others (±0.7 doubles or halves the odds), also in "
-    "`score` and `preferred_over_next`. Several add up. Popular items have "
-    f"the log of their users for log-odds. At most {MAX_BOOSTS} boosts of ±{MAX_LOG_ODDS:g}."
+    'Boosts as JSON: `[{"filter":{"brand":"x"},"by":0.5}]`. The server adds `by` '
+    "to the log-odds that the user prefers a matching item to other items. A boost of ±0.7 "
+    "doubles or halves the odds. Boosts also change `score` and `preferred_over_next`. The "
+    "boosts of an item add up. For popular items, the log-odds are the logarithm of the "
+    f"number of users. A request has at most {MAX_BOOSTS} boosts of at most ±{MAX_LOG_ODDS:g}."
 )
 
 
@@ -153,9 +155,9 @@ def parse_boosts(value: Any) -> tuple[Boost, ...]:
         Unprocessable: they are no boosts, or a limit is exceeded.
     """
     if not isinstance(value, list):
-        raise _bad_boost("boost: boosts are a list of objects with `filter` and `by`")
+        raise _bad_boost("boost: a boost list has objects with `filter` and `by`")
     if len(value) > MAX_BOOSTS:
-        raise _bad_boost(f"boost: there are more than {MAX_BOOSTS}")
+        raise _bad_boost(f"boost: a request has at most {MAX_BOOSTS} boosts")
     by_filter: dict[str, Boost] = {}
     parser = _Parser("boost")  # its limits are on all of them together
     for index, one in enumerate(value):
@@ -187,14 +189,14 @@ def _bad_boost(problem: str) -> Unprocessable:
 def _read_json(text: str, name: str) -> Any:
     if len(text) > MAX_QUERY_CHARACTERS:
         raise Unprocessable(
-            f"{name}: in a query it has at most {MAX_QUERY_CHARACTERS:,} characters, these are "
-            f"{len(text):,}; send it in a body",
+            f"{name}: a query has at most {MAX_QUERY_CHARACTERS:,} characters here, and this "
+            f"value has {len(text):,}; send the value in a body",
             code=f"invalid_{name}",
         )
     try:
         return loads_lenient(text.encode("utf-8", "surrogatepass"))
     except ValueError:
-        raise Unprocessable(f"{name}: this is not JSON", code=f"invalid_{name}") from None
+        raise Unprocessable(f"{name}: the value is not JSON", code=f"invalid_{name}") from None
 
 
 _COMPARED = ("lt", "lte", "gt", "gte")
@@ -217,7 +219,7 @@ class _Parser:
         if not isinstance(value, dict):
             self._refuse(where, "a filter is a JSON object")
         if depth > MAX_DEPTH:
-            self._refuse("", f"it is more than {MAX_DEPTH} objects deep")
+            self._refuse("", f"the filter is more than {MAX_DEPTH} objects deep")
         conditions: list[Condition] = []
         for name, content in value.items():
             inner = f"{where}.{name[:64]}"
@@ -243,7 +245,7 @@ class _Parser:
             operator = "in" if isinstance(content, list) else "eq"
             return [self._condition(name, operator, content, where)]
         if not content:
-            self._refuse(where, "there is no operator")
+            self._refuse(where, "an operator is missing")
         return [
             self._condition(name, operator, operand, f"{where}.{operator[:64]}")
             for operator, operand in content.items()
@@ -251,7 +253,7 @@ class _Parser:
 
     def _condition(self, name: str, operator: str, operand: Any, where: str) -> Condition:
         if operator not in _OPERATORS:
-            self._refuse(where, f"there is no such operator; there are {', '.join(_OPERATORS)}")
+            self._refuse(where, f"unknown operator; the operators are {', '.join(_OPERATORS)}")
         self._counted((None,), "conditions")
         if operator == "exists":
             if not isinstance(operand, bool):
@@ -270,10 +272,10 @@ class _Parser:
         (value,) = values
         if operator == "contains":
             if value[0] != "string":
-                self._refuse(where, f"`contains` takes a string, this is a {value[0]}")
+                self._refuse(where, f"`contains` takes a string, not a {value[0]}")
             return Contains(name, value[1])
         if value[0] == "boolean":
-            self._refuse(where, f"`{operator}` takes a number or a string, this is a boolean")
+            self._refuse(where, f"`{operator}` takes a number or a string, not a boolean")
         return Compared(name, operator, value)
 
     def _value(self, value: Any, where: str) -> Value:
@@ -293,7 +295,7 @@ class _Parser:
             return "string", value
         problem = "a value is a string, a number or a boolean"
         if value is None:
-            problem = 'null is no value; {"exists": false} finds what is missing'
+            problem = 'null is not a value; use {"exists": false} for a missing attribute'
         return self._refuse(where, problem)
 
     def _counted(self, values: Sequence[Any], what: str) -> Sequence[Any]:
@@ -305,7 +307,7 @@ class _Parser:
             (MAX_VALUES, self._values) if what == "values" else (MAX_CONDITIONS, self._conditions)
         )
         if number > limit:
-            self._refuse("", f"it has more than {limit:,} {what}")
+            self._refuse("", f"the filter has more than {limit:,} {what}")
         return values
 
     def _refuse(self, where: str, problem: str) -> NoReturn:

@@ -85,27 +85,27 @@ class ItemIn(BaseModel):
         Annotated[str, Field(max_length=MAX_TITLE, json_schema_extra={"pattern": NO_NUL})] | None
     ) = None
     categories: list[Category] | None = Field(default=None, max_length=MAX_CATEGORIES)
-    hidden: bool | None = Field(default=None, description="Hidden items are never recommended.")
+    hidden: bool | None = Field(default=None, description="True if lists leave out the item.")
     attributes: dict[str, Any] | None = Field(
         default=None,
-        description="Your own fields: at most 16 KiB of JSON, without NUL. Lists can be filtered "
-        "by those that are numbers, booleans, strings of at most 256 bytes, and lists of these "
+        description="Attributes of your own: at most 16 KiB of JSON, without NUL. Filters can "
+        "use numbers, booleans, strings of at most 256 bytes, and lists of such "
         "strings.",
     )
     available_from: Moment | None = Field(
         default=None,
-        description="From then on the item may be recommended: ISO-8601 or epoch seconds.",
+        description="The time from which lists can have the item, in ISO 8601 or epoch seconds.",
     )
     available_until: Moment | None = Field(
-        default=None, description="From then on it may not be recommended any more."
+        default=None, description="The time from which lists leave out the item."
     )
     embedding: list[float] | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_EMBEDDING,
-        description="A vector of your own, such as that of the item's text or picture: at most "
-        f"{MAX_EMBEDDING:,} numbers, kept with single precision. All items that have one have as "
-        "many numbers.",
+        description="A vector of your own, such as an embedding of the text or picture of the "
+        f"item. The vector has at most {MAX_EMBEDDING:,} numbers, stored in single "
+        "precision. All vectors of items have the same length.",
     )
 
 
@@ -138,7 +138,7 @@ class RejectedItem(BaseModel):
 
 
 class ItemsAnswer(BaseModel):
-    """The outcome of the rows of `POST /items`."""
+    """The result of each row of `POST /items`."""
 
     accepted: int
     rejected: list[RejectedItem]
@@ -159,7 +159,7 @@ def parse_item(
         return ItemProblem("invalid_item", "an item must be a JSON object")
     for key in row:
         if key not in ItemIn.model_fields:
-            return ItemProblem("unknown_field", f"there is no field {str(key)[:64]!r}")
+            return ItemProblem("unknown_field", f"unknown field {str(key)[:64]!r}")
     body_id = row.get("id")
     new_id = item_id if body_id is None else body_id
     if new_id is None:
@@ -247,8 +247,8 @@ def other_length(item: Item, length: int) -> ItemProblem:
     """The problem of an item whose embedding is not as long as those of the catalogue."""
     return ItemProblem(
         "embedding_length",
-        f"embedding has {item.embedding_length:,} numbers, those of the other items have "
-        f"{length:,}: all must have as many; to change the length, set the others to null first",
+        f"embedding has {item.embedding_length:,} numbers, but the embeddings of other items "
+        f"have {length:,}; to change the length, first set the other embeddings to null",
     )
 
 
@@ -266,7 +266,7 @@ def _categories_problem(categories: Any) -> str | None:
     if not isinstance(categories, list):
         return "categories must be a list of strings"
     if len(categories) > MAX_CATEGORIES:
-        return f"there are more than {MAX_CATEGORIES} categories"
+        return f"an item has at most {MAX_CATEGORIES} categories"
     for category in categories:
         if (problem := text_problem(category, MAX_CATEGORY_BYTES)) is not None:
             return f"a category {problem}"

@@ -125,7 +125,7 @@ class CatalogService:
                 await asyncio.wait_for(asyncio.shield(self._loading), LOAD_SECONDS)
             except TimeoutError:
                 raise Unavailable(
-                    "the attributes that the filter names are still being read",
+                    "the server still reads the attributes of the filter; try again",
                     code="attributes_loading",
                 ) from None
             attributes = self._catalogue.attributes
@@ -385,7 +385,7 @@ def _begin_with(
 
 def _existing(item: Item | None) -> Item:
     if item is None:
-        raise NotFound("there is no such item", code="unknown_item")
+        raise NotFound("the item does not exist", code="unknown_item")
     return item
 
 

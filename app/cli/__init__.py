@@ -12,8 +12,8 @@ except ModuleNotFoundError as error:
     def main() -> None:
         """Says what to install: the library is here, the packages of the service are not."""
         sys.exit(
-            f"ncr: {_missing} is not installed; the command needs "
-            "pip install 'neural-collaborative-ranking[service]'"
+            f"ncr: {_missing} is not installed; run pip install "
+            "'neural-collaborative-ranking[service]'"
         )
 
 

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from app.keys.schemas import KeyRow
     from app.wiring import Services
 
-db = typer.Typer(help="Manage the database's schema.", no_args_is_help=True, rich_markup_mode=None)
-jobs = typer.Typer(help="Show jobs, fetch exports.", no_args_is_help=True, rich_markup_mode=None)
-models = typer.Typer(help="Manage trained models.", no_args_is_help=True, rich_markup_mode=None)
+db = typer.Typer(
+    help="Manage the schema of the database.", no_args_is_help=True, rich_markup_mode=None
+)
+jobs = typer.Typer(help="List jobs and fetch exports.", no_args_is_help=True, rich_markup_mode=None)
+models = typer.Typer(help="Manage model versions.", no_args_is_help=True, rich_markup_mode=None)
 trials = typer.Typer(
-    help="Compare a second version with the active one.",
+    help="Compare a second version, or other settings, with the active version.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-keys = typer.Typer(
-    help="Manage the API keys of clients.", no_args_is_help=True, rich_markup_mode=None
-)
+keys = typer.Typer(help="Manage API keys.", no_args_is_help=True, rich_markup_mode=None)
 
 COMMAND = "ncr"
 """Who acts, in the history of active versions: no key's id."""
 
-Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")]
+Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="The maximum number of rows.")]
 
 
 @db.command()
 def upgrade() -> None:
-    """Migrate the database's schema to this version. Servers may go on."""
+    """Migrate the database to the schema of this version. Servers may stay running."""
     import asyncio
 
     from app.core.migrations import upgrade as migrate
@@ -48,16 +48,20 @@ def upgrade() -> None:
     url = quiet_settings().effective_database_url
     console.print(f"the schema is at {migrate(url)}")
     if asyncio.run(mend_at(url)):
-        console.print("the index of events by item was missing and is built")
+        console.print("the missing index of events by item is built")
 
 
 @db.command()
 def downgrade(
     revision: Annotated[
-        str | None, typer.Argument(help="The schema to go back to. Default: the one before.")
+        str | None,
+        typer.Argument(help="The earlier schema. Default: the schema before the current one."),
     ] = None,
 ) -> None:
-    """Bring the schema back, once no server of this version runs. What only it holds is lost."""
+    """Return the database to an earlier schema. Data that only the newer schema holds is deleted.
+
+    First stop all servers and workers of this version.
+    """
     from app.core.migrations import downgrade as migrate
 
     console.print(f"the schema is at {migrate(quiet_settings().effective_database_url, revision)}")
@@ -65,7 +69,7 @@ def downgrade(
 
 @jobs.command("list")
 def list_jobs(n: Count = 20) -> None:
-    """Show jobs, newest first."""
+    """List jobs, newest first."""
     from app.jobs.schemas import JobOut
 
     async def work(services: Services) -> list[dict[str, Any]]:
@@ -91,8 +95,10 @@ def list_jobs(n: Count = 20) -> None:
 
 @jobs.command()
 def download(
-    job: Annotated[str, typer.Argument(help="The job of an export.")],
-    folder: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet.")],
+    job: Annotated[str, typer.Argument(help="The id of an export job.")],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder to create. The folder must not exist yet.")
+    ],
 ) -> None:
     """Fetch the files of an export from the checkpoint store, and verify them."""
     from app.registry.exports import ExportManifest, fetch_export
@@ -101,14 +107,14 @@ def download(
     async def work(services: Services) -> ExportManifest:
         row = await services.jobs.get(job)
         if row.kind != "export" or row.status != "succeeded":
-            raise NcrError(f"{job} is no export that has succeeded: its status is {row.status}")
+            raise NcrError(f"{job} is not a finished export: its status is {row.status}")
         store = open_export_store(services.settings)
         return await asyncio.to_thread(fetch_export, store, job, folder)
 
     try:
         manifest = with_services(work, reads=True)
     except FileExistsError:
-        raise NcrError(f"{folder} exists already; nothing is overwritten") from None
+        raise NcrError(f"{folder} exists already; the command overwrites nothing") from None
     for name, file in manifest.files.items():
         typer.echo(f"{folder / name}: {file.rows:,} rows, {file.bytes:,} bytes")
 
@@ -128,7 +134,7 @@ def _status(model: dict[str, Any]) -> str:
 
 @models.command("list")
 def list_models(n: Count = 20) -> None:
-    """Show models, newest first."""
+    """List model versions, newest first."""
 
     async def work(services: Services) -> list[dict[str, Any]]:
         from app.registry.schemas import ModelOut
@@ -153,22 +159,22 @@ def list_models(n: Count = 20) -> None:
     print_table(table)
 
 
-Version = Annotated[str, typer.Argument(help="The version to serve.")]
+Version = Annotated[str, typer.Argument(help="The version to activate.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also serve a version that the gate rejected.")
+    bool, typer.Option("--force", help="Activate the version even if the gate rejected it.")
 ]
 
 
 @models.command()
 def activate(version: Version, force: Force = False) -> None:
-    """Serve a version. Running servers switch within seconds."""
+    """Activate a version. Running servers switch within seconds."""
     with_services(lambda services: services.models.activate(version, force=force, by=COMMAND))
     console.print(f"active: {version}")
 
 
 @models.command()
 def pin(version: Version, force: Force = False) -> None:
-    """Serve a version until it is unpinned, whatever is trained."""
+    """Activate a version and pin it. New versions stay inactive until the pin is removed."""
     with_services(
         lambda services: services.models.activate(version, force=force, pin=True, by=COMMAND)
     )
@@ -177,21 +183,21 @@ def pin(version: Version, force: Force = False) -> None:
 
 @models.command()
 def unpin() -> None:
-    """Serve newly trained models again, beginning with the next one."""
+    """Remove the pin. The next published version becomes active."""
     activation = with_services(lambda services: services.models.unpin(by=COMMAND))
     console.print(f"active: {activation.version}, not pinned")
 
 
 @models.command()
 def rollback() -> None:
-    """Serve the version that was served before. Repeat it to go further back."""
+    """Activate the version that was active before. Each further call goes back by one version."""
     activation = with_services(lambda services: services.models.rollback(by=COMMAND))
     console.print(f"active: {activation.version}")
 
 
 @models.command("history")
 def list_history(n: Count = 20) -> None:
-    """Show which versions were served when and why, newest first."""
+    """List activations with their time and reason, newest first."""
 
     async def work(services: Services) -> list[dict[str, Any]]:
         from app.registry.schemas import ActivationOut
@@ -222,9 +228,9 @@ class Kind(StrEnum):
 
 @trials.command("list")
 def list_trials(
-    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="Maximum number of rows.")] = 20,
+    n: Annotated[int, typer.Option("-n", min=1, max=1000, help="The maximum number of rows.")] = 20,
 ) -> None:
-    """Show trials and their reports, newest first."""
+    """List trials with their reports, newest first."""
 
     async def work(services: Services) -> list[dict[str, Any]]:
         from app.ab_tests.schemas import ABTestOut
@@ -251,39 +257,46 @@ def list_trials(
 def start(
     version: Annotated[
         str | None,
-        typer.Argument(help="The version to compare with the active one.", show_default=False),
+        typer.Argument(help="The version to compare with the active version.", show_default=False),
     ] = None,
     kind: Annotated[
         Kind,
         typer.Option(
-            help="interleaving shows lists of both versions; shadow only compares them; settings "
-            "gives a share of the users other settings."
+            help="interleaving: a share of the users gets lists with items of both versions. "
+            "shadow: the lists of the other version are only compared. settings: a share "
+            "of the users gets lists with other settings."
         ),
     ] = Kind.INTERLEAVING,
     share: Annotated[
         float,
         typer.Option(
-            help="Fraction of users (interleaving, settings) or of requests (shadow), up to 1."
+            help="The share of users (interleaving, settings) or of requests (shadow), above "
+            "0 and at most 1."
         ),
     ] = 0.1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of kind settings; may repeat."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting for the kind settings. The option may repeat.",
+        ),
     ] = None,
     planned_clicked: Annotated[
         int | None,
         typer.Option(
             min=2,
             max=1_000_000,
-            help="Lists with a click after which the difference is to be read (interleaving).",
+            help="The planned number of lists with a click (interleaving). Read the report at "
+            "this number.",
         ),
     ] = None,
 ) -> None:
-    """Start a trial. Running servers take part within seconds."""
+    """Start a trial. Running servers join within seconds."""
     if not 0 < share <= 1:
-        raise typer.BadParameter("the share has to be above 0 and at most 1", param_hint="--share")
+        raise typer.BadParameter("the share must be above 0 and at most 1", param_hint="--share")
     if settings and kind is not Kind.SETTINGS:
-        raise typer.BadParameter("only a trial of kind settings has any", param_hint="--set")
+        raise typer.BadParameter("only a trial of kind settings takes settings", param_hint="--set")
     body: dict[str, Any] = {"kind": kind.value, "share": share}
     if version is not None:
         body["version"] = version
@@ -308,7 +321,7 @@ def start(
 
 
 @trials.command()
-def stop(trial: Annotated[str, typer.Argument(help="The trial to stop.")]) -> None:
+def stop(trial: Annotated[str, typer.Argument(help="The id of the trial to stop.")]) -> None:
     """Stop a trial and keep its report."""
     with_services(lambda services: services.trials.end(trial))
     console.print(f"stopped: {trial}")
@@ -339,20 +352,26 @@ def _short(value: Any) -> str:
 
 @keys.command()
 def create(
-    name: Annotated[str, typer.Argument(help="A name that tells keys apart.")],
+    name: Annotated[str, typer.Argument(help="A name for the key.")],
     role: Annotated[
         list[Role] | None,
-        typer.Option(help="Default: read, a bundle, as are ingest and admin. May be repeated."),
+        typer.Option(
+            help="A role of the key: a single role, or a bundle (read, ingest, admin). "
+            "Default: read. The option may repeat."
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second. Default: NCR_RATE_LIMIT.")
+        float | None,
+        typer.Option(help="The rate limit in requests per second. Default: NCR_RATE_LIMIT."),
     ] = None,
     burst: Annotated[
         int | None,
-        typer.Option(help="Requests at once after a pause. Default: as many as in two seconds."),
+        typer.Option(
+            help="The burst: requests at once after a pause. Default: the requests of two seconds."
+        ),
     ] = None,
 ) -> None:
-    """Create a key. It is shown only once."""
+    """Create an API key. The command shows the key only once."""
 
     async def work(services: Services) -> tuple[KeyRow, str]:
         return await services.keys.create(name, role or [Role.READ], rate, burst)
@@ -364,7 +383,7 @@ def create(
 
 @keys.command("list")
 def list_keys() -> None:
-    """Show keys, newest first, without their secrets."""
+    """List API keys without their secrets, newest first."""
     from app.registry.schemas import iso
 
     table = Table("key", "name", "roles", "rate", "created", "revoked")
@@ -382,8 +401,8 @@ def list_keys() -> None:
 
 @keys.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="The id that `ncr keys list` shows.")],
+    key_id: Annotated[str, typer.Argument(help="The id of the key, from `ncr keys list`.")],
 ) -> None:
-    """Revoke a key. Running servers refuse it within a second."""
+    """Revoke an API key. Running servers refuse the key within a second."""
     with_services(lambda services: services.keys.revoke(key_id))
     console.print(f"revoked: {key_id}")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ncr_core.data.readers import BadRow, Columns, DataSource
 
 Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
-FormatOption = Annotated[Format, typer.Option("--format", help="What the files are.")]
-UserColumn = Annotated[str, typer.Option(help="The column that holds the user.")]
-ItemColumn = Annotated[str, typer.Option(help="The column that holds the item.")]
-RatingColumn = Annotated[str, typer.Option(help="The column that holds the rating, if any.")]
-TimeColumn = Annotated[str, typer.Option(help="The column that holds the time, if any.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="The format of the files.")]
+UserColumn = Annotated[str, typer.Option(help="The name of the user column.")]
+ItemColumn = Annotated[str, typer.Option(help="The name of the item column.")]
+RatingColumn = Annotated[str, typer.Option(help="The name of the rating column, if any.")]
+TimeColumn = Annotated[str, typer.Option(help="The name of the timestamp column, if any.")]
 
 DataOption = Annotated[Path, typer.Option("--data", help="A file or a folder of interactions.")]
 Protocol = Literal["p1", "p2", "temporal"]
@@ -59,20 +59,20 @@ class BadRows:
 
 
 def import_(
-    path: Annotated[Path, typer.Argument(help="A file or a folder.")],
+    path: Annotated[Path, typer.Argument(help="A file or a folder of a data set.")],
     format_: FormatOption = "auto",
     user_column: UserColumn = "user",
     item_column: ItemColumn = "item",
     rating_column: RatingColumn = "rating",
     timestamp_column: TimeColumn = "timestamp",
 ) -> None:
-    """Import a data set into the service's database. A second time it adds nothing."""
+    """Import a data set into the database of the service. A repeated import adds nothing."""
     from ncr_core.data.readers import Columns
 
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
     report = with_services(lambda services: run_import(services, path, format_, columns))
     if not report.good and not report.items_known:
-        console.print("[red]nothing was imported[/red]")
+        console.print("[red]the import added nothing[/red]")
         raise typer.Exit(1)
 
 
@@ -109,7 +109,7 @@ async def _import(
         progress.update(task, completed=source.total_bytes or 1, total=source.total_bytes or 1)
     counts.accepted, counts.duplicates = report.accepted, report.duplicates
     if report.conflicts:
-        counts.reject("an event_id is of another event", report.conflicts)
+        counts.reject("the event_id belongs to another event", report.conflicts)
     users = await import_users(services, path, on_bad=bad_rows)
     preferences = await import_preferences(services, path, on_bad=bad_rows)
     if bad_rows.count > MAX_SHOWN:
@@ -136,17 +136,22 @@ def _account() -> str | None:
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="ml-100k, ml-1m, ml-latest-small, ml-20m …")],
-    directory: Annotated[Path, typer.Argument(help="Where to put the set's folder.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="The name of the data set: ml-100k, ml-1m, ml-latest-small, ml-20m …"),
+    ],
+    directory: Annotated[
+        Path, typer.Argument(help="The folder in which to create the folder of the data set.")
+    ],
 ) -> None:
-    """Download a MovieLens data set from GroupLens, its home."""
+    """Download a MovieLens data set from GroupLens."""
     from app.transfer.download import BASE_URL, find_dataset, is_downloaded
     from app.transfer.download import download as fetch
 
     dataset = find_dataset(name)
     console.print(dataset.licence, markup=False)
     if is_downloaded(name, directory):
-        console.print(f"{directory / name} is there already")
+        console.print(f"{directory / name} exists already")
         typer.echo(str(directory / name))
         return
     with bar() as progress:

@@ -28,11 +28,17 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     data: Annotated[
-        Path | None, typer.Option("--data", help="A file or folder; else a synthetic catalogue.")
+        Path | None,
+        typer.Option(
+            "--data", help="A file or a folder of interactions. Default: a synthetic catalogue."
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
 ) -> None:
-    """Fill an embedded database, train a model, serve it, and say what to try."""
+    """Fill an embedded database, train a model, and serve it.
+
+    The command then prints requests to try.
+    """
     from app.cli.serve import ensure_free, run_server
 
     ensure_free("127.0.0.1", port)
@@ -45,7 +51,7 @@ def demo(
     )
     if data is None:
         console.print(
-            "[bold]No DATA given: this demo uses a synthetic catalogue[/bold], made up by a "
+            "[bold]No DATA given: this demo uses a synthetic catalogue[/bold], made by a "
             "program. With real data: make demo DATA=path/to/ml-1m"
         )
     started = time.perf_counter()

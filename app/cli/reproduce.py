@@ -34,46 +34,47 @@ def reproduce(
     target: Annotated[
         Target,
         typer.Argument(
-            help="A table or figure of the paper; `best`: our models beside the strongest "
-            "baselines; `sequential`: next items, by the protocol of SASRec; `temporal`: first "
-            "items after one time for all; `forms`: eq. 7-9 and "
-            "24; `tuning`: the grids; `page`: only the page."
+            help="A table or figure of the paper, or one of these. best: our models and the "
+            "strongest baselines. sequential: next items by the protocol of SASRec. "
+            "temporal: the first item of each user after one time for all users. forms: "
+            "eq. 7-9 and 24. tuning: the grids. page: only the page of results."
         ),
     ],
     data: Annotated[
-        Path | None, typer.Option("--data", help="The folder that holds the data sets' folders.")
+        Path | None, typer.Option("--data", help="The folder with a folder for each data set.")
     ] = None,
     data_set: Annotated[
         SetName | None,
         typer.Option(
             "--set",
-            help="The data set: ml-1m, or of `sequential` ml-1m-sasrec and of `temporal` ml-100k.",
+            help="The data set. Default: ml-1m, for sequential ml-1m-sasrec, for temporal ml-100k.",
         ),
     ] = None,
     factors: Annotated[
-        list[int] | None, typer.Option(help="Only this size; may be repeated.")
+        list[int] | None,
+        typer.Option(help="Run only this number of factors. The option may repeat."),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Only this method; may be repeated.")
+        list[str] | None, typer.Option(help="Run only this method. The option may repeat.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full/--no-full", help="Rank over all unseen items too.")
+        bool, typer.Option("--full/--no-full", help="Also rank over all unseen items.")
     ] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of training.")] = 0,
-    results: Annotated[Path, typer.Option(help="Where results are kept.")] = Path(
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the training.")] = 0,
+    results: Annotated[Path, typer.Option(help="The folder for results.")] = Path(
         "benchmarks/results"
     ),
-    work: Annotated[Path, typer.Option(help="Where trained models are kept.")] = Path(
+    work: Annotated[Path, typer.Option(help="The folder for trained models.")] = Path(
         "var/reproduce"
     ),
     page: Annotated[
-        Path | None, typer.Option(help="A page to make of all results, such as docs/results.md.")
+        Path | None, typer.Option(help="The page of all results to write, such as docs/results.md.")
     ] = None,
 ) -> None:
-    """Reproduce a table or figure of the paper, with strong baselines and statistics beside it.
+    """Reproduce a table or figure of the paper, with strong baselines and statistics.
 
-    Each result is a line of a JSON Lines file; what was run already with the same settings on the
-    same data is not run again, so a run that was stopped goes on where it was.
+    Each result is a line of a JSON Lines file. A repeated command skips finished runs with the same
+    settings and data, and so continues a stopped command.
     """
     from ncr_core.errors import ConfigError
     from ncr_core.reproduction.report import terminal_table, write_page
@@ -82,7 +83,7 @@ def reproduce(
 
     if target != "page":
         if data is None:
-            raise ConfigError("--data is needed: the folder that holds ml-1m and the others")
+            raise ConfigError("--data is required: the folder of the data sets, such as ml-1m")
         name = data_set or _DEFAULT_SETS.get(target, "ml-1m")
         selection = Selection(name, tuple(factors or ()), tuple(method or ()), full, seed)
         runs = runs_of(target, selection)
@@ -106,4 +107,4 @@ def reproduce(
         write_page(results, page)
         typer.echo(f"wrote {page}")
     elif target == "page":
-        raise ConfigError("--page is needed: the file to write")
+        raise ConfigError("--page is required: the file to write")

@@ -23,11 +23,9 @@ def register(app: typer.Typer) -> None:
 def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
-    with_worker: Annotated[
-        bool, typer.Option("--with-worker", help="Also run a worker, which processes jobs.")
-    ] = False,
+    with_worker: Annotated[bool, typer.Option("--with-worker", help="Also run a worker.")] = False,
 ) -> None:
-    """Run the server. Without an API key it binds a loopback address only."""
+    """Run the server. Without an API key, the server binds only a loopback address."""
     from app.cli.common import logged_settings
 
     settings = logged_settings()
@@ -131,7 +129,7 @@ async def _check_start(settings: Settings) -> bool:
 
 
 def worker() -> None:
-    """Process jobs: train models on request. Any number of workers may run."""
+    """Run a worker, which claims and runs jobs. Any number of workers may run."""
     from app.cli.common import logged_settings
 
     settings = logged_settings()

@@ -55,34 +55,37 @@ def register(app: typer.Typer) -> None:
 
 def train(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="The folder to make for the checkpoint.")],
+    out: Annotated[Path, typer.Option(help="The folder to create for the checkpoint.")],
     hyperparameters: dict[str, Any],
     recipe_name: Annotated[
         str | None,
         typer.Option(
             "--recipe",
-            help="auto tries a few recipes and keeps the best on this data; any other name trains "
-            "that one. By default auto, or default with any hyper-parameter.",
+            help="The recipe. auto trains several recipes and keeps the best by validation. "
+            "Default: auto, or default if a hyper-parameter is given.",
         ),
     ] = None,
     protocol: Annotated[
         Protocol,
         typer.Option(
-            help="p2: the published NCF split; DATA holds ncf-ml-1m and ml-1m. temporal: tested "
-            "on each user's first item after one time for all."
+            help="p1: test on the latest item of each user. p2: the published NCF split, with "
+            "ncf-ml-1m and ml-1m in DATA. temporal: test on the first item of each user "
+            "after one time for all users."
         ),
     ] = "p1",
     quantile: Annotated[
-        float, typer.Option(help="Of temporal: the share of interactions before that time.")
+        float, typer.Option(help="The share of interactions before the cut of protocol temporal.")
     ] = 0.9,
     refit: Annotated[
         bool,
         typer.Option(
-            "--refit", help="Train once more with the validation items, as long as they chose."
+            "--refit",
+            help="Train again with the validation items, for the number of epochs that "
+            "validation chose.",
         ),
     ] = False,
     min_interactions: Annotated[
-        int, typer.Option(min=1, help="Keep items with at least so many.")
+        int, typer.Option(min=1, help="The minimum number of interactions of an item.")
     ] = 10,
     format_: FormatOption = "auto",
     user_column: UserColumn = "user",
@@ -90,10 +93,10 @@ def train(
     rating_column: RatingColumn = "rating",
     timestamp_column: TimeColumn = "timestamp",
 ) -> None:
-    """Train a model on a data set.
+    """Train a model on a data set, without the service.
 
-    The latest item of each user is for test, the one before for validation, the rest is learned
-    from (protocol P1).
+    Protocol p1 tests on the latest item of each user and validates on the item before. The model
+    learns from the other items.
     """
     from ncr_core.data.readers import Columns
     from ncr_core.errors import CheckpointError, ConfigError
@@ -101,11 +104,11 @@ def train(
     from ncr_core.training.offline import train_checkpoint
 
     if out.exists():  # before an hour of training is spent
-        raise CheckpointError(f"{out} exists already; a checkpoint is never overwritten")
+        raise CheckpointError(f"{out} exists already; the command never overwrites a checkpoint")
     fixed = sorted(hyperparameters.keys() - {"seed", "device"})
     name = recipe_name or ("default" if fixed else AUTO_RECIPE)
     if name == AUTO_RECIPE and fixed:
-        raise ConfigError(f"the recipe auto chooses these itself: {', '.join(fixed)}")
+        raise ConfigError(f"the recipe auto chooses these parameters: {', '.join(fixed)}")
     base = recipe("default" if name == AUTO_RECIPE else name).with_(**hyperparameters)
     base.training.torch_device()
     chosen = None if name == AUTO_RECIPE else base
@@ -174,26 +177,27 @@ def _option(spec: ConfigField) -> inspect.Parameter:
 
 
 def evaluate(
-    checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of the checkpoint.")],
     data: DataOption,
     protocol: Annotated[
         Protocol | None,
         typer.Option(
-            help="p1: latest item out, 100 sampled items, and all; p2: the published NCF split, "
-            "its 99 items, and all; temporal: first items after one time, over all items, by how "
-            "long users had been away. What the checkpoint was trained for, unless given."
+            help="p1: the latest item of each user, among 100 sampled items and among all "
+            "items. p2: the published NCF split, among its 99 items and among all items. "
+            "temporal: first items after one time for all users, among all items, by the "
+            "time since the last item. Default: the protocol of the training."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampled items.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampled items.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(help="The device: auto, cpu, cuda or cuda:N.")] = "auto",
     format_: FormatOption = "auto",
     user_column: UserColumn = "user",
     item_column: ItemColumn = "item",
     rating_column: RatingColumn = "rating",
     timestamp_column: TimeColumn = "timestamp",
 ) -> None:
-    """Measure a checkpoint of `ncr train` on the test items that it was not shown."""
+    """Measure a checkpoint of `ncr train` on its test items."""
     from ncr_core.checkpoint import load_checkpoint
     from ncr_core.data.readers import Columns
     from ncr_core.evaluation.protocols import ModelRanks, evaluate_full, evaluate_sampled
@@ -203,8 +207,8 @@ def evaluate(
     trained_protocol = _trained_protocol(checkpoint, loaded)
     if protocol not in (None, trained_protocol):
         raise DataError(
-            f"{checkpoint} was trained for protocol {trained_protocol}: some of what {protocol} "
-            f"tests on may be what it learned; train one with --protocol {protocol}"
+            f"{checkpoint} was trained for protocol {trained_protocol}: the model may have "
+            f"learned test items of {protocol}; train a model with --protocol {protocol}"
         )
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
     if trained_protocol == "temporal":
@@ -238,8 +242,8 @@ def _trained_protocol(checkpoint: Path, loaded: Checkpoint) -> Protocol:
     data = loaded.manifest["data"]
     if "min_interactions" not in data:
         raise DataError(
-            f"{checkpoint} was not made by `ncr train`, so what it was trained on is not known: "
-            "its own figures are in its manifest"
+            f"{checkpoint} was not made by `ncr train`, so its training data is unknown: the "
+            "manifest has its figures"
         )
     trained: Protocol = data["protocol"] if data.get("protocol") in ("p2", "temporal") else "p1"
     return trained

@@ -53,9 +53,9 @@ class _Steps:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="The file to write; it must not be there yet.")],
+    file: Annotated[Path, typer.Argument(help="The file to create. The file must not exist yet.")],
 ) -> None:
-    """Write everything, database and models, to one file. Servers may go on working."""
+    """Write the database and all models to one file. Servers may stay running."""
 
     async def work(services: Services) -> BackupReport:
         from app.transfer.backup import write_backup
@@ -68,7 +68,7 @@ def backup(
     refuse_existing(file)
     report = with_services(work, reads=True)
     if report.missing:
-        console.print(f"models without a sound checkpoint to back up: {_some(report.missing)}")
+        console.print(f"models without a valid checkpoint for the backup: {_some(report.missing)}")
     typer.echo(
         f"{file}: {report.rows['events']:,} events, {report.rows['users']:,} users, "
         f"{report.rows['items']:,} items, {report.models:,} models, {report.bytes:,} bytes"
@@ -76,9 +76,9 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `ncr backup` has written.")],
+    file: Annotated[Path, typer.Argument(help="The file that `ncr backup` wrote.")],
 ) -> None:
-    """Restore a backup into an empty service. It is verified before anything is written."""
+    """Restore a backup into an empty service. The command first verifies the backup."""
     from app.transfer.archive import Backup
     from app.transfer.restore import check_fits, restore_backup
 
@@ -105,9 +105,9 @@ def restore(
 
 def export(
     directory: Annotated[Path, typer.Argument(help="The folder to write to.")],
-    user: Annotated[str | None, typer.Option(help="Only what this user did and said.")] = None,
+    user: Annotated[str | None, typer.Option(help="Export only the data of this user.")] = None,
 ) -> None:
-    """Export events, items, users and preferences as files that `ncr import` can read."""
+    """Export events, items, users and preferences as files for `ncr import`."""
 
     async def work(services: Services) -> ExportReport:
         from app.transfer.export import export as write_export
@@ -128,10 +128,13 @@ def snapshot(
         str, typer.Argument(help="The folder to write, or a URL in object storage such as s3://….")
     ],
     parts: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="The number of files; by default by size.")
+        int | None,
+        typer.Option(
+            min=1, max=4096, help="The number of parts. Default: by the size of the data."
+        ),
     ] = None,
 ) -> None:
-    """Write what a training learns from as Parquet parts, for `ncr train` on other machines."""
+    """Write the training data as Parquet parts, for `ncr train` on other machines."""
 
     async def work(services: Services) -> SnapshotManifest:
         from app.transfer.snapshot import write_snapshot

@@ -35,8 +35,8 @@ class CronSchedule:
         # CronSim takes a sixth field, for seconds.
         if len(fields) != 5:
             raise ValueError(
-                "a schedule has five fields: minute, hour, day of the month, month, "
-                f"day of the week; not {len(fields)}"
+                "a schedule has five fields: minute, hour, day of the month, month, day of "
+                f"the week, not {len(fields)}"
             )
         fields = [_SINGLE_VALUE.sub(r"\1", field) for field in fields]
         fields[4] = _UNTIL_SUNDAY.sub(_until_sunday, fields[4])

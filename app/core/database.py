@@ -172,7 +172,7 @@ class Database:
             whole = await asyncio.to_thread(checkpoint, path, BUSY_SECONDS)
         except sqlite3.OperationalError as error:
             whole = False  # the commit is done, whatever comes of this
-            log.warning("the write-ahead log was not checkpointed", error=str(error))
+            log.warning("the checkpoint of the write-ahead log failed", error=str(error))
         # What readers of older states prevent is not tried again at each commit.
         self._checkpointed_at = -math.inf if whole else time.monotonic()
 

@@ -258,7 +258,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
-    "description": "An error as in RFC 9457. `code` is stable; `detail` is for people.",
+    "description": "A problem document by RFC 9457. The `code` is stable, and the `detail` is "
+    "for people.",
     "type": "object",
     "required": ["type", "title", "status", "detail", "code"],
     "properties": {

@@ -182,7 +182,7 @@ async def _answer_failure(scope: Scope, receive: Receive, send: Send) -> None:
         500,
         "internal_error",
         "Internal Server Error",
-        "the service failed; its log has the reason under this request id",
+        "the service failed; its log names the cause with this request id",
         request_id=scope[REQUEST_ID_KEY],
     )(scope, receive, send)
 

@@ -118,15 +118,15 @@ async def schema_problem(database: Database) -> str | None:
 
 def _outdated(revision: str | None) -> str:
     return (
-        f"the database's schema is at {revision or 'nothing'}, needed is {head_revision()}: "
-        "run `ncr db upgrade`"
+        f"the schema of the database is at {revision or 'nothing'}, but this version needs "
+        f"{head_revision()}: run `ncr db upgrade`"
     )
 
 
 def _unknown(revision: str) -> str:
     return (
-        f"the database is at revision {revision}, which this version does not know: "
-        "it was written by a newer one"
+        f"the database is at revision {revision}, which this version does not know: a newer "
+        "version wrote it"
     )
 
 
@@ -195,7 +195,7 @@ async def _migrate_when_free(conn: AsyncConnection, revision: str) -> None:
             if time.monotonic() > deadline:
                 raise SettingsError(
                     f"other transactions kept a table locked for {MAX_LOCK_WAIT_SECONDS:g} s; "
-                    "the steps before are done: run the command again"
+                    "the earlier steps are done: run the command again"
                 ) from None
             await conn.rollback()
             await asyncio.sleep(POLL_SECONDS)  # for those who waited behind it
@@ -209,7 +209,7 @@ async def _copy(path: Path, revision: str) -> None:
     except (OSError, sqlite3.Error) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise SettingsError(
-            f"the schema was not migrated, as a copy of {path} cannot be written before: {reason}"
+            f"the schema is not migrated because the copy of {path} failed: {reason}"
         ) from None
     log.info("database copied before its migration", copy=str(copy))
 
@@ -307,15 +307,17 @@ def downgrade(url: str, revision: str | None = None) -> str:
     async def work(database: Database) -> str:
         current = await current_revision(database)
         if current is None:
-            raise SettingsError("the database is empty: there is nothing to downgrade")
+            raise SettingsError("the database is empty and has no schema to downgrade")
         if current not in _scripts():
-            raise SettingsError(f"{_unknown(current)}, which has to downgrade it")
+            raise SettingsError(f"{_unknown(current)}; use that version for the downgrade")
         target = revision or _scripts()[current].down_revision
         if target is None:
-            raise SettingsError(f"there is no schema before {current}")
+            raise SettingsError(f"no schema exists before {current}")
         if target not in known_revisions() or str(target) > current:
             older = ", ".join(sorted(known for known in _scripts() if known < current))
-            raise SettingsError(f"the database is at {current}; below it are {older or 'none'}")
+            raise SettingsError(
+                f"the database is at {current}; the earlier schemas are {older or 'none'}"
+            )
         await migrate(database, str(target))
         return str(target)
 

@@ -95,22 +95,22 @@ class Readiness:
         return problems
 
 
-@router.get("/health/live", summary="Liveness of the process", response_model=None)
+@router.get("/health/live", summary="Check the liveness of the process", response_model=None)
 @access(None)
 async def live() -> Response:
-    """200 as long as the process can respond."""
+    """Returns 200 while the process can respond."""
     return json_response({"status": "ok"})
 
 
 @router.get(
     "/health/ready",
-    summary="Readiness for requests",
+    summary="Check the readiness for requests",
     response_model=None,
     responses=problem_responses(503),
 )
 @access(None)
 async def ready(request: Request) -> Response:
-    """503 while the server starts or stops, and while a dependency is unavailable."""
+    """Returns 503 while the server starts or stops, or while a dependency is unavailable."""
     readiness: Readiness = request.app.state.readiness
     problems = await readiness.problems()
     if problems:
@@ -133,20 +133,20 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "ncr_http_requests",
-            "Requests that were answered.",
+            "Completed requests.",
             ["method", "route", "status"],
             registry=registry,
         )
         self._seconds = Histogram(
             "ncr_http_request_seconds",
-            "From a request's first line to the end of its answer.",
+            "The time from the first line of a request to the end of its response, in seconds.",
             ["route"],
             buckets=REQUEST_SECONDS,
             registry=registry,
         )
         self.refused = Counter(
             "ncr_http_refused",
-            "Requests that were turned away for their key, its role or its rate.",
+            "Requests refused because of their key, role or rate.",
             ["code"],
             registry=registry,
         )
@@ -232,13 +232,13 @@ class OnScrape(Collector):
 
 @router.get(
     "/metrics",
-    summary="Metrics for Prometheus",
+    summary="Get the metrics for Prometheus",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 @access(Role.METRICS)
 async def metrics(request: Request) -> Response:
-    """Metrics of this process since its start, without ids of users or items."""
+    """Returns the metrics of this process since its start, without ids of users or items."""
     await request.app.state.on_scrape.refresh()
     registry: CollectorRegistry = request.app.state.metrics
     return Response(text_of(registry), media_type=CONTENT_TYPE_LATEST)

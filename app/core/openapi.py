@@ -64,17 +64,17 @@ def _complete(document: dict[str, Any], table: AccessTable, keyed: bool) -> dict
             "type": "apiKey",
             "in": "header",
             "name": "X-API-Key",
-            "description": "Required as soon as the service has a key.",
+            "description": "An API key. Requests need a key once the service has one.",
         },
         "bearer_key": {
             "type": "http",
             "scheme": "bearer",
-            "description": "A key in the place of `X-API-Key`.",
+            "description": "An API key, as an alternative to `X-API-Key`.",
         },
         "token": {
             "type": "http",
             "scheme": "bearer",
-            "description": "Signed by `POST /tokens` for one user and a few minutes.",
+            "description": "A token that `POST /tokens` signs for a user, valid for a few minutes.",
         },
     }
     for path, routes in document["paths"].items():

@@ -225,7 +225,10 @@ class RedisClient:
     def _mark_unavailable(self, error: BaseException) -> None:
         if self.available:
             self.available, self._late = False, 0
-            log.warning("redis is unavailable: continuing without it", error=type(error).__name__)
+            log.warning(
+                "redis is unavailable; the server continues without redis",
+                error=type(error).__name__,
+            )
 
     async def _watch(self) -> None:
         """Try to reconnect every second while Redis is unavailable."""

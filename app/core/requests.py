@@ -119,21 +119,23 @@ class BodyLimit:
         if scope["method"] not in ("GET", "HEAD", "OPTIONS", "DELETE"):
             if access.page:
                 if body_type != (CSV if access.streamed else FORM):
-                    raise UnsupportedMedia("this page takes the forms that it shows")
+                    raise UnsupportedMedia("this page accepts only its own forms")
             elif body_type not in _BODY_TYPES:
                 raise UnsupportedMedia("send application/json or application/x-ndjson")
             if (header(scope, b"content-encoding") or b"identity").lower() != b"identity":
                 raise UnsupportedMedia("send the body without content-encoding")
         if body_type == NDJSON or (access.page and access.streamed):
             if not access.streamed:
-                raise UnsupportedMedia("this route does not take NDJSON; send application/json")
+                raise UnsupportedMedia("this route does not accept NDJSON; send application/json")
             await self.app(scope, receive, send)
             return
         max_bytes = self.max_bytes if access.max_body_bytes is None else access.max_body_bytes
         too_large = PayloadTooLarge(f"the body is larger than {max_bytes} bytes")
         if length > max_bytes:
             raise too_large
-        too_many = Unavailable("too many large bodies are being read", code="overloaded")
+        too_many = Unavailable(
+            "the server reads too many large bodies now; retry later", code="overloaded"
+        )
         limit = MAX_LARGE_BODIES * max(self.max_bytes, max_bytes)
         total = held = 0
         began = time.monotonic()
@@ -145,7 +147,7 @@ class BodyLimit:
             if self._large_bytes + size - held > limit:
                 raise too_many
             if time.monotonic() - began > MAX_BODY_SECONDS:
-                raise BadRequest("the body comes too slowly", code="body_too_slow")
+                raise BadRequest("the client sends the body too slowly", code="body_too_slow")
             self._large_bytes += size - held
             held = size
 
@@ -204,9 +206,9 @@ class StrictQuery(APIRoute):
             for name in request.query_params if request.scope["query_string"] else ():
                 if name not in known:
                     nearest = get_close_matches(name, known, 1)
-                    hint = f"; is {nearest[0]} meant?" if nearest else ""
+                    hint = f"; did you mean {nearest[0]}?" if nearest else ""
                     raise Unprocessable(
-                        f"query: there is no parameter {name[:100]}{hint}", code="unknown_parameter"
+                        f"query: unknown parameter {name[:100]}{hint}", code="unknown_parameter"
                     )
             return await handler(request)
 
@@ -331,7 +333,7 @@ PathId = Annotated[
     str,
     AfterValidator(decode_id),
     Path(
-        description="The client's id, 1–256 bytes of UTF-8, as one percent-encoded segment.",
+        description="The id: 1 to 256 bytes of UTF-8, percent-encoded as one segment of the path.",
         json_schema_extra=text_schema(),
     ),
 ]
@@ -347,11 +349,13 @@ def _valid_prefix(prefix: str | None) -> str | None:
 IdPrefix = Annotated[
     Annotated[str, Field(json_schema_extra={"maxLength": MAX_ID_BYTES, "pattern": NO_NUL})] | None,
     AfterValidator(_valid_prefix),
-    Query(description="Only those whose id begins with this, in the same case."),
+    Query(description="A prefix of the ids to list. Upper and lower case differ."),
 ]
 """A query parameter for the beginning of ids; None where it is left out or empty."""
 
-PageSize = Annotated[int, Query(ge=1, le=1000, description="How many at most.")]
+PageSize = Annotated[
+    int, Query(ge=1, le=1000, description="The maximum number of entries on a page.")
+]
 _CURSOR_QUERY = Query(description="The `next_cursor` of the page before.")
 PageCursor = Annotated[
     Annotated[str, Field(max_length=200, json_schema_extra={"format": "cursor"})] | None,
@@ -503,7 +507,7 @@ def _parse_large(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> Step
             )
         part = loads(b"[" + body[start:cut] + b"]")
         if not part and (start > first or cut < end):
-            raise ValueError("a comma without a row")
+            raise ValueError("a row is missing after a comma")
         rows += part
         start = cut + 1
         yield
@@ -636,4 +640,4 @@ def decode_place(cursor: str | None) -> Place | None:
 
 
 def _bad_cursor() -> NoReturn:
-    raise Unprocessable("the cursor is not one that this service gave", code="invalid_cursor")
+    raise Unprocessable("the cursor is not from this service", code="invalid_cursor")

@@ -300,8 +300,9 @@ def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) ->
         if settings.open_to_the_network:
             return
         raise SettingsError(
-            f"{host or 'all addresses'}: without a key only loopback is bound; set NCR_ADMIN_KEY, "
-            "make a key with `ncr keys create`, or use --host 127.0.0.1"
+            f"{host or 'all addresses'}: without a key, the server binds only loopback "
+            "addresses; set NCR_ADMIN_KEY, create a key with `ncr keys create`, or use --host "
+            "127.0.0.1"
         )
 
 
@@ -460,8 +461,8 @@ def _bearer(scope: Scope) -> bytes | None:
 
 def _false_bearer() -> Unauthorized:
     return Unauthorized(
-        "the token is false, has expired, or was signed for a key that is revoked; "
-        "or the key is not valid",
+        "the token or key is not valid: the signature is wrong, the token has expired, or its "
+        "key is revoked",
         code="invalid_token",
         headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
     )
@@ -498,7 +499,7 @@ def _check_origin(scope: Scope) -> None:
     except ValueError:
         sent_from = ""
     if not sent_from or host is None or sent_from.lower() != host.decode("latin-1").lower():
-        raise Forbidden("this form was sent from a page of another origin", code="other_origin")
+        raise Forbidden("a page of another origin sent this form", code="other_origin")
 
 
 def _address(scope: Scope) -> str:
@@ -561,15 +562,15 @@ def _check_local(scope: Scope) -> None:
         name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in scope["headers"]
     ):
         raise Forbidden(
-            "this request came through a proxy, and without a key everyone whom the proxy serves "
-            "could read and delete everything: make a key with `ncr keys create NAME` or set "
+            "this request came through a proxy, and without a key every client of the proxy "
+            "can read and delete all data: create a key with `ncr keys create NAME` or set "
             "NCR_ADMIN_KEY",
             code="proxy_without_key",
         )
     host = header(scope, b"host")
     # A page can make its own name resolve to 127.0.0.1; the Host header shows it.
     if host is not None and not _is_local_authority(host):
-        raise Forbidden("without a key only requests to a loopback host are permitted")
+        raise Forbidden("without a key, the server accepts only requests to a loopback host")
     if scope["method"] in SAFE_METHODS:
         return
     origin = header(scope, b"origin")
@@ -579,7 +580,7 @@ def _check_local(scope: Scope) -> None:
         except ValueError:
             origin_host = ""
         if not _is_local_authority(origin_host.encode("latin-1")):
-            raise Forbidden("without a key, requests from another origin are refused")
+            raise Forbidden("without a key, the server refuses requests from another origin")
 
 
 def _is_local_authority(authority: bytes) -> bool:

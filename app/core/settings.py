@@ -67,296 +67,298 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("./var")
-    """Folder of the embedded database and the checkpoints."""
+    """The folder of the SQLite database and of the checkpoints."""
 
     database_url: str | None = None
-    """URL of the database: `sqlite:///…` or `postgresql://…`. Default: SQLite in the data
-    folder. `NCR_DATABASE_URL_FILE` names a file that holds it instead."""
+    """The URL of the database: `sqlite:///…` or `postgresql://…`. The default is SQLite in the data
+    folder. `NCR_DATABASE_URL_FILE` can name a file that holds the URL."""
 
     checkpoint_store: str | None = None
-    """Where checkpoints are stored: a folder, or an fsspec URL such as `s3://bucket/prefix`.
-    Default: `models` in the data folder. A store belongs to one database; other files in it stay.
+    """The place of the checkpoints: a folder, or an fsspec URL such as `s3://bucket/prefix`. The
+    default is `models` in the data folder. A store belongs to one database, and other files in it
+    stay.
 
-    For S3, credentials and endpoint come from the usual `AWS_*` variables, never from the URL.
-    It needs `pip install neural-collaborative-ranking[s3]`."""
+    For S3, credentials and endpoint come from the usual `AWS_*` variables and never from the URL.
+    S3 needs `pip install neural-collaborative-ranking[s3]`."""
 
     redis_url: str | None = None
-    """A Redis server that caches lists, passes hints of changes and counts rate limits for
-    several servers. `NCR_REDIS_URL_FILE` names a file that holds the URL instead.
+    """The URL of a Redis server that caches lists, passes hints of changes and counts rate limits
+    for several servers. `NCR_REDIS_URL_FILE` can name a file that holds the URL.
 
-    Optional. If Redis is missing or down, everything still works and all responses stay the
-    same; each server just caches on its own."""
+    Redis is optional. Without Redis all answers stay the same, and each server caches on its
+    own."""
 
     redis_lists: bool = True
-    """Share cached recommendation lists through Redis. Useful for models that need
-    milliseconds a list; small models rank faster than Redis responds."""
+    """Share cached lists through Redis. Sharing helps models that need milliseconds for a list.
+    Small models rank faster than Redis answers."""
 
     redis_prefix: str = Field(default="ncr", min_length=1, max_length=64, pattern=r"^[\w.:-]+$")
-    """Prefix of all keys in Redis."""
+    """The prefix of all keys in Redis."""
 
     device: str = "auto"
-    """Device that models run on: `auto`, `cpu`, `cuda` or `cuda:N`."""
+    """The device that models run on: `auto`, `cpu`, `cuda` or `cuda:N`."""
 
     admin_key: SecretStr | None = None
-    """The administrator's key, which clients send as `X-API-Key`; at least 16 characters.
-    `NCR_ADMIN_KEY_FILE` names a file that holds it instead.
+    """The administrator's key of at least 16 characters, which clients send as `X-API-Key`.
+    `NCR_ADMIN_KEY_FILE` can name a file that holds the key.
 
-    Without any key all routes are open and the server binds only a loopback address."""
+    Without any key all routes are open, and the server listens on a loopback address only."""
 
     open_to_the_network: bool = False
-    """Listen beyond loopback without a key: **whoever reaches the port may read, write, train
-    and delete everything**. Only for networks that nobody else can reach."""
+    """Listen beyond loopback without a key: **every client that reaches the port may read, write,
+    train and delete everything**. Use it only in a network that nobody else can reach."""
 
     rate_limit: float = Field(default=0, ge=0, le=1e6)
-    """Requests a second that each key may make, unless the key has a rate of its own. 0: no
-    limit."""
+    """The requests a second that each key may make, unless the key has a rate of its own. With 0
+    keys have no limit."""
 
     rate_burst: int = Field(default=0, ge=0, le=1_000_000)
-    """Requests that a key may make at once after a pause. 0: as many as in two seconds."""
+    """The requests that a key may make at once after a pause. With 0 a key may make as many as in
+    two seconds."""
 
     cors_origins: str = ""
-    """Origins, separated by commas, whose pages may read responses in a browser. Default:
-    none."""
+    """The origins, separated by commas, whose pages may read answers in a browser. By default no
+    origin may."""
 
     dashboard: bool = True
-    """Serve the dashboard, pages for a browser below `/dashboard`. They need the same keys and
+    """Serve the dashboard: pages for a browser at `/dashboard`. The pages need the same keys and
     roles as the API."""
 
     otlp_endpoint: str | None = None
-    """Endpoint for traces by OTLP over HTTP, for example `http://collector:4318/v1/traces`. It
-    needs `pip install neural-collaborative-ranking[otel]`."""
+    """The endpoint for traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`. Traces
+    need `pip install neural-collaborative-ranking[otel]`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The lowest level that is logged."""
+    """The lowest level that servers and workers log."""
 
     log_format: Literal["auto", "console", "json"] = "auto"
-    """Format of log lines: `console`, `json`, or `auto`, which is `console` on a terminal and
+    """The format of log lines: `console`, `json`, or `auto`. `auto` is `console` on a terminal and
     `json` elsewhere."""
 
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
-    """Maximum size of a request body, in bytes. NDJSON is streamed and has no limit."""
+    """The maximum size of a request body, in bytes. The server streams NDJSON, which has no
+    limit."""
 
     max_events: int = Field(default=10_000, ge=1)
-    """Maximum length of a list that `POST /events`, `/items` and `/preferences` accept."""
+    """The maximum length of a list that `POST /events`, `/items` and `/preferences` accept."""
 
     model_poll_seconds: float = Field(default=1.0, gt=0)
-    """Interval, in seconds, at which a server checks whether another model was activated."""
+    """The interval, in seconds, at which a server looks for another active version."""
 
     inference_threads: int = Field(default=1, ge=1)
-    """Threads of one pass of the ranker. More than one helps large models only."""
+    """The threads of one pass of the ranker. More than one thread helps only large models."""
 
     new_items_seconds: float = Field(default=60, ge=0)
-    """Interval, in seconds, at which a server fits items that are newer than the model's
-    training. 0: new items wait for the next training."""
+    """The interval, in seconds, at which a server fits items that are newer than the model's
+    training. With 0 new items wait for the next training."""
 
     new_item_users: int = Field(default=5, ge=1)
-    """Minimum number of the model's users with a positive event on a new item before it is
-    fitted."""
+    """The minimum number of the model's users with a positive event on a new item before a server
+    fits the item."""
 
     candidates: int = Field(default=200, ge=1)
-    """Candidates per user that the ranker orders."""
+    """The number of a user's candidates that the ranker orders."""
 
     trial_models: int = Field(default=2, ge=0, le=64)
-    """Versions beside the active one that a server keeps loaded, for `model=` and for trials.
-    Each takes as much memory as the active one. 0: only the active version can be
-    requested."""
+    """The versions beside the active one that a server keeps in memory, for `model=` and for
+    trials. Each version takes as much memory as the active one. With 0 clients can request only the
+    active version."""
 
     exploration: float = Field(default=0.1, ge=0, le=1)
-    """Fraction of the positions in a new user's list that go to less popular and new items,
-    drawn for each user; never the first position. 0: the same most popular items for every
-    new user."""
+    """The fraction of the places in a new user's list that go to less popular and new items. The
+    server draws these items for each user, and never for the first place. With 0 every new user
+    gets the same popular items."""
 
     max_concurrency: int = Field(default=64, ge=1)
-    """Maximum number of `GET /recommend` requests that a server processes at a time. Further
+    """The maximum number of `GET /recommend` requests that a server processes at a time. Further
     requests get 503."""
 
     precompute_users: int = Field(default=20_000, ge=0)
-    """Number of most recently active users for whom a worker precomputes the candidates and
-    lists of a newly published model. Those of other users are computed at their first request."""
+    """The number of latest active users for whom a worker precomputes candidates and lists after a
+    model is published. Servers compute those of other users at their first request."""
 
     list_cache_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Memory for cached recommendation lists, in bytes. 0: every request is ranked anew."""
+    """The memory for cached lists, in bytes. With 0 the server ranks every list anew."""
 
     candidate_cache_bytes: int = Field(default=128 * 2**20, ge=0)
-    """Memory for cached candidates of users, in bytes."""
+    """The memory for cached candidates of users, in bytes."""
 
     share_tables: bool = False
-    """Whether the tables that ranking takes lie in files of the data folder, which the servers of a
-    machine map into memory and so have once. The files take three times the bytes of the model's
-    items. On a GPU it changes nothing."""
+    """Keep the tables of the ranker in files of the data folder, so that the servers of a machine
+    share one copy in memory. The files take three times the bytes of the model's items. On a GPU
+    the setting has no effect."""
 
     filter_cache_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Memory for what filters by attributes leave of the items, in bytes: about 2 bytes an item for
-    each filter."""
+    """The memory for the results of filters by attributes, in bytes. A result takes about 2 bytes
+    an item."""
 
     profile_cache_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Memory for cached profiles of users, in bytes."""
+    """The memory for cached profiles of users, in bytes."""
 
     default_recipe: str | None = None
-    """Recipe of a training request that gives no hyper-parameter: `auto`, which trains a few
-    recipes and keeps the best on the data, or the name of one. By default `auto`, unless
-    `NCR_DEFAULT_MODEL`, `NCR_DEFAULT_FACTORS` or `NCR_DEFAULT_USERS` is set."""
+    """The recipe of a training request without hyper-parameters. `auto` trains a few recipes and
+    keeps the best on the data. The default is `auto`, unless `NCR_DEFAULT_MODEL`,
+    `NCR_DEFAULT_FACTORS` or `NCR_DEFAULT_USERS` is set."""
 
     train_budget: float | None = Field(default=None, gt=0)
-    """Time for the choice of the recipe `auto`, in seconds. By default 60 s, 50 s for each
-    million interactions, and 0.5 s for each thousand users and items (at most
-    60 s)."""
+    """The time for the choice of the recipe `auto`, in seconds. The default is 60 s, plus 50 s for
+    each million interactions, plus 0.5 s for each thousand users and items. The last part is at
+    most 60 s."""
 
     train_memory_bytes: int | None = Field(default=None, ge=2**20)
-    """Memory that a training may take, in bytes. A training that is estimated to need more fails at
-    once, and its job says how much. By default what is available when it begins."""
+    """The memory that a training may take, in bytes. A training whose estimate is higher fails at
+    once, and its job names the estimate. The default is the memory that is free when the training
+    begins."""
 
     train_engine: Literal["local", "torchrun", "ray"] = "local"
-    """What trains a model: `local`, the job's own process; `torchrun`, `NCR_TRAIN_RANKS` processes
-    of the worker's machine; `ray`, as many processes of a Ray cluster. `ray` needs `pip install
-    neural-collaborative-ranking[ray]`."""
+    """The engine of trainings: `local` is the job's own process, `torchrun` is `NCR_TRAIN_RANKS`
+    processes of the worker's machine, and `ray` is as many processes of a Ray cluster. `ray` needs
+    `pip install neural-collaborative-ranking[ray]`."""
 
     train_ranks: int = Field(default=2, ge=1, le=1024)
-    """Number of processes (ranks) that train one model together with `torchrun` and `ray`."""
+    """The number of processes (ranks) that train one model together with `torchrun` or `ray`."""
 
     train_tables: Literal["replicated", "sharded"] = "replicated"
-    """Embedding tables of the ranks: `replicated`, each rank has all rows and learns from its share
-    of the users; or `sharded`, each rank has a part of the rows and goes through all users, for
-    tables that do not fit."""
+    """The embedding tables of the ranks. With `replicated` each rank has all rows and learns from
+    its share of the users. With `sharded` each rank has a part of the rows and processes all users,
+    for tables that do not fit one machine."""
 
     train_folder: Path | None = None
-    """Folder for the files of a training under way, which all its ranks reach under this path.
-    Default: `ranks` in the data folder."""
+    """The folder for the files of a running training. All ranks reach it under this path. The
+    default is `ranks` in the data folder."""
 
     ray_address: str | None = Field(default=None, pattern=r"^[\w.:\[\]-]+$")
-    """Address of the head of a Ray cluster, such as `10.0.0.1:6379`. An address beyond loopback
-    needs token authentication, `RAY_AUTH_MODE=token`. Default: a cluster of this machine alone, for
-    the time of the training."""
+    """The address of the head of a Ray cluster, such as `10.0.0.1:6379`. An address beyond loopback
+    needs token authentication, `RAY_AUTH_MODE=token`. By default the worker starts a cluster on its
+    own machine for the time of the training."""
 
     default_model: ServiceKind = _DEFAULT.value("kind")
-    """Model of a training request that names none."""
+    """The model of a training request that names none."""
 
     default_factors: int = Field(default=_DEFAULT.model.factors, ge=1, le=MAX_REQUEST_FACTORS)
-    """Number of predictive factors of a training request that gives none."""
+    """The number of predictive factors of a training request that names none."""
 
     default_users: Users = _DEFAULT.model.users
-    """User vectors of a training request that does not choose: `free` learns a vector for each
-    user, `history` computes it from the user's items, with more weight on recent ones."""
+    """The user vectors of a training request that names none. `free` learns a vector for each user.
+    `history` computes the vector from the user's items, with more weight on recent ones."""
 
     train_schedule: str | None = None
-    """When a worker starts a training by itself: a cron expression of five fields (minute,
-    hour, day of the month, month, day of the week) in UTC, for example `30 3 * * *` or `0
-    */6 * * mon-fri`. A time that passed while no worker ran is made up for, once."""
+    """The times at which a worker starts a training: a cron expression in UTC, such as `30 3 * * *`
+    or `0 */6 * * mon-fri`. Its five fields are minute, hour, day of the month, month and day of the
+    week. A worker makes up once for times that passed while no worker ran."""
 
     train_every: int = Field(default=0, ge=0)
-    """Number of new events, stated preferences and deletions since the last training after
-    which a worker starts another by itself. 0: never."""
+    """The number of new events, preferences and deletions since the last training after which a
+    worker starts another. With 0 their number starts no training."""
 
     train_start: Literal["scratch", "warm"] = "scratch"
-    """Start of a training that does not choose: `scratch`, or `warm` from the served model if
-    it has the same kind and sizes."""
+    """The start of a training request that names none: `scratch`, or `warm` from a served model of
+    the same kind and sizes."""
 
     gate_margin: float = Field(default=0.05, ge=0, le=1)
-    """How much worse than the served model a newly trained one may be, as a fraction of the
-    served model's NDCG@10 on interactions held out from both. A new model that may be worse
-    than that is rejected."""
+    """The loss of NDCG@10 that the gate tolerates, as a fraction of the served model's NDCG@10 on
+    items held out from both models. The gate rejects a new model that may be worse."""
 
     keep_models: int = Field(default=5, ge=1)
-    """Number of newest published versions that keep their files, in addition to the served
-    version, the one before it, and versions in a trial."""
+    """The number of newest published versions that keep their files. The served version, the one
+    before it and versions in a trial keep theirs, too."""
 
     keep_rejected_days: float = Field(default=14, ge=0)
-    """Days for which a rejected version keeps its files."""
+    """The days for which a rejected version keeps its files."""
 
     keep_exports_days: float = Field(default=7, gt=0, le=36_500)
-    """Days for which the files of `POST /admin/export` stay in the checkpoint store."""
+    """The days for which the files of `POST /admin/export` stay in the checkpoint store."""
 
     keep_jobs_days: float = Field(default=90, gt=0, le=36_500)
-    """Days for which a job that has ended stays in `GET /admin/jobs`. The job of a version that
-    keeps its files stays with them."""
+    """The days for which an ended job stays in `GET /admin/jobs`. The job of a version stays as
+    long as the version's files."""
 
     job_poll_seconds: float = Field(default=1.0, gt=0)
-    """Interval, in seconds, at which an idle worker looks for a job."""
+    """The interval, in seconds, at which an idle worker looks for a job."""
 
     job_lease_seconds: float = Field(default=30, gt=0)
-    """Seconds without a heartbeat after which a worker loses its job."""
+    """The seconds without a heartbeat after which a worker loses its job."""
 
     worker_alive_file: Path | None = None
-    """A file that a worker touches every 5 s while it runs, for health checks: a worker has no
-    port."""
+    """A file that a running worker touches every 5 s. Health checks read its age, because a worker
+    has no port."""
 
     feedback: str | None = None
-    """Meaning of event types, as JSON: a weight by type. A positive weight is positive
-    feedback, a negative one is negative feedback, and `"seen"` marks an item only as seen.
-    A list of ranges makes the meaning depend on the event's value: `{"purchase": 3,
-    "click": 1, "view": "seen", "rating": [{"from": 4, "weight": 1}, {"from": 3, "weight":
-    "seen"}, {"weight": -1}]}`. Other types get the weight of `"*"`, which is 1 by default;
-    `dislike` is -1 by default."""
+    """The event weights, as JSON: a weight for each event type. A positive weight is positive
+    feedback, a negative one is a dislike, and `"seen"` only marks the item as seen. A list of
+    ranges makes the weight depend on the event's value: `{"purchase": 3, "click": 1, "view":
+    "seen", "rating": [{"from": 4, "weight": 1}, {"from": 3, "weight": "seen"}, {"weight": -1}]}`.
+    Other types get the weight of `"*"`, which is 1 by default. The weight of `dislike` is -1 by
+    default."""
 
     attributes: str = "auto"
-    """Attributes of items and users that tell where new ones belong: `auto`, which keeps those
-    that predict on this data, or names separated by commas, `categories` and `embedding` among
-    them. Empty: attributes take no part in recommendations."""
+    """The attributes of items and users that place new ones. `auto` keeps the attributes that
+    predict on the data. Otherwise the setting names attributes, separated by commas; `categories`
+    and `embedding` are possible names. With an empty value attributes take no part in lists."""
 
     feedback_half_life_days: float | None = Field(default=None, gt=0, le=36_500)
-    """Days after which an event counts half as much in training and in users' vectors.
-    Default: the age does not matter."""
+    """The days after which an event counts half as much in trainings and in users' vectors. By
+    default the age has no effect."""
 
     seen: str | None = None
-    """For how long an event keeps its item out of the user's lists, as JSON: an age by type, such
-    as `{"purchase": "14d", "view": "0s"}`. Other types get the age of `"*"`, which is `"forever"`
-    by default. Ages are a number of `s`, `m`, `h` or `d` of at most 36,500 days, or `"forever"`.
-    A type that no event has matches nothing. An item that the user dislikes comes back only if the
-    rule names the type of the negative event. A request may have a rule of its own (`seen=`).
-    Times of events take up to half of `NCR_PROFILE_CACHE_BYTES` more. Default: what was seen never
-    comes back."""
+    """How long an event keeps its item out of the user's lists, as JSON: an age for each event
+    type, such as `{"purchase": "14d", "view": "0s"}`. An age is a number of `s`, `m`, `h` or `d` of
+    at most 36,500 days, or `"forever"`. Other types get the age of `"*"`, which is `"forever"` by
+    default. A disliked item comes back only if the rule names the type of the negative event. A
+    request may send its own rule (`seen=`). The times of events take up to half of
+    `NCR_PROFILE_CACHE_BYTES` more. By default a seen item never comes back."""
 
     hide_shown: str = "0"
-    """For how long an item that a list showed is left out of the user's next lists, unless it gets
-    an event: seconds, or a number of `s`, `m`, `h` or `d`, such as `6h`. The maximum is 30 days.
-    With 0 no item is hidden, and nothing is stored. A request may ask for another time
-    (`hide_shown=`)."""
+    """How long a shown item stays out of the user's next lists, unless the user has an event about
+    it. The value is a number of seconds, or a number of `s`, `m`, `h` or `d` such as `6h`, up to 30
+    days. With 0 the service hides no shown items and stores no lists. A request may send another
+    time (`hide_shown=`)."""
 
     return_drop: float = Field(default=0.1, ge=0, le=1)
-    """Roll back automatically if a newly published model's click-through rate is lower than
-    its predecessor's by at least this fraction (0.1 = 10 %) and the difference is
-    statistically significant. Day-to-day noise is a few percent, so smaller values cause
-    false alarms. 0 disables it."""
+    """The drop of click-through at which a worker rolls back a newly published model, as a
+    fraction: 0.1 is 10 %. The drop must be statistically significant. Click-through varies by a few
+    percent from day to day, so smaller values cause false alarms. With 0 workers never roll
+    back."""
 
     return_lists: int = Field(default=1000, ge=100)
-    """Minimum number of recommendation lists per version before the click-through rates are
-    compared."""
+    """The minimum number of lists of each version before workers compare their click-through."""
 
     return_wait_hours: int = Field(default=1, ge=1, le=168)
-    """Hours to wait for the clicks on a list after the hour in which it was served. Raise it
-    if events are posted late, for example once a day."""
+    """The hours that workers wait for clicks on a list, after the hour in which the list was
+    served. Raise the value if clients post events late, for example once a day."""
 
     webhook_secret: SecretStr | None = None
-    """The secret that signs webhooks; at least 16 characters. `NCR_WEBHOOK_SECRET_FILE` names a
-    file that holds it instead. Needed with `NCR_WEBHOOK_URLS`."""
+    """The secret that signs webhooks, of at least 16 characters. `NCR_WEBHOOK_URLS` needs it.
+    `NCR_WEBHOOK_SECRET_FILE` can name a file that holds the secret."""
 
     webhook_urls: SecretStr | None = None
-    """Receivers of webhooks, separated by commas: `https://…` addresses that are told of ended jobs
-    and of changes of the served model. A URL may hold a secret: `NCR_WEBHOOK_URLS_FILE` names a
-    file that holds them instead. Servers and workers need the same. Default: none."""
+    """The receivers of webhooks, separated by commas. Workers tell these `https://…` addresses of
+    ended jobs and of changes of the served model. Servers and workers need the same value.
+    `NCR_WEBHOOK_URLS_FILE` can name a file that holds the URLs, which may contain secrets. By
+    default the service sends no webhooks."""
 
     webhook_private: bool = False
     """Send webhooks also to private, loopback and link-local addresses, such as those of a service
     in the same cluster."""
 
     event_group_rows: int = Field(default=500, ge=1)
-    """Number of waiting events that are written at once, as one group."""
+    """The number of waiting events that the server writes at once, as one group."""
 
     event_group_ms: float = Field(default=5, ge=0)
-    """Maximum time, in milliseconds, that an event waits for its group. A group is written
-    earlier if it is full, or if no event arrived for a millisecond."""
+    """The maximum time, in milliseconds, that an event waits for its group. The server writes a
+    group earlier if the group is full, or if no event arrived for a millisecond."""
 
     event_buffer_rows: int = Field(default=20_000, ge=1)
-    """Maximum number of events that wait to be written. Beyond it, requests get 503."""
+    """The maximum number of events that wait for the database. Beyond it requests get 503."""
 
     drain_seconds: float = Field(default=15, ge=0)
-    """Maximum time, in seconds, in which a stopping server completes the requests and events
+    """The maximum time, in seconds, in which a stopping server finishes the requests and events
     that it has accepted."""
 
     drain_notice_seconds: float = Field(default=1, ge=0)
-    """After SIGTERM, keep accepting requests for this many seconds while `/health/ready`
-    already returns 503. Part of `NCR_DRAIN_SECONDS`. Set it longer than your load
-    balancer's health-check interval."""
+    """The seconds after SIGTERM in which a server still accepts requests, while `/health/ready`
+    already answers 503. They are part of `NCR_DRAIN_SECONDS`. Set the value above the interval of
+    your load balancer's health checks."""
 
     @field_validator("database_url")
     @classmethod

@@ -138,7 +138,7 @@ async def _rows(request: Request) -> AsyncIterator[list[dict[str, Any]]]:
             unknown = [name for name in names if name not in COLUMNS]
             if unknown or not {"user", "item"} <= set(names):
                 raise Unprocessable(
-                    "the first line has to name the columns: user and item, and if you like "
+                    "the first line must name the columns: user and item, and optionally "
                     f"{', '.join(COLUMNS[2:])}"
                     + (f"; there is no column {unknown[0][:64]!r}" if unknown else ""),
                     code="unknown_column",

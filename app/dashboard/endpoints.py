@@ -131,4 +131,4 @@ async def static(request: Request, digest: str, name: str) -> Response:
 @access(Role.RECOMMEND, page=True)
 async def nothing_here(rest: str) -> Response:
     """A page that there is not."""
-    raise NotFound("there is no such page", code="unknown_page")
+    raise NotFound("the page does not exist", code="unknown_page")

@@ -30,7 +30,7 @@ from app.events.schemas import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CONFLICT = "another event with other content has this event_id"
+_CONFLICT = "an event with other content already has this event_id"
 
 
 class EventAppender:
@@ -215,7 +215,7 @@ async def append_preferences(
         if unknown is None:
             valid.append(row)
         else:
-            detail = f"there is no item {unknown[:64]!r}"
+            detail = f"unknown item {unknown[:64]!r}"
             result.rejected.append(Rejection(index, "unknown_item", detail))
     if skip_stored and valid:
         new = await _not_stored(conn, repository, valid, item_ids)

@@ -80,13 +80,14 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
     # The hot path: a response model takes longer than all else.
     response_model=None,
     responses={
-        200: {"model": EventsAnswer, "description": "The outcome of the rows."},
+        200: {"model": EventsAnswer, "description": "The result of each row."},
         **problem_responses(400, 413, 415, 422, 503),
     },
     openapi_extra={
         "requestBody": {
             "required": True,
-            "description": "One event, a list of at most 10,000, or NDJSON with one event a line.",
+            "description": "An event, a list of at most 10,000 events, or NDJSON with an event "
+            "in each line.",
             "content": {
                 "application/json": _one_or_many(EventIn),
                 "application/x-ndjson": {"schema": {"type": "string"}},
@@ -96,14 +97,15 @@ def _one_or_many(model: type[BaseModel]) -> dict[str, Any]:
 )
 @access(Role.EVENTS, streamed=True, for_tokens=True)
 async def post_events(request: Request, service: Service) -> Response:
-    """Answers after the accepted events are stored durably. Rejected rows do not affect others.
+    """Responds after the accepted events are stored durably.
 
-    With a token all rows have to be of its user and about known items, and the body is JSON.
+    Rejected rows do not affect the other rows. A request with a token has a JSON body, and its rows
+    are about the user of the token and about known items.
     """
     caller = caller_of(request)
     if media_type(request.scope) == NDJSON:
         if caller.user is not None:  # a stream may go on long after the token has expired
-            raise Forbidden("with a token events are sent as JSON", code="token_not_enough")
+            raise Forbidden("a request with a token must send JSON", code="token_not_enough")
         rows: list[Any] = []
         result = await _add_stream(request, service)
     else:
@@ -264,7 +266,10 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
 )
 @access(Role.DELETE)
 async def delete_event(event_id: PathId, service: Service) -> Response:
-    """The user's lists change at once; models change when they are next trained."""
+    """Deletes the event. The lists of the user change at once.
+
+    Models change at the next training.
+    """
     await service.delete_event(event_id)
     return Response(status_code=204)
 
@@ -274,24 +279,24 @@ async def delete_event(event_id: PathId, service: Service) -> Response:
     summary="Record a user's preferences between items",
     response_model=PreferencesAnswer,
     responses={
-        200: {"description": "The outcome of the rows of a list."},
-        201: {"model": PreferenceAnswer, "description": "One preference is stored durably."},
+        200: {"description": "The result of each row of the list."},
+        201: {"model": PreferenceAnswer, "description": "The preference is stored durably."},
         **problem_responses(400, 413, 415, 422, 503),
     },
     openapi_extra={
         "requestBody": {
             "required": True,
-            "description": "One preference, or a list of at most 10,000.",
+            "description": "A preference, or a list of at most 10,000 preferences.",
             "content": {"application/json": _one_or_many(PreferenceIn)},
         }
     },
 )
 @access(Role.EVENTS)
 async def post_preferences(request: Request, service: Service) -> Response:
-    """Both items must exist. In a list, rejected rows do not affect others.
+    """Stores preferences. Both items must exist.
 
-    If a user compares the same two items more than once, the latest preference wins.
-    Contradictory cycles are allowed.
+    In a list, rejected rows do not affect the other rows. If a user compares the same two items
+    more than once, the latest preference wins. Contradictory cycles are allowed.
     """
     body = await _read_lenient(request)
     rows = body if isinstance(body, list) else [body]
@@ -307,14 +312,17 @@ async def post_preferences(request: Request, service: Service) -> Response:
 
 @router.get(
     "/users/{user}/events",
-    summary="A user's events, newest first",
+    summary="List a user's events, newest first",
     responses=problem_responses(404, 422),
 )
 @access(Role.HISTORY)
 async def get_history(
     user: PathId, service: Service, n: PageSize = 100, cursor: PageCursor = None
 ) -> EventPage:
-    """Pages stay stable while events are added: the cursor is a position in the order of events."""
+    """Lists the events of a user in pages.
+
+    The cursor is a position in the order of events. New events do not change the following pages.
+    """
     events, next_below = await service.history(user, decode_cursor(cursor), n)
     return EventPage(
         items=[
@@ -342,9 +350,9 @@ async def get_history(
 )
 @access(Role.ERASE)
 async def delete_user(user: PathId, service: Service) -> Response:
-    """Erases events, preferences and shown lists.
+    """Erases events, preferences and shown lists of the user.
 
-    Models trained on them do not change until retrained.
+    Existing models do not change until the next training.
     """
     await service.delete_user(user)
     return Response(status_code=204)

@@ -79,7 +79,7 @@ class EventWeights:
         if text is not None and text.strip():
             rules |= {name: _rule(name, value) for name, value in _json_object(text).items()}
         if not any(_is_ever_positive(rule) for rule in rules.values()):
-            raise _error("no type has a positive weight, so there would be nothing to learn from")
+            raise _error("no type has a positive weight, and training needs positive events")
         other = rules.pop(ANY_OTHER_TYPE)
         return cls(rules, other, half_life_days)
 
@@ -137,7 +137,7 @@ def _json_object(text: str) -> dict[str, Any]:
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
         if len(names) < len(pairs):
-            raise _error("a name is there twice")
+            raise _error("a name occurs twice")
         return names
 
     try:

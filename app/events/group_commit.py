@@ -94,13 +94,11 @@ class GroupCommit:
 
         When the caller is cancelled, the rows are still written.
 
-        Args:
-            rows: the rows of one request.
-            wait: waits while the queue is full, instead of raising. For a stream, which has only
-                one group of rows pending at a time.
+        Args: rows: the rows of one request. wait: waits while the queue is full, instead of
+        raising. For a stream, which has only one group of rows pending at a time.
 
-        Raises:
-            Unavailable: the queue is full, the service is stopping, or the database is away.
+        Raises: Unavailable: the queue is full, the service is stopping, or the database is
+        unavailable.
         """
         if wait:
             async with self._room:

@@ -74,7 +74,7 @@ class ItemIndex:
                 await self._drop(conn)
                 is_dropped = True
             except ProgrammingError as error:  # this role may not
-                log.warning("events keep their index by item in this import", reason=_reason(error))
+                log.warning("this import keeps the index of events by item", reason=_reason(error))
                 is_dropped = False
             if not is_dropped:
                 yield
@@ -82,13 +82,15 @@ class ItemIndex:
             try:
                 yield
             except BaseException:
-                log.warning("events have no index by item until `ncr db upgrade` or `ncr import`")
+                log.warning(
+                    "the index of events by item is missing until `ncr db upgrade` or `ncr import`"
+                )
                 raise
             on_build()
             try:
                 await self._build(conn)
             except AWAY as error:  # `mend` tries it again, by another connection
-                log.warning("events have no index by item yet", reason=_reason(error))
+                log.warning("the index of events by item is not built", reason=_reason(error))
 
     async def mend(self) -> bool:
         """Build the index if it is missing, unless another process has put it off.
@@ -101,9 +103,9 @@ class ItemIndex:
         async with self._alone() as conn:
             if conn is None or await self.exists():
                 return False
-            log.warning("events have no index by item: it is built now")
+            log.warning("the index of events by item is missing; building the index")
             await self._build(conn)
-            log.info("events have their index by item again")
+            log.info("the index of events by item is built")
             return True
 
     async def keep(self) -> None:
@@ -112,7 +114,9 @@ class ItemIndex:
             try:
                 await self.mend()
             except (SQLAlchemyError, OSError) as error:
-                log.warning("events have no index by item, trying again", reason=_reason(error))
+                log.warning(
+                    "building the index of events by item failed; retrying", reason=_reason(error)
+                )
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _drop(self, conn: AsyncConnection | _Nobody) -> None:

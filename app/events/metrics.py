@@ -18,11 +18,11 @@ class GroupCommitMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = Histogram(
-            "ncr_event_group_rows", "Rows of a commit.", buckets=GROUP_ROWS, registry=registry
+            "ncr_event_group_rows", "Rows per commit.", buckets=GROUP_ROWS, registry=registry
         )
         self._seconds = Histogram(
             "ncr_event_commit_seconds",
-            "From the first statement of a group to its commit.",
+            "The time from the first statement of a group to its commit, in seconds.",
             buckets=COMMIT_SECONDS,
             registry=registry,
         )
@@ -42,13 +42,13 @@ class EventMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield the rows by outcome and the length of the queue."""
         verdicts = CounterMetricFamily(
-            "ncr_events", "Rows of events by outcome.", labels=["verdict"]
+            "ncr_events", "Rows of events, by outcome.", labels=["verdict"]
         )
         for verdict, count in self._events.row_counts.items():
             verdicts.add_metric([verdict], count)
         yield verdicts
         yield GaugeMetricFamily(
             "ncr_events_waiting",
-            "Rows that wait to be committed.",
+            "Rows that wait for a commit.",
             value=self._events.group_commit.pending_rows,
         )

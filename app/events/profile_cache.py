@@ -238,7 +238,7 @@ class ProfileCache:
                 }
             self._followed = users
         except SQLAlchemyError as error:
-            log.warning("users are not followed", error=str(error).partition("\n")[0])
+            log.warning("the changes of users cannot be read", error=str(error).partition("\n")[0])
         finally:
             self._dropped = None
 

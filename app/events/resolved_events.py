@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from app.events.profile import FeedbackPositions, latest_preferences, resolve_feedback
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
 
-NO_EVENTS = "there are no events to learn from: post some to /events, or import a file"
+NO_EVENTS = "training needs events: post events to /events, or import a file"
 NONE_AVAILABLE = "no event is about an item that may be recommended"
-NONE_POSITIVE = "no event is positive by NCR_FEEDBACK: there is nothing to learn from"
+NONE_POSITIVE = "no event is positive by NCR_FEEDBACK, and training needs positive events"
 
 
 @dataclass(frozen=True, slots=True)

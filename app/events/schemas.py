@@ -139,17 +139,21 @@ _Seconds = Annotated[float, Field(ge=0, le=MAX_TIMESTAMP_US / 1e6)]
 _Date = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Moment = Annotated[
     _Seconds | _Date | None,
-    Field(description="ISO-8601 or epoch seconds, 1970 to 2999. Default: now."),
+    Field(
+        description="The time of the event in ISO 8601 or epoch seconds, within the years "
+        "1970 to 2999. The default is the time of the request."
+    ),
 ]
 
 
 class EventIn(BaseModel):
-    """One event."""  # For the OpenAPI document only: `parse_event` validates rows.
+    """An event."""  # For the OpenAPI document only: `parse_event` validates rows.
 
     model_config = {"extra": "forbid"}
 
     event_id: Id | None = Field(
-        default=None, description="Makes retries safe: an event with a known id is a duplicate."
+        default=None,
+        description="An id that makes retries safe. An event with a known id is a duplicate.",
     )
     user: Id
     item: Id
@@ -160,7 +164,7 @@ class EventIn(BaseModel):
 
 
 class PreferenceIn(BaseModel):
-    """Which of two items a user prefers."""  # OpenAPI only: `parse_preference` validates rows.
+    """A preference between two items."""  # OpenAPI only: `parse_preference` validates rows.
 
     model_config = {"extra": "forbid"}
 
@@ -179,7 +183,7 @@ class RejectedRow(BaseModel):
 
 
 class EventsAnswer(BaseModel):
-    """The outcome of the rows of `POST /events`."""
+    """The result of each row of `POST /events`."""
 
     accepted: int
     duplicates: int
@@ -194,7 +198,7 @@ class PreferenceAnswer(BaseModel):
 
 
 class PreferencesAnswer(BaseModel):
-    """The outcome of the rows of a list of preferences."""
+    """The result of each row of a list of preferences."""
 
     accepted: int
     rejected: list[RejectedRow]
@@ -291,7 +295,7 @@ def parse_preference(row: Any, index: int, now: int) -> NewPreference | Rejectio
         if (rejection := _text_rejection(index, name, row.get(name))) is not None:
             return rejection
     if row["winner"] == row["loser"]:
-        return Rejection(index, "same_item", "no item is preferred to itself")
+        return Rejection(index, "same_item", "winner and loser must be different items")
     timestamp = row.get("timestamp")
     try:
         timestamp = now if timestamp is None else parse_timestamp(timestamp)
@@ -302,7 +306,7 @@ def parse_preference(row: Any, index: int, now: int) -> NewPreference | Rejectio
 
 def _unknown_field(index: int, row: dict[Any, Any], fields: frozenset[str]) -> Rejection:
     name = str(next(key for key in row if key not in fields))[:64]
-    return Rejection(index, "unknown_field", f"there is no field {name!r}")
+    return Rejection(index, "unknown_field", f"unknown field {name!r}")
 
 
 def _text_rejection(

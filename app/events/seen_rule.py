@@ -76,7 +76,7 @@ def parse_rule(value: Any) -> SeenRule:
     if not isinstance(value, dict):
         raise ValueError('a rule is an object of ages by type, such as {"purchase": "14d"}')
     if len(value) > MAX_TYPES:
-        raise ValueError(f"at most {MAX_TYPES} types are possible")
+        raise ValueError(f"a rule has at most {MAX_TYPES} types")
     ages: dict[str, int] = {}
     for name, value_of_age in value.items():
         problem = text_problem(name, MAX_TYPE_BYTES)
@@ -173,7 +173,7 @@ def _json(text: str) -> Any:
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
-            raise _RepeatedNameError("a type is there twice")
+            raise _RepeatedNameError("a type occurs twice")
         return dict(pairs)
 
     try:
@@ -181,7 +181,7 @@ def _json(text: str) -> Any:
     except _RepeatedNameError:
         raise
     except (ValueError, RecursionError):
-        raise ValueError("this is not JSON") from None
+        raise ValueError("the value is not JSON") from None
 
 
 class _RepeatedNameError(ValueError):

@@ -159,20 +159,17 @@ class EventService:
     ) -> AppendResult:
         """Validate rows of a client and store the valid ones; returns after the commit.
 
-        Args:
-            rows: parsed JSON values.
-            now: the default timestamp, in microseconds since 1970.
-            wait: waits while too many events are waiting, instead of raising.
-            known_items_only: rejects rows about items that the catalogue does not have.
+        Args: rows: parsed JSON values. now: the default timestamp, in microseconds since 1970.
+        wait: waits while too many events are waiting, instead of raising. known_items_only: rejects
+        rows about items that the catalogue does not have.
 
-        Raises:
-            Unavailable: too many events are waiting, or the database is away.
+        Raises: Unavailable: too many events are waiting, or the database is unavailable.
         """
         valid, indices, rejected = await _parsed(parse_event, rows, now)
         if known_items_only and valid:
             known = await self._catalog.ids_of({event.item for event in valid})
             unknown = [
-                Rejection(index, "unknown_item", f"there is no item {event.item[:64]!r}")
+                Rejection(index, "unknown_item", f"unknown item {event.item[:64]!r}")
                 for event, index in zip(valid, indices, strict=True)
                 if event.item not in known
             ]
@@ -213,15 +210,14 @@ class EventService:
     async def delete_event(self, event_id: str) -> None:
         """Delete an event. Its user gets a new last seq, so caches of the user become stale.
 
-        Raises:
-            NotFound: there is no such event.
+        Raises: NotFound: the event does not exist.
         """
         async with self._database.write() as conn:
             # The lock comes first, in the same order as when events are added.
             seq = await next_values(conn, EVENT_SEQ, 0)
             user_id = await self._repository.delete_event(conn, event_id)
             if user_id is None:
-                raise NotFound("there is no such event", code="unknown_event")
+                raise NotFound("the event does not exist", code="unknown_event")
             await next_values(conn, EVENT_SEQ)
             await self._repository.record_retraction(conn, user_id, seq)
         self._announce()
@@ -506,7 +502,7 @@ def _renumbered(rejected: Sequence[Rejection], indices: list[int]) -> Steps[list
 
 
 def _unknown_user() -> NotFound:
-    return NotFound("there is no such user", code="unknown_user")
+    return NotFound("the user does not exist", code="unknown_user")
 
 
 def _import_result(result: AppendResult) -> ImportResult:

@@ -64,7 +64,7 @@ def _user_out(user: User) -> UserOut:
 async def list_users(
     service: Service, n: PageSize = 100, cursor: PageCursor = None, prefix: IdPrefix = None
 ) -> UserPage:
-    """Users are those whom events, preferences or descriptions have named."""
+    """Lists the users that events, preferences or descriptions name."""
     users, next_below = await service.page(decode_cursor(cursor), n, prefix)
     return UserPage(items=[_user_out(user) for user in users], next_cursor=next_cursor(next_below))
 
@@ -78,7 +78,10 @@ async def list_users(
 )
 @access(Role.EVENTS)
 async def post_users(request: Request, service: Service) -> Response:
-    """Rejected users do not affect others. Of several with the same id, the last one wins."""
+    """Stores many users. Rejected users do not affect the other users.
+
+    If several users have the same id, the last one wins.
+    """
     rows = await read_json(request)
     if not isinstance(rows, list):
         raise Unprocessable("the body must be a list of users")
@@ -97,10 +100,13 @@ def _rejected_user(row: tuple[int, UserProblem]) -> dict[str, Any]:
     return {"index": index, "code": problem.code, "detail": problem.detail}
 
 
-@router.get("/users/{user}", summary="A user", responses=problem_responses(404, 422))
+@router.get("/users/{user}", summary="Get a user", responses=problem_responses(404, 422))
 @access(Role.HISTORY)
 async def get_user(user: PathId, service: Service) -> UserOut:
-    """Users whom only events have named have no attributes."""
+    """Returns the attributes of a user.
+
+    A user without a description has no attributes.
+    """
     return _user_out(await service.get(user))
 
 
@@ -112,7 +118,7 @@ async def get_user(user: PathId, service: Service) -> UserOut:
 )
 @access(Role.EVENTS)
 async def put_user(user: PathId, request: Request, response: Response, service: Service) -> UserOut:
-    """Replaces the attributes. The user's events stay as they are."""
+    """Replaces the attributes of a user. The events of the user do not change."""
     written, created = await service.put(user, await read_json(request))
     if created:
         response.status_code = status.HTTP_201_CREATED
@@ -127,7 +133,7 @@ async def put_user(user: PathId, request: Request, response: Response, service: 
 )
 @access(Role.EVENTS)
 async def patch_user(user: PathId, request: Request, service: Service) -> UserOut:
-    """Missing attributes keep their values. An attribute set to null is removed."""
+    """Missing attributes keep their values. A null value removes an attribute."""
     return _user_out(await service.patch(user, await read_json(request)))
 
 
@@ -139,10 +145,11 @@ async def patch_user(user: PathId, request: Request, service: Service) -> UserOu
 )
 @access(Role.DELETE)
 async def merge_user(user: PathId, request: Request, service: Service) -> MergeOut:
-    """For a visitor who logs in. Events and preferences move, and the user is gone.
+    """Moves events and preferences to another user, then removes the merged user.
 
-    Needs the role `events` too. Sent again, it changes nothing and has the same answer. Events and
-    preferences that are posted for the merged user later are those of `into`.
+    A client calls this route when a visitor logs in. The key also needs the role `events`. A
+    repeated request changes nothing and has the same response. Later events and preferences of the
+    merged user belong to `into`.
     """
     if Role.EVENTS not in caller_of(request).roles:
         raise role_missing(Role.EVENTS)

@@ -44,7 +44,7 @@ class UserIn(BaseModel):
 
     id: Id | None = None
     attributes: dict[str, Any] | None = Field(
-        default=None, description="Your own fields: at most 16 KiB of JSON, without NUL."
+        default=None, description="Attributes of your own: at most 16 KiB of JSON, without NUL."
     )
 
 
@@ -72,25 +72,28 @@ class RejectedUser(BaseModel):
 
 
 class MergeIn(BaseModel):
-    """Whom a user is to be merged into."""
+    """The user that another user is merged into."""
 
     model_config = {"extra": "forbid"}
 
-    into: Id = Field(description="The user who has the events and preferences afterwards.")
+    into: Id = Field(description="The user who gets the events and preferences.")
 
 
 class MergeOut(BaseModel):
-    """What a merge has moved."""
+    """The result of a merge."""
 
     id: str
     into: str
     events: int
     preferences: int
-    last_seq: int = Field(description="For `min_seq`: a list of `into` that takes in what moved.")
+    last_seq: int = Field(
+        description="A value for `min_seq`: a list of `into` with this seq includes the "
+        "moved events and preferences."
+    )
 
 
 class UsersAnswer(BaseModel):
-    """The outcome of the rows of `POST /users`."""
+    """The result of each row of `POST /users`."""
 
     accepted: int
     rejected: list[RejectedUser]
@@ -122,7 +125,7 @@ def parse_user(
         return UserProblem("invalid_user", "a user must be a JSON object")
     for key in row:
         if key not in UserIn.model_fields:
-            return UserProblem("unknown_field", f"there is no field {str(key)[:64]!r}")
+            return UserProblem("unknown_field", f"unknown field {str(key)[:64]!r}")
     body_id = row.get("id")
     new_id = user_id if body_id is None else body_id
     if new_id is None:

@@ -138,7 +138,7 @@ class UserService:
                 done = await repository.merged(conn, external_id)
                 return _repeated(done, external_id, into, None if target is None else target[0])
             if target is None:
-                raise NotFound("there is no user to merge into", code="unknown_user")
+                raise NotFound("the user in `into` does not exist", code="unknown_user")
             (source_id, visitor), (target_id, survivor) = source, target
             if source_id == target_id:
                 raise _same_user(external_id, into)
@@ -221,7 +221,7 @@ def _parsed(
 def _repeated(done: Merged | None, external_id: str, into: str, target_id: int | None) -> Merged:
     """Return what an earlier merge of the user did, if this one asks for the same."""
     if done is None:
-        raise NotFound("there is no user to be merged", code="unknown_user")
+        raise NotFound("the user to merge does not exist", code="unknown_user")
     if external_id == into:
         raise _same_user(external_id, into)
     if done.into_id != target_id:
@@ -231,8 +231,8 @@ def _repeated(done: Merged | None, external_id: str, into: str, target_id: int |
 
 def _same_user(external_id: str, into: str) -> Conflict:
     if external_id == into:
-        return Conflict("a user is not merged into itself", code="same_user")
-    return Conflict("the other user was merged into this one before", code="merge_circle")
+        return Conflict("a user cannot be merged into itself", code="same_user")
+    return Conflict("the user in `into` is already merged into this user", code="merge_circle")
 
 
 def _was_merged() -> Conflict:
@@ -241,7 +241,7 @@ def _was_merged() -> Conflict:
 
 def _existing(user: User | None) -> User:
     if user is None:
-        raise NotFound("there is no such user", code="unknown_user")
+        raise NotFound("the user does not exist", code="unknown_user")
     return user
 
 

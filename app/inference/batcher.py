@@ -42,7 +42,7 @@ class ClientGone(Unavailable):
     code = "client_gone"
 
     def __init__(self) -> None:
-        super().__init__("the client has gone")
+        super().__init__("the client has disconnected")
 
 
 IsGone = Callable[[], Awaitable[bool]]
@@ -248,7 +248,9 @@ class Batcher:
             raise _stopping()
         if queue.is_full(asyncio.get_running_loop().time()):
             self._metrics.refused.inc()
-            raise Unavailable("too many requests are waiting to be ranked", code="overloaded")
+            raise Unavailable(
+                "too many requests wait for the ranker; retry later", code="overloaded"
+            )
 
     async def close(self) -> None:
         """Ends each thread after the pass that it is in; what waits or comes later is 503."""
@@ -301,7 +303,9 @@ class Batcher:
                 self._metrics.dropped.inc()
             elif waited > TIMEOUT_SECONDS:
                 self._metrics.dropped.inc()
-                _set_exception(one, Unavailable("the ranker is behind", code="overloaded"))
+                _set_exception(
+                    one, Unavailable("the ranker is overloaded; retry later", code="overloaded")
+                )
             elif waited > GONE_CHECK_SECONDS and await _has_gone(one):
                 self._metrics.dropped.inc()
                 _set_exception(one, ClientGone())

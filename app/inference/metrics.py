@@ -24,33 +24,35 @@ class InferenceMetrics:
         registry = registry or new_registry()
         self.queue_seconds = Histogram(
             "ncr_rank_queue_seconds",
-            "From joining the queue to the pass that ranked it.",
+            "The time of a request in the queue before its batch, in seconds.",
             buckets=SECONDS,
             registry=registry,
         )
         self.compute_seconds = Histogram(
             "ncr_rank_compute_seconds",
-            "One pass of the ranker.",
+            "The time of one batch in the ranker, in seconds.",
             buckets=SECONDS,
             registry=registry,
         )
         self.batch_size = Histogram(
-            "ncr_rank_batch_size", "Requests in a pass.", buckets=SIZES, registry=registry
+            "ncr_rank_batch_size", "Requests per batch.", buckets=SIZES, registry=registry
         )
         self.pairs = Counter(
             "ncr_rank_pairs", "Pairs of items that the network compared.", registry=registry
         )
         self.refused = Counter(
             "ncr_rank_refused",
-            "Requests answered with 503 for too long a queue.",
+            "Requests that got 503 because the queue was full.",
             registry=registry,
         )
         self.dropped = Counter(
-            "ncr_rank_dropped", "Requests that had gone or timed out.", registry=registry
+            "ncr_rank_dropped",
+            "Requests dropped because the client disconnected or the time ran out.",
+            registry=registry,
         )
         self.fallbacks = Counter(
             "ncr_rank_device_fallbacks",
-            "Passes that a device had too little memory for, by what was done instead.",
+            "Batches that did not fit into the memory of the device, by the fallback.",
             ["to"],
             registry=registry,
         )
@@ -78,9 +80,11 @@ class CacheMetrics(Collector):
     def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:
         """The metrics of all caches and of Redis."""
         asked = CounterMetricFamily(
-            "ncr_cache_requests", "Look-ups in a cache.", labels=["cache", "tier", "result"]
+            "ncr_cache_requests", "Lookups in a cache.", labels=["cache", "tier", "result"]
         )
-        size = GaugeMetricFamily("ncr_cache_bytes", "Bytes in a cache.", labels=["cache"])
+        size = GaugeMetricFamily(
+            "ncr_cache_bytes", "The size of a cache in bytes.", labels=["cache"]
+        )
         for name, cache in self._caches.items():
             asked.add_metric([name, "process", "hit"], cache.hits)
             asked.add_metric([name, "process", "miss"], cache.misses)
@@ -89,11 +93,11 @@ class CacheMetrics(Collector):
             return [asked, size]
         for result in ("hit", "miss"):
             asked.add_metric(["lists", "redis", result], self._redis.calls[result])
-        failed = CounterMetricFamily("ncr_redis_failures", "Calls that Redis did not do.")
+        failed = CounterMetricFamily("ncr_redis_failures", "Failed calls to Redis.")
         failed.add_metric([], self._redis.calls["failed"])
         there = GaugeMetricFamily(
             "ncr_redis_available",
-            "Whether Redis answers.",
+            "1 while Redis is available, otherwise 0.",
             value=float(self._redis.available),
         )
         return [asked, size, failed, there]

@@ -87,7 +87,7 @@ class ModelManager:
         """Loads the active model, if there is one, and begins to follow the registry."""
         log.info("device", device=self._device)
         if self._settings.device == "auto" and self._device == "cpu" and GPU.exists():
-            log.warning("there is a GPU that torch cannot use: models run on the CPU")
+            log.warning("torch cannot use the GPU: models run on the CPU")
         if self._device == "cpu":
             # The first time on a machine this compiles, for a quarter of a minute: now, and not
             # when the first model has been published and is waited for.
@@ -149,7 +149,9 @@ class ModelManager:
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 # Readiness shows it to everyone: others may name addresses.
                 known = isinstance(error, CheckpointError)
-                self.refused = reason if known else f"it cannot be loaded: {type(error).__name__}"
+                self.refused = (
+                    reason if known else f"the version cannot be loaded: {type(error).__name__}"
+                )
                 self._retry_at = time.monotonic() + RETRY_SECONDS
                 log.error("model refused", version=row.version, reason=reason)
             else:
@@ -294,17 +296,21 @@ class ModelVersionCache:
         if row.status == "deleted":
             raise version_deleted(version)
         if self._max_models == 0:
-            raise Unprocessable("only the active version can be asked for", code="model_not_served")
+            raise Unprocessable("only the active version is available", code="model_not_served")
         model = self._find(version)
         if model is not None:
             return model
         if version not in self._loading and len(self._loading) >= self._max_models:
-            raise Unavailable("other versions are being loaded", code="model_loading")
+            raise Unavailable(
+                "the server loads other versions now; retry later", code="model_loading"
+            )
         loading = self._start_loading(version)
         try:
             return await asyncio.wait_for(asyncio.shield(loading), WAIT_SECONDS)
         except TimeoutError:
-            raise Unavailable("this version is still being loaded", code="model_loading") from None
+            raise Unavailable(
+                "the server still loads this version; retry later", code="model_loading"
+            ) from None
         except Exception as error:
             raise _app_error(error) from None
 
@@ -366,7 +372,7 @@ class ModelVersionCache:
         self._loaded[version] = model
         while len(self._loaded) > self._max_models:
             self._loaded.popitem(last=False)
-        log.info("another version loaded", version=version, loaded=len(self._loaded))
+        log.info("trial version loaded", version=version, loaded=len(self._loaded))
         return model
 
     def _finish_loading(self, version: str, task: asyncio.Task[LoadedModel]) -> None:
@@ -386,4 +392,6 @@ def _app_error(error: Exception) -> AppError:
         return checkpoint_unusable(error)
     # Too little memory for it, say; others may name addresses.
     name = type(error).__name__
-    return Unavailable(f"it cannot be loaded: {name}", code="model_not_loaded", retry_after=30)
+    return Unavailable(
+        f"the version cannot be loaded: {name}", code="model_not_loaded", retry_after=30
+    )

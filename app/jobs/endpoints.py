@@ -39,7 +39,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[!-~]+$",
-        description="A value of the client's own for one job, such as a UUID.",
+        description="A value that the client chooses for a job, such as a UUID.",
     ),
 ]
 
@@ -64,9 +64,9 @@ async def train(
     by: CallerId,
     idempotency_key: IdempotencyKey = None,
 ) -> JobAccepted:
-    """Queues a job for a worker; the new model is served once it is published.
+    """Queues a training job. A worker trains a model and publishes it if the gate accepts.
 
-    With `Idempotency-Key`, a request that is sent again is answered with the job of the first.
+    A request with a known `Idempotency-Key` gets the job of the first request.
     """
     try:
         params = TrainParams.model_validate(body)
@@ -97,10 +97,11 @@ async def export(
     by: CallerId,
     idempotency_key: IdempotencyKey = None,
 ) -> JobAccepted:
-    """Queues a job for a worker, which writes files to `exports/{job_id}` in the checkpoint store.
+    """Queues an export job.
 
-    The job's `metrics` name the files with their rows, bytes and SHA-256 sums. With
-    `Idempotency-Key`, a request that is sent again is answered with the job of the first.
+    A worker writes the files to `exports/{job_id}` in the checkpoint store. The field `metrics` of
+    the job names the files with their rows, bytes and SHA-256 sums. A request with a known
+    `Idempotency-Key` gets the job of the first request.
     """
     try:
         params = ExportParams.model_validate(body)
@@ -114,9 +115,9 @@ async def export(
 @router.get("/jobs", summary="List jobs, newest first", responses=problem_responses(422))
 @access(Role.ADMIN)
 async def list_jobs(service: Service, n: PageSize = 100, cursor: PlaceCursor = None) -> JobPage:
-    """Lists jobs, also those that ended in the last `NCR_KEEP_JOBS_DAYS`.
+    """Lists current jobs and the jobs that ended in the last `NCR_KEEP_JOBS_DAYS` days.
 
-    The jobs of model versions that are stored are listed for as long as those.
+    The service keeps the job of a model version as long as the version.
     """
     jobs, following = await service.page(decode_place(cursor), n)
     return JobPage(
@@ -128,12 +129,12 @@ async def list_jobs(service: Service, n: PageSize = 100, cursor: PlaceCursor = N
 @router.get(
     "/jobs/{job_id}",
     response_model=JobOut,
-    summary="One job",
+    summary="Get a job",
     responses=problem_responses(404),
 )
 @access(Role.ADMIN)
 async def get_job(service: Service, job_id: PathId) -> JobRow:
-    """Returns a job, with its progress while it runs."""
+    """Returns a job. A running job has its progress."""
     return await service.get(job_id)
 
 
@@ -145,5 +146,8 @@ async def get_job(service: Service, job_id: PathId) -> JobRow:
 )
 @access(Role.ADMIN)
 async def cancel_job(service: Service, job_id: PathId) -> JobRow:
-    """Cancels a queued job at once and a running one within seconds; a finished one is 409."""
+    """Cancels a job: a queued job at once, a running job within seconds.
+
+    A finished job gets 409.
+    """
     return await service.cancel(job_id)

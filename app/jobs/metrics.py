@@ -38,5 +38,7 @@ class JobMetrics:
             states.add_metric(labels, count)
         yield states
         yield GaugeMetricFamily(
-            "ncr_job_waiting_seconds", "How long the oldest job in the queue waits.", value=waited
+            "ncr_job_waiting_seconds",
+            "The waiting time of the oldest queued job, in seconds.",
+            value=waited,
         )

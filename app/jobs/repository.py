@@ -69,8 +69,8 @@ class JobRepository:
             count = sa.select(sa.func.count()).select_from(jobs).where(queued)
             if (await conn.execute(count)).scalar_one() >= max_queued:
                 raise Conflict(
-                    f"{max_queued} {_NAMES.get(kind, kind)} are queued: wait, or cancel some by "
-                    "`POST /admin/jobs/{job_id}/cancel`",
+                    f"{max_queued} {_NAMES.get(kind, kind)} are queued: wait, or cancel a job "
+                    "by `POST /admin/jobs/{job_id}/cancel`",
                     code="queue_full",
                 )
         job_id = job_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
@@ -140,7 +140,7 @@ class JobRepository:
                     status=sa.case((jobs.c.cancel_requested, "cancelled"), else_="failed"),
                     error=sa.case(
                         (jobs.c.cancel_requested, None),
-                        else_=f"its worker disappeared or stood still {max_attempts} times",
+                        else_=f"the worker of the job disappeared or stalled {max_attempts} times",
                     ),
                     finished_at=now,
                 )

@@ -42,7 +42,7 @@ REQUEST_PARAMETERS = tuple(
 
 def _known_recipe(name: str) -> str:
     if name not in SERVICE_RECIPES:
-        raise ValueError(f"there is no such recipe; there are {', '.join(SERVICE_RECIPES)}")
+        raise ValueError(f"unknown recipe; the recipes are {', '.join(SERVICE_RECIPES)}")
     return name
 
 
@@ -51,10 +51,12 @@ RecipeName = Annotated[
 ]
 
 _DESCRIPTIONS = {
-    "users": "What a user's vector is: `free`, learned for each user, or `history`, made of "
-    "the items that the user took up, the latest ones counting most. By default as the service "
-    "is set. With `history`, `epochs` is {epochs} and `learning_rate` {learning_rate} unless "
-    "given.".format_map(vars(RECIPES["history"].training)),
+    "users": "The kind of user vector. `free` learns a vector for each user. `history` makes "
+    "the vector from the items of the user, with the largest weight on the latest "
+    "ones. The default is the setting of the service. With `history`, the default of "
+    "`epochs` is {epochs}, and the default of `learning_rate` is {learning_rate}.".format_map(
+        vars(RECIPES["history"].training)
+    ),
 }
 
 M = TypeVar("M", bound=BaseModel)
@@ -92,36 +94,42 @@ def with_hyperparameters(model: type[M]) -> type[M]:
 
 @with_hyperparameters
 class TrainParams(BaseModel):
-    """The body of `POST /admin/train`; what is left out takes the service's default."""
+    """The body of `POST /admin/train`. Missing fields get the defaults of the service."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     recipe: RecipeName | None = Field(
         default=None,
-        description="`auto` trains a few recipes and keeps the best on this data; any other name "
-        "trains that recipe, with the hyper-parameters of this request in place of its own. By "
-        "default as the service is set, unless the request gives a hyper-parameter.",
+        description="The recipe. `auto` trains several recipes and keeps the one with the "
+        "best validation result. Any other name trains that recipe. "
+        "Hyper-parameters of the request replace those of the recipe. The default "
+        "is the setting of the service, unless the request gives a "
+        "hyper-parameter.",
     )
     min_interactions: Integer = Field(
         default=1,
         ge=1,
         lt=2**31,
-        description="Items with fewer interactions are left out of training.",
+        description="The minimum number of interactions of an item. The training leaves out "
+        "other items.",
     )
     start: Literal["scratch", "warm"] | None = Field(
         default=None,
-        description="`warm` begins from the served model, whose kind, factors and layers it has to "
-        "have: fewer epochs, at the rate of fine-tuning. By default as the service is set.",
+        description="`warm` starts the training from the parameters of the served model. The "
+        "kind, factors and layers of both models must be the same. The training "
+        "then has fewer epochs and the learning rate of fine-tuning. The default "
+        "is the setting of the service.",
     )
     attributes: Attributes | None = Field(
         default=None,
-        description="Attributes of items and users that tell where new ones belong: `auto` keeps "
-        "those that predict on this data; an empty list leaves all out. By default as the service "
-        "is set.",
+        description="Attributes of items and users for the placement of new ones. `auto` "
+        "keeps the attributes that predict on this data. An empty list uses no "
+        "attributes. The default is the setting of the service.",
     )
     force: bool = Field(
         default=False,
-        description="Publish whatever the gate finds; its report says that it was forced.",
+        description="Publish the version even if the gate rejects it. The report of the gate "
+        "records the force.",
     )
 
     @property
@@ -205,16 +213,20 @@ Category = Annotated[
 
 
 class ExportedLists(BaseModel):
-    """Which lists an export ranks."""
+    """The parameters of exported lists."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     n: Integer = Field(
-        default=10, ge=1, le=MAX_EXPORTED_LIST, description="Number of items for each user."
+        default=10, ge=1, le=MAX_EXPORTED_LIST, description="The number of items for each user."
     )
-    exclude_seen: bool = Field(default=True, description="Leave out what the user has seen.")
+    exclude_seen: bool = Field(
+        default=True, description="Leave out the items that the user has seen."
+    )
     category: list[Category] = Field(
-        default_factory=list, max_length=MAX_CATEGORIES, description="Items in any of them."
+        default_factory=list,
+        max_length=MAX_CATEGORIES,
+        description="Categories. The list has only items in at least one of them.",
     )
 
 
@@ -224,23 +236,24 @@ class ExportParams(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     format: ExportFormat = Field(
-        default="jsonl", description="`jsonl` is JSON Lines; `parquet` is Apache Parquet."
+        default="jsonl",
+        description="The file format: `jsonl` for JSON Lines, `parquet` for Apache Parquet.",
     )
     tables: list[ExportTable] = Field(
         default=list(EXPORT_TABLES),
         max_length=len(EXPORT_TABLES),
-        description="The tables to write, a file each. By default all.",
+        description="The tables to export, in a file each. The default is all tables.",
     )
     lists: ExportedLists | None = Field(
         default=None,
-        description="Write the list of every user, too, as the service would answer now with the "
-        "active model. By default no lists.",
+        description="The lists to export, as the service makes them now with the active "
+        "model. The default is no lists.",
     )
 
     @model_validator(mode="after")
     def _something(self) -> ExportParams:
         if not self.tables and self.lists is None:
-            raise ValueError("neither tables nor lists are asked for")
+            raise ValueError("an export needs tables or lists")
         return self
 
 
@@ -277,9 +290,9 @@ class JobProgress(BaseModel):
     epochs: int
     loss: float | None
     ndcg: float | None = Field(description="NDCG@10 on the validation items.")
-    eta_s: float | None = Field(description="Seconds left, as far as it can be told.")
+    eta_s: float | None = Field(description="The estimated time left, in seconds.")
     peak_bytes: int | None = Field(
-        default=None, description="The most memory that the job's process has held at a time."
+        default=None, description="The peak memory of the child process, in bytes."
     )
 
 

@@ -103,7 +103,7 @@ class JobService:
         job = await self._repository.get(job_id)
         if job is not None and (job.kind != kind or not given.items() <= job.params.items()):
             raise Conflict(
-                f"an earlier request with this Idempotency-Key asked for another {_NAMES[kind]}",
+                f"an earlier request with this Idempotency-Key requested another {_NAMES[kind]}",
                 code="idempotency_key_used",
             )
         return job is not None
@@ -120,7 +120,7 @@ class JobService:
         """The params to store: nothing in them is left to defaults."""
         if params.recipe == AUTO_RECIPE and (given := params.hyperparameters - {"seed"}):
             raise Unprocessable(
-                f"recipe: auto chooses these itself: {', '.join(sorted(given))}",
+                f"recipe: auto chooses these parameters: {', '.join(sorted(given))}",
                 code="recipe_chooses",
             )
         if params.start == "warm":
@@ -147,7 +147,7 @@ class JobService:
         """A job; raises NotFound if there is none."""
         job = await self._repository.get(job_id)
         if job is None:
-            raise NotFound("there is no such job", code="unknown_job")
+            raise NotFound("the job does not exist", code="unknown_job")
         return job
 
     async def page(self, below: Place | None, n: int) -> tuple[list[JobRow], Place | None]:
@@ -180,7 +180,7 @@ class JobService:
             job = await self.get(job_id)
             if job.status not in ENDED or job.cancel_requested:
                 return job
-        raise Conflict(f"the job has ended already: {job.status}", code="job_ended")
+        raise Conflict(f"the job has already ended: {job.status}", code="job_ended")
 
 
 def _job_id_of(by: str | None, idempotency_key: str | None) -> str | None:
@@ -204,7 +204,7 @@ def _architecture(row: ModelRow) -> dict[str, Any]:
 def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | None:
     """Why a training cannot start from the served model; None if it can."""
     if serving is None:
-        return "no model is served yet that training could begin from"
+        return "a warm start needs a served model"
     requested = {name: getattr(params, name) for name in params.hyperparameters}
     if params.recipe and params.recipe != AUTO_RECIPE:
         requested = params.configured_recipe().public_values()
@@ -213,4 +213,4 @@ def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | 
         for name, value in _architecture(serving).items()
         if name in requested and requested[name] != value
     ]
-    return f"the model that is served has {'; '.join(differences)}" if differences else None
+    return f"the served model has {'; '.join(differences)}" if differences else None

@@ -28,10 +28,10 @@ router = APIRouter(tags=["keys"], route_class=StrictQuery)
 )
 @access(Role.TOKENS)
 async def sign_token(request: Request) -> TokenOut:
-    """A token fit for a browser, sent as `Authorization: Bearer`.
+    """Returns a token for a browser, to send as `Authorization: Bearer`.
 
-    It opens `GET /recommend/{user}` and `POST /events` for this user, and nothing else. It ends
-    with its time or with the key that it was signed for.
+    The token permits only `GET /recommend/{user}` and `POST /events`, for this user. The token ends
+    at its expiry, or when an operator revokes the key that requested it.
     """
     try:
         body = TokenBody.model_validate(await read_json(request))

@@ -38,17 +38,19 @@ class TokenBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    user: Id = Field(description="The only user whose lists and events the token opens.")
+    user: Id = Field(description="The user whose lists and events the token permits.")
     ttl_s: float = Field(
         default=300,
         ge=1,
         le=MAX_TOKEN_SECONDS,
-        description="Seconds until the token expires: ask for the next one before they are over.",
+        description="The lifetime of the token in seconds. A client requests the next token "
+        "before the end.",
     )
     roles: list[Literal["recommend", "events"]] | None = Field(
         default=None,
         min_length=1,
-        description="What the token permits. By default both, as far as the key has them.",
+        description="The roles of the token. The default is both roles, as far as the key has "
+        "them.",
     )
 
 

@@ -113,8 +113,8 @@ class KeyService:
         found = self._keys.get(caller.key_id)
         if found is None:
             raise Conflict(
-                "a token needs a key that can be revoked: make one with "
-                "`ncr keys create NAME --role tokens --role recommend --role events`",
+                "a token needs a revocable key: create a key with `ncr keys create NAME "
+                "--role tokens --role recommend --role events`",
                 code="key_not_stored",
             )
         wanted = TOKEN_ROLES & caller.roles if roles is None else frozenset(map(Role, roles))
@@ -180,7 +180,7 @@ class KeyService:
         if burst is not None and not 1 <= burst <= MAX_RATE:
             raise SettingsError(f"the burst must be 1 to {MAX_RATE:,.0f}")
         if burst is not None and rate is None:
-            raise SettingsError("a burst needs a rate of the key's own")
+            raise SettingsError("a burst needs a rate for the same key")
         key_id = secrets.token_hex(6)
         key = f"ncr_{key_id}_{secrets.token_urlsafe(32)}"
         row = KeyRow(
@@ -206,7 +206,7 @@ class KeyService:
         revoked = await self._repository.revoke(key_id)
         self._read_at = -float("inf")
         if not revoked:
-            raise NotFound("there is no such key, or it has been revoked", code="unknown_key")
+            raise NotFound("the key does not exist or is revoked", code="unknown_key")
 
     async def _refresh(self, seconds: float) -> None:
         if time.monotonic() - self._read_at >= seconds:

@@ -193,4 +193,4 @@ def is_tested(test: RunningABTest, context: RecommendationContext, model: Loaded
 def log_failure(test: RunningABTest, error: BaseException) -> None:
     """Logs that the second version did not answer."""
     reason = error.code if isinstance(error, AppError) else type(error).__name__
-    log.warning("the other version did not answer", trial=test.trial_id, reason=reason)
+    log.warning("the other version of a trial failed", trial=test.trial_id, reason=reason)

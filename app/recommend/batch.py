@@ -35,7 +35,7 @@ class BatchService:
         self._recommend = recommend
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_USERS)
         self._batches = ConcurrencyLimiter(
-            MAX_BATCHES, "too many batches are under way; retry later", retry_after=2
+            MAX_BATCHES, "too many batches are in progress; retry later", retry_after=2
         )
 
     async def recommend(
@@ -50,7 +50,7 @@ class BatchService:
         """
         if len(users) > MAX_USERS:
             raise PayloadTooLarge(
-                f"at most {MAX_USERS:,} users are taken, these are {len(users):,}",
+                f"a batch has at most {MAX_USERS:,} users, and this batch has {len(users):,}",
                 code="too_many_users",
             )
         if len(users) * query.n > MAX_ITEMS:

@@ -36,7 +36,7 @@ _PACKED = struct.Struct(">HB")  # number of ids, bits of a remainder
 _DIGEST_BYTES = 8
 _NO_ORIGIN = bytes(_DIGEST_BYTES)
 
-CURSOR = "The `next_cursor` of the page before, with all other parameters but `n` as they were."
+CURSOR = "The `next_cursor` of the page before. All other parameters except `n` must stay the same."
 _CursorText = Annotated[
     str, Field(max_length=MAX_CURSOR_LENGTH, json_schema_extra={"format": "list-cursor"})
 ]
@@ -100,7 +100,7 @@ def decode(text: str, subject: bytes, query_digest: bytes) -> ListCursor:
         _refuse()
     if not -CLOCK_SKEW_SECONDS <= time.time() - at <= MAX_AGE_SECONDS + KEPT_SECONDS:
         raise Unprocessable(
-            "the cursor is older than a day: begin the list anew", code="invalid_cursor"
+            "the cursor is older than a day; request the first page again", code="invalid_cursor"
         )
     try:
         shown = unpacked_ids(ids)
@@ -177,6 +177,4 @@ def _digest(body: bytes, subject: bytes, query_digest: bytes) -> bytes:
 
 
 def _refuse() -> NoReturn:
-    raise Unprocessable(
-        "the cursor is not one that this service gave with this list", code="invalid_cursor"
-    )
+    raise Unprocessable("the cursor is not from this list", code="invalid_cursor")

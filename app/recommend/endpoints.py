@@ -71,12 +71,17 @@ list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
 
 FilterText = Annotated[
     str | None,
-    Query(description=f"{FILTER} Percent-encoded.", json_schema_extra={"format": "filter"}),
+    Query(
+        description=f"{FILTER} The value is percent-encoded.",
+        json_schema_extra={"format": "filter"},
+    ),
 ]
 
 BoostText = Annotated[
     str | None,
-    Query(description=f"{BOOST} Percent-encoded.", json_schema_extra={"format": "boost"}),
+    Query(
+        description=f"{BOOST} The value is percent-encoded.", json_schema_extra={"format": "boost"}
+    ),
 ]
 
 IncludeText = Annotated[
@@ -85,19 +90,26 @@ IncludeText = Annotated[
 ]
 SeenText = Annotated[
     str | None,
-    Query(description=f"{SEEN} Percent-encoded JSON.", json_schema_extra={"format": "seen-rule"}),
+    Query(
+        description=f"{SEEN} The value is percent-encoded JSON.",
+        json_schema_extra={"format": "seen-rule"},
+    ),
 ]
 HideShown = Annotated[
     str | None, Query(description=HIDE_SHOWN, json_schema_extra={"pattern": DURATION})
 ]
 Category = Annotated[
-    list[str] | None, Query(description=f"May repeat. {CATEGORY}", max_length=MAX_CATEGORIES)
+    list[str] | None,
+    Query(description=f"{CATEGORY} The parameter may repeat.", max_length=MAX_CATEGORIES),
 ]
 Exclude = Annotated[
-    list[Id] | None, Query(description=f"May repeat. {EXCLUDE}", max_length=MAX_LIST)
+    list[Id] | None, Query(description=f"{EXCLUDE} The parameter may repeat.", max_length=MAX_LIST)
 ]
 BODY_SECONDS = 2.0  # of a basket: meanwhile it has a place of those who ask for lists
-SIMILAR_USER = "Leave out what this user has seen or dislikes, by `seen` and `hide_shown`."
+SIMILAR_USER = (
+    "A user. The list leaves out the seen and disliked items of this user, by the rules of "
+    "`seen` and `hide_shown`."
+)
 
 
 def _check_ids(name: str, ids: Iterable[str]) -> None:
@@ -108,7 +120,7 @@ def _check_ids(name: str, ids: Iterable[str]) -> None:
 
 @list_router.get(
     "/recommend/{user}",
-    summary="What this user would like next",
+    summary="Recommend items to a user",
     response_model=None,
     responses={200: {"model": Recommendation}, **problem_responses(404, 409, 422, 503)},
 )
@@ -116,7 +128,7 @@ def _check_ids(name: str, ids: Iterable[str]) -> None:
 async def recommend(
     request: Request,
     user: PathId,
-    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many.")] = 10,
+    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="The maximum number of items.")] = 10,
     exclude_seen: Annotated[bool, Query(description=EXCLUDE_SEEN)] = True,
     category: Category = None,
     exclude: Exclude = None,
@@ -131,7 +143,10 @@ async def recommend(
     hide_shown: HideShown = None,
     cursor: QueryCursor = None,
 ) -> Response:
-    """An unknown user gets 200 too: `source` says what a list was made from."""
+    """An unknown user also gets a list, with status 200.
+
+    The field `source` of each item names the data behind that place.
+    """
     _check_ids("exclude", exclude or ())
     query = RecommendationQuery.canonical(
         n=n,
@@ -190,24 +205,25 @@ def _json(body: bytes) -> Response:
 
 @router.post(
     "/recommend",
-    summary="What suits a basket, a session, or an item that is being looked at",
+    summary="Recommend items for a basket, a session or an item",
     response_model=None,
     responses={200: {"model": BasketRecommendation}, **_PROBLEMS},
     openapi_extra=body_schema(RecommendBody),
 )
 @access(Role.RECOMMEND, concurrency="recommend", for_tokens=True)
 async def recommend_for_basket(request: Request, feature: Feature) -> Response:
-    """The list of a user who took the items up after all else that is known of them.
+    """Returns a list for a user, given items, or both.
 
-    Nothing is stored. `user` alone is `GET /recommend/{user}`; without it the items are all that
-    is known. Items that the service does not know are left out and named in `ignored`. Too many
-    items are 413.
+    The given items count as the user's latest positive events. The server does not store them. With
+    `user` alone, the response is that of `GET /recommend/{user}`. Without `user`, the given items
+    are the only data. The field `ignored` names the items that the service does not know. A body
+    with too many items gets 413.
     """
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await body_of(request, RecommendBody, {"items": MAX_LIST, "exclude": MAX_LIST})
     except TimeoutError:
-        raise BadRequest("the body comes too slowly", code="body_too_slow") from None
+        raise BadRequest("the client sends the body too slowly", code="body_too_slow") from None
     check_user(caller_of(request), body.user)
     release = request.scope.get(RELEASE_KEY)
     basket, is_gone = Basket(tuple(body.items or ()), body.item), request.is_disconnected
@@ -223,17 +239,17 @@ async def recommend_for_basket(request: Request, feature: Feature) -> Response:
 
 @router.post(
     "/recommend/batch",
-    summary="What many users would like next",
+    summary="Recommend items to many users",
     response_model=None,
     responses={200: {"model": BatchAnswer}, **_PROBLEMS},
     openapi_extra=body_schema(BatchBody),
 )
 @access(Role.RECOMMEND)
 async def recommend_batch(request: Request, feature: Feature) -> Response:
-    """A result for each user, in their order.
+    """Returns a result for each user, in the order of the request.
 
-    A result is what `GET /recommend/{user}` gives, with its `status`. Too many users or items are
-    413.
+    A result is the response of `GET /recommend/{user}` together with its `status`. A body with too
+    many users or items gets 413.
     """
     body = await body_of(request, BatchBody, {"users": MAX_USERS, "exclude": MAX_LIST})
     is_gone = request.is_disconnected
@@ -242,21 +258,22 @@ async def recommend_batch(request: Request, feature: Feature) -> Response:
 
 @router.post(
     "/rerank",
-    summary="Your items in the order in which a user would like them",
+    summary="Rank given items for a user",
     response_model=None,
     responses={200: {"model": Recommendation}, **_PROBLEMS},
     openapi_extra=body_schema(RerankBody),
 )
 @access(Role.RECOMMEND)
 async def rerank(request: Request, feature: Feature) -> Response:
-    """Algorithm 1 over exactly these items.
+    """Ranks the given items by Algorithm 1.
 
-    Of more than 200 items Algorithm 1 orders the 200 with the highest mean preference over the
-    model's anchor items. The others follow in the order of that mean.
+    Algorithm 1 orders at most 200 items. If the request has more, the server takes the 200 items
+    with the highest mean preference over the model's reference items. The other items follow in the
+    order of that mean.
 
-    All given items that fit the `filter` are returned, including seen, disliked, hidden and
-    deleted ones. Items that the model does not know come last, in the order given, as `popular`.
-    For a user without events the order is by popularity.
+    The response has all given items that match the `filter`, including seen, disliked, hidden and
+    deleted ones. Items that the model does not know come last with the source `popular`, in the
+    order of the request. A user without events gets the items in the order of popularity.
     """
     body = await body_of(request, RerankBody, {"items": MAX_LIST})
     query, is_gone = body.query(), request.is_disconnected
@@ -272,11 +289,11 @@ async def rerank(request: Request, feature: Feature) -> Response:
 )
 @access(Role.RECOMMEND)
 async def compare(request: Request, feature: Feature) -> Comparison:
-    """P(row preferred to column) = σ(margin / 2T).
+    """Returns P(row preferred to column) = σ(margin / 2T) for each pair of items.
 
-    T is the temperature that the version was calibrated by. An item that the model does not
-    know is 422 `item_not_ranked`; without a model
-    the answer is 409 `no_model`. For a user without events it is the mean user's.
+    T is the calibration temperature of the version. An item that the model does not know gets 422
+    `item_not_ranked`. Without a model, the response is 409 `no_model`. A user without events gets
+    the probabilities of the mean user.
     """
     body = await body_of(request, CompareBody, {"items": MAX_COMPARED})
     query, is_gone = body.query(), request.is_disconnected
@@ -285,7 +302,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
 
 @router.get(
     "/items/{item}/similar",
-    summary="Items like an item",
+    summary="List items similar to an item",
     response_model=None,
     responses={200: {"model": SimilarItems}, **problem_responses(404, 422, 503)},
 )
@@ -293,7 +310,7 @@ async def compare(request: Request, feature: Feature) -> Comparison:
 async def similar(
     feature: Feature,
     item: PathId,
-    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")] = 10,
+    n: Annotated[int, Query(ge=1, le=MAX_LIST, description="The maximum number of items.")] = 10,
     user: Annotated[Id | None, Query(description=SIMILAR_USER)] = None,
     category: Category = None,
     exclude: Exclude = None,
@@ -303,9 +320,11 @@ async def similar(
     hide_shown: HideShown = None,
     cursor: QueryCursor = None,
 ) -> Response:
-    """By the active model; where it does not know the item, by the users who took both up.
+    """Ranks items by their similarity in the active model.
 
-    The order is by similarity alone. `POST /recommend` with `user` and `item` orders by taste, too.
+    If the model does not know the item, the service compares the sets of users of both items. The
+    order depends on similarity alone. `POST /recommend` with `user` and `item` also considers the
+    taste of the user.
     """
     _check_ids("exclude", exclude or ())
     _check_ids("user", () if user is None else (user,))
@@ -321,13 +340,13 @@ async def similar(
     return _json(await feature.similar.similar(item, query, user, cursor))
 
 
-_HowMany = Annotated[int, Query(ge=1, le=MAX_LIST, description="How many at most.")]
-_WINDOW = "The last 1h to 24h, or 1d to 30d"
+_HowMany = Annotated[int, Query(ge=1, le=MAX_LIST, description="The maximum number of items.")]
+_WINDOW = "A window of 1h to 24h, or of 1d to 30d"
 
 
 @router.get(
     "/popular",
-    summary="What most users took up",
+    summary="List popular items",
     response_model=PopularItems,
     responses=problem_responses(422, 503),
 )
@@ -336,22 +355,22 @@ async def popular(
     feature: Feature,
     n: _HowMany = 10,
     window: Annotated[
-        str | None, Query(pattern=WINDOW, description=f"{_WINDOW}. Default: all time.")
+        str | None, Query(pattern=WINDOW, description=f"{_WINDOW}. By default, all time counts.")
     ] = None,
     category: Category = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
     cursor: QueryCursor = None,
 ) -> PopularItems:
-    """Items by the number of their users. Hidden items and those without users are not among them.
+    """Ranks visible items by their number of users.
 
-    Windows are counted anew at most every 30 s.
+    The list has no items without users. The server recounts a window at most every 30 s.
     """
     return await feature.recent.popular(n, category or (), window, read_filter(filter), cursor)
 
 
 @router.get(
     "/trending",
-    summary="What is on the rise",
+    summary="List trending items",
     response_model=TrendingItems,
     responses=problem_responses(422, 503),
 )
@@ -360,19 +379,27 @@ async def trending(
     feature: Feature,
     n: _HowMany = 10,
     window: Annotated[
-        str, Query(pattern=WINDOW, description=f"{_WINDOW}, against the same time before.")
+        str,
+        Query(
+            pattern=WINDOW,
+            description=f"{_WINDOW}. The server compares it with the window of the same length "
+            "before.",
+        ),
     ] = "1d",
     category: Category = None,
     filter: FilterText = None,  # noqa: A002 - as a request has it
     cursor: QueryCursor = None,
 ) -> TrendingItems:
-    """Items with more users than in the window before, the clearest rise first."""
+    """Lists items that have more users than in the window before.
+
+    The item with the most significant rise comes first.
+    """
     return await feature.recent.trending(n, category or (), window, read_filter(filter), cursor)
 
 
 @router.get(
     "/users/{user}/questions",
-    summary="What to ask a user about",
+    summary="Choose questions for a user",
     response_model=Questions,
     responses=problem_responses(404, 422, 503),
 )
@@ -381,12 +408,12 @@ async def questions(
     request: Request,
     feature: Feature,
     user: PathId,
-    n: Annotated[int, Query(ge=1, le=50, description="How many at most.")] = 5,
+    n: Annotated[int, Query(ge=1, le=50, description="The maximum number of questions.")] = 5,
 ) -> Questions:
-    """Pairs of popular items that the user has not seen.
+    """Returns pairs of popular items that the user has not seen.
 
-    They are chosen so that the answers tell most: what users like this one would answer
-    differently. Unknown users get questions, too. A user who has seen all items but one gets an
-    empty list, and `reason` says so.
+    The service chooses the pairs on which users like this one disagree most. Unknown users also get
+    questions. A user who has seen all items but one gets an empty list, and `reason` names the
+    cause.
     """
     return await feature.questions.questions(user, n, request.is_disconnected)

@@ -28,29 +28,31 @@ class ModelMetrics:
         model = self._models.current
         yield GaugeMetricFamily(
             "ncr_model_refused",
-            "1 while the active version could not be loaded here.",
+            "1 while this server cannot load the active version, otherwise 0.",
             value=float(self._models.refused is not None),
         )
         if model is None:
             return
         row = model.row
-        about = InfoMetricFamily("ncr_model", "The model that answers.")
+        about = InfoMetricFamily("ncr_model", "The version that this server uses.")
         about.add_metric(
             [], {"version": row.version, "model": row.kind, "factors": str(row.factors)}
         )
         yield about
         yield GaugeMetricFamily(
             "ncr_model_age_seconds",
-            "Since it was trained.",
+            "The time since the training of the version, in seconds.",
             value=max(0.0, (now_us() - row.created_at) / 1e6),
         )
         yield GaugeMetricFamily(
             "ncr_model_events_behind",
-            "Events and deletions that it was not trained on.",
+            "Events and deletions after the training data of the version.",
             value=max(0, self._last_seq - row.trained_seq),
         )
         measured = GaugeMetricFamily(
-            "ncr_model_evaluation", "Its last evaluation.", labels=["protocol", "metric"]
+            "ncr_model_evaluation",
+            "The last evaluation of the version.",
+            labels=["protocol", "metric"],
         )
         for protocol, figures in row.metrics.items():
             for name, value in figures.items() if isinstance(figures, dict) else ():

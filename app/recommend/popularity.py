@@ -59,7 +59,9 @@ class PopularityRanking:
         if first := self._first_count():
             await asyncio.wait({first}, timeout=FIRST_COUNT_SECONDS)
             if self._recounted_seq < 0:
-                raise Unavailable("items are being counted", code="not_ready")
+                raise Unavailable(
+                    "the server still counts the users of items; retry later", code="not_ready"
+                )
         now = time.monotonic()
         if self._seq < at_least and self._is_due(now):
             async with self._updating:
@@ -77,7 +79,11 @@ class PopularityRanking:
 
     async def ready(self) -> str | None:
         """Why requests should not be sent here; None when items are counted."""
-        return "items are being counted" if self._first_count() else None
+        return (
+            "the server still counts the users of items; retry later"
+            if self._first_count()
+            else None
+        )
 
     async def stop(self) -> None:
         """End a recount in progress."""
@@ -119,7 +125,9 @@ class PopularityRanking:
                     await self._count_all(now)
                     return
                 except Exception as error:
-                    log.warning("popularity is not recounted", error=str(error).partition("\n")[0])
+                    log.warning(
+                        "the recount of popularity failed", error=str(error).partition("\n")[0]
+                    )
                 if self._recounted_seq >= 0:  # there is a ranking to answer with meanwhile
                     self._counted_at = time.monotonic() + RETRY_SECONDS
                     return

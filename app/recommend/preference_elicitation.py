@@ -82,7 +82,7 @@ class QuestionService:
         self._flights: SingleFlight[ModelKey, _VersionPool] = SingleFlight()
         self._making: set[asyncio.Future[_VersionPool]] = set()
         self._slots = ConcurrencyLimiter(
-            MAX_CONCURRENT, "too many questions are being chosen; retry later"
+            MAX_CONCURRENT, "too many requests for questions are in progress; retry later"
         )
 
     async def questions(self, user: str, n: int, is_gone: IsGone | None = None) -> Questions:

@@ -249,7 +249,9 @@ class RecentPopularity:
             await asyncio.wait({self._tasks[key]}, timeout=FIRST_COUNT_SECONDS)
             counts = self._counts.get(key)
             if counts is None:
-                raise Unavailable("items are being counted", code="not_ready")
+                raise Unavailable(
+                    "the server still counts the users of items; retry later", code="not_ready"
+                )
         return counts
 
     async def _count_aside(self, key: tuple[int, bool]) -> None:
@@ -257,7 +259,7 @@ class RecentPopularity:
             async with self._one:
                 self._counts[key] = await self._count(*key)
         except Exception as error:
-            log.warning("a window is not counted", error=str(error).partition("\n")[0])
+            log.warning("the count of a window failed", error=str(error).partition("\n")[0])
             await asyncio.sleep(1)  # before it is tried again
         finally:
             del self._tasks[key]

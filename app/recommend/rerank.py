@@ -134,7 +134,7 @@ class RerankService:
         context = await self._contexts.load(user, query, is_gone)
         model = await self._models.get(query.model)
         if model is None:
-            raise Conflict("there is no model yet that could compare items", code="no_model")
+            raise Conflict("no model is active", code="no_model")
         items = list(dict.fromkeys(items))
         rows = model.items(context.catalogue).rows(_internal_ids(context.catalogue, items))
         if (rows < 0).any():

@@ -47,42 +47,52 @@ MAX_CATEGORIES = 64
 MAX_REASONS = 3  # of a place
 SEQ_BOUND = 2**53  # no seq is as large, and readers of JSON hold whole numbers exactly up to it
 
-CATEGORY = "Items in any of them."
-EXCLUDE = "Items to leave out."
-EXCLUDE_SEEN = "Leave out what the user has seen."
+CATEGORY = "Categories. The list has only items in at least one of them."
+EXCLUDE = "Items that the list leaves out."
+EXCLUDE_SEEN = "Leave out the items that the user has seen."
 SEEN = (
-    'For how long an event keeps its item out, by the event\'s type: `{"purchase":"14d",'
-    '"view":"0s","*":"forever"}`. `"*"`, by default `"forever"`, is all types that are not named. '
-    'Ages are a number of `s`, `m`, `h` or `d`, or `"forever"`; types are free, at most 32. A '
-    "disliked item comes back only if the type of the negative event is named. It counts where "
-    "`exclude_seen` is true. By default `NCR_SEEN`."
+    "The time that an event keeps its item out of the list, by the type of the event: "
+    '`{"purchase":"14d","view":"0s","*":"forever"}`. The key `"*"` stands for '
+    'all types that the rule does not name. Its default is `"forever"`. An age is '
+    '`"forever"` or a number with the unit `s`, `m`, `h` or `d`. A rule names at most 32 '
+    "types, of any name. A disliked item returns only if the rule names the type of the "
+    "negative event. The rule applies only if `exclude_seen` is true. The default is "
+    "`NCR_SEEN`."
 )
 HIDE_SHOWN = (
-    "For how long items that a list with `hide_shown` showed to the user are left out, unless they "
-    "got an event since: seconds, or a number of `s`, `m`, `h` or `d`; at most 30 days. 0: not at "
-    "all. By default `NCR_HIDE_SHOWN`."
+    "The time that the list leaves out items that an earlier list with `hide_shown` showed to "
+    "the user. An item with a later event of the user is not affected. The value is a number "
+    "of seconds, or a number with the unit `s`, `m`, `h` or `d`, at most 30 days. With 0, no "
+    "item is left out for this reason. The default is `NCR_HIDE_SHOWN`."
 )
-EXPLAIN = "`pairwise`: with the items of the user that each place is due to."
-MIN_SEQ = "Take in every event up to this seq."
+EXPLAIN = (
+    "With `pairwise`, each item of the list names the items of the user that explain its place."
+)
+MIN_SEQ = "The list includes every event up to this seq."
 MODEL = (
-    "A version to answer with, published or rejected, for a trial; it is loaded if need be. By "
-    "default the active one."
+    "The version that makes the list, for a trial. The version may be published or rejected. "
+    "The server loads the version if necessary. The default is the active version."
 )
 DIVERSITY = (
-    "How much of the order is given up for variety. Each place goes to the item with the largest "
-    "(1 − diversity)·(1 − r/P) − diversity·s. Here r is the item's place, from 0, in the exact "
-    "list of P = max(5n, 50) items. s is its highest similarity to the items above it, as in "
-    "`/items/{id}/similar`. With 0 the list is the exact one. The first place always stays."
+    "The weight of variety against the exact order. Each place goes to the item with the "
+    "largest (1 − diversity)·(1 − r/P) − diversity·s. Here r is the place of the item in the "
+    "exact list of P = max(5n, 50) items, counted from 0. The value s is the highest "
+    "similarity of the item to the items above, as in `/items/{id}/similar`. With 0, the list "
+    "is the exact one. The first place never changes."
 )
 NEXT_CURSOR = (
-    "Send it as `cursor` with the same parameters for the next places. Null at the end, and after "
-    "1,000 places; the page after may be empty."
+    "The value for `cursor` in the request for the next places. All other parameters except "
+    "`n` must stay the same. The value is null at the end of the list, and after 1,000 "
+    "places. The next page can be empty."
 )
 Explain = Literal["none", "pairwise"]
 
 
 DETAILS = ("attributes", "categories")
-INCLUDE = "`categories`, `attributes` or both, with a comma between: shown of each item."
+INCLUDE = (
+    "The details of each item that the response shows: `categories`, `attributes` or "
+    "both, separated by a comma."
+)
 
 
 def parse_include(names: Iterable[Any]) -> tuple[str, ...]:
@@ -95,7 +105,7 @@ def parse_include(names: Iterable[Any]) -> tuple[str, ...]:
     for name in names:
         if name not in DETAILS:
             raise Unprocessable(
-                f"include: there is no {str(name)[:64]!r}; there are {', '.join(DETAILS)}",
+                f"include: unknown detail {str(name)[:64]!r}; the details are {', '.join(DETAILS)}",
                 code="invalid_include",
             )
         wanted.add(name)
@@ -254,7 +264,7 @@ BodyInclude = Annotated[
     list[str],
     Field(
         max_length=len(DETAILS),
-        description="What is shown of each item.",
+        description="The details of each item that the response shows.",
         json_schema_extra={"items": {"enum": list(DETAILS)}},
     ),
 ]
@@ -285,7 +295,7 @@ def filter_of(value: Any) -> AttributeFilter | None:
 class _ListBody(_Body):
     """The parameters of `GET /recommend/{user}` in a body."""
 
-    n: int = Field(default=10, ge=1, le=MAX_LIST, description="How many items a list has.")
+    n: int = Field(default=10, ge=1, le=MAX_LIST, description="The number of items in a list.")
     exclude_seen: bool = Field(default=True, description=EXCLUDE_SEEN)
     category: list[str] = Field(
         default_factory=list, max_length=MAX_CATEGORIES, description=CATEGORY
@@ -319,17 +329,17 @@ class _ListBody(_Body):
 
 
 class BatchBody(_ListBody):
-    """The body of `POST /recommend/batch`: the parameters of `GET /recommend/{user}` for many."""
+    """The body of `POST /recommend/batch`: users, and the parameters of `GET /recommend/{user}`."""
 
     users: list[str] = Field(
         max_length=MAX_USERS,
-        description="Each gets a result of its own, also one whose id is not valid. Users times "
-        "`n` may be 100,000 at most.",
+        description="The users of the batch. Each user gets a result, including users with an "
+        "invalid id. The number of users times `n` is at most 100,000.",
     )
 
 
 class RecommendBody(_ListBody):
-    """The body of `POST /recommend`: at least one of `user`, `items` and `item` is there."""
+    """The body of `POST /recommend`, with at least one of `user`, `items` and `item`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -341,18 +351,20 @@ class RecommendBody(_ListBody):
     )
 
     cursor: BodyCursor = None
-    user: BodyId | None = Field(default=None, description="Whose events count, too.")
+    user: BodyId | None = Field(
+        default=None, description="The user whose events the list considers."
+    )
     items: list[BodyId] | None = Field(
         default=None,
         max_length=MAX_LIST,
-        description="A basket or a session, the latest item last. The list is that of a user who "
-        "took these items up after all else that is known of them; nothing is stored. An item that "
-        "repeats counts at its last place.",
+        description="A basket or a session, with the latest item last. The items count as the "
+        "user's latest positive events, and the server does not store them. A "
+        "repeated item counts at its last position.",
     )
     item: BodyId | None = Field(
         default=None,
-        description="What is being looked at: it counts as the latest of `items`, and it is never "
-        "in the list.",
+        description="The item that the user looks at. The item counts as the latest of "
+        "`items`, and the list never has it.",
     )
 
     @model_validator(mode="after")
@@ -376,8 +388,8 @@ class RerankBody(_Body):
     items: list[BodyId] = Field(
         min_length=1,
         max_length=MAX_LIST,
-        description="What is to be ranked, in the order that decides ties. An item that repeats "
-        "counts at its first place.",
+        description="The items to rank. Equal items keep the order of the request. A repeated "
+        "item counts at its first position.",
     )
     filter: BodyFilter = None
     boost: BodyBoost = None
@@ -403,7 +415,7 @@ class CompareBody(_Body):
     items: list[BodyId] = Field(
         min_length=1,
         max_length=MAX_COMPARED,
-        description="What is to be compared. An item that repeats counts at its first place.",
+        description="The items to compare. A repeated item counts at its first position.",
     )
 
     def query(self) -> RecommendationQuery:
@@ -450,13 +462,14 @@ Source = Literal["model", "fold_in", "popular"]
 
 
 class Because(BaseModel):
-    """One of the user's own items, and what it does for a place."""
+    """An item of the user that explains a place in the list."""
 
     id: str
     title: str | None
     effect: float = Field(
-        description="By how much the log-odds that the item is preferred to the other items shown "
-        "would be lower, on average, if the user had not had this one."
+        description="The decrease of the mean log-odds if the user did not have this item. "
+        "The log-odds compare the recommended item with each other item in the "
+        "list."
     )
 
 
@@ -464,125 +477,142 @@ class _Details(BaseModel):
     """What is shown of an item on request."""
 
     categories: list[str] | SkipJsonSchema[None] = Field(
-        default=None, description="With `include=categories`. Otherwise it is not there."
+        default=None, description="Categories, only with `include=categories`."
     )
     attributes: dict[str, Any] | SkipJsonSchema[None] = Field(
-        default=None, description="With `include=attributes`. Otherwise it is not there."
+        default=None, description="Attributes, only with `include=attributes`."
     )
 
 
 class RecommendedItem(_Details):
-    """One place of the list."""
+    """An item in the list."""
 
     id: str
     title: str | None
-    rank: int = Field(ge=1, le=MAX_LIST, description="From 1.")
+    rank: int = Field(ge=1, le=MAX_LIST, description="The place in the list, from 1.")
     score: float | None = Field(
         ge=0,
         le=1,
-        description="Mean probability that the user prefers the item to the model's reference "
-        "items; comparable within a model version. Null for `popular`.",
+        description="The mean probability that the user prefers the item to the reference "
+        "items of the model. Scores are comparable within a model version. The "
+        "score is null for `popular`.",
     )
     source: Source = Field(
-        description="`model`: known to the model; `fold_in`: with events or "
-        "attributes it was not trained on; "
-        "`popular`: nothing is known of the user, or the item is not known to the model."
+        description="The data behind the place. `model`: the model knows the user and the "
+        "item. `fold_in`: the model folds in events or attributes that it was not "
+        "trained on. `popular`: the service knows nothing of the user, or the "
+        "model does not know the item."
     )
     preferred_over_next: float | None = Field(
         ge=0,
         le=1,
-        description="Probability that the user prefers the item to the one a rank below. Null "
-        "where it is not known, as of the last item.",
+        description="The probability that the user prefers the item to the item one rank "
+        "below. The value is null where the probability is unknown, such as for "
+        "the last item.",
     )
     because: Annotated[list[Because], Field(max_length=MAX_REASONS)] | SkipJsonSchema[None] = Field(
         default=None,
-        description="With `explain=pairwise`: up to three of the user's own items, those that it "
-        "is due to most, the first one most of all; empty for `popular`. Otherwise it is not "
-        "there.",
+        description="Up to three items of the user that explain the place, the most important "
+        "item first. The field exists only with `explain=pairwise`. The list is "
+        "empty for `popular`.",
     )
 
 
 class Recommendation(BaseModel):
-    """The answer of `GET /recommend/{user}` and `POST /rerank`."""
+    """The response of `GET /recommend/{user}` and `POST /rerank`."""
 
     recommendation_id: str = Field(
-        description="Send it with the events that the list leads to: clicks are counted by it."
+        description="The id to send with events that result from this list. The service "
+        "counts clicks by this id."
     )
     user: str
     model_version: str | None
     as_of_seq: int = Field(
-        ge=0, description="Every event of this user up to here has been taken in."
+        ge=0, description="The list includes every event of this user up to this seq."
     )
     took_ms: float = Field(ge=0)
-    items: list[RecommendedItem] = Field(max_length=MAX_LIST, description="Best first.")
+    items: list[RecommendedItem] = Field(max_length=MAX_LIST, description="The items, best first.")
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 class BasketRecommendation(Recommendation):
-    """The answer of `POST /recommend`."""
+    """The response of `POST /recommend`."""
 
-    user: str | None = Field(description="Null where the body names none.")  # type: ignore[assignment]
-    ignored: list[str] = Field(description="Those of `items` and `item` that do not exist.")
+    user: str | None = Field(description="The user of the request, or null.")  # type: ignore[assignment]
+    ignored: list[str] = Field(
+        description="The ids in `items` and `item` that the service does not know."
+    )
 
 
 class BatchList(Recommendation):
-    """The list of one of the users of a batch."""
+    """The list of a user in a batch."""
 
     status: Literal[200]
 
 
 class BatchRefusal(BaseModel):
-    """Why one of the users of a batch gets none."""
+    """The problem of a user in a batch who gets no list."""
 
-    status: int = Field(description="As of an answer by itself.", ge=400)
+    status: int = Field(description="The status of the same request outside a batch.", ge=400)
     code: str
     detail: str
 
 
 class BatchAnswer(BaseModel):
-    """The answer of `POST /recommend/batch`."""
+    """The response of `POST /recommend/batch`."""
 
-    results: list[BatchList | BatchRefusal] = Field(description="In the order of the users.")
+    results: list[BatchList | BatchRefusal] = Field(
+        description="The results in the order of the users."
+    )
 
 
 class Comparison(BaseModel):
-    """The answer of `POST /compare`."""
+    """The response of `POST /compare`."""
 
     user: str
     model_version: str
-    as_of_seq: int = Field(description="Every event of this user up to here has been taken in.")
+    as_of_seq: int = Field(description="The list includes every event of this user up to this seq.")
     source: Source = Field(
-        description="`popular`: nothing is known of the user, the probabilities are those of the "
-        "mean of all users."
+        description="With `popular`, the service knows nothing of the user. The probabilities "
+        "are then those of the mean user."
     )
-    items: list[str] = Field(description="Each once: what the rows and columns stand for.")
+    items: list[str] = Field(
+        description="The items of the rows and the columns, without repetition."
+    )
     probability: list[list[float]] = Field(
-        description="How probably the user prefers the item of the row to that of the column."
+        description="The probability that the user prefers the item of the row to the item of "
+        "the column."
     )
     order: list[str] = Field(description="The items, best first.")
 
 
 class SimilarItem(_Details):
-    """An item that is like another."""
+    """A similar item."""
 
     id: str
     title: str | None
-    score: float = Field(ge=-1, le=1, description="Its similarity, at most 1.")
+    score: float = Field(
+        ge=-1, le=1, description="The similarity to the item of the request, at most 1."
+    )
 
 
 class SimilarItems(BaseModel):
-    """The answer of `GET /items/{id}/similar`."""
+    """The response of `GET /items/{id}/similar`."""
 
     recommendation_id: str = Field(
-        description="Send it with the events that the list leads to: clicks are counted by it."
+        description="The id to send with events that result from this list. The service "
+        "counts clicks by this id."
     )
     item: str
     model_version: str | None = Field(
-        description="The version that `score` is by: the cosine of what it knows of the items, "
-        "their popularity left out. Null where the model does not know the item, or there is no "
-        "model: then it is the cosine of who took them up."
+        description="The version that computed `score`, the cosine similarity of the item "
+        "vectors without popularity. The value is null if no model is active, or "
+        "if the model does not know the item. The score is then the cosine "
+        "similarity of the users of the items."
     )
-    items: list[SimilarItem] = Field(max_length=MAX_LIST, description="Most alike first.")
+    items: list[SimilarItem] = Field(
+        max_length=MAX_LIST, description="The items, most similar first."
+    )
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
@@ -592,32 +622,32 @@ class PopularItem(BaseModel):
     id: str
     title: str | None
     rank: int
-    users: int = Field(description="Users with a positive event about it, each once.")
+    users: int = Field(description="The number of users with a positive event on the item.")
 
 
 class PopularItems(BaseModel):
-    """The answer of `GET /popular`."""
+    """The response of `GET /popular`."""
 
-    window: str | None = Field(description="Null: all time.")
-    items: list[PopularItem] = Field(description="Most users first.")
+    window: str | None = Field(description="The window of the request, or null for all time.")
+    items: list[PopularItem] = Field(description="The items, most users first.")
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
 class TrendingItem(BaseModel):
-    """An item on the rise."""
+    """A trending item."""
 
     id: str
     title: str | None
     rank: int
-    users: int = Field(description="Users in the window, each once.")
-    users_before: int = Field(description="Users in the window before.")
+    users: int = Field(description="The number of users in the window.")
+    users_before: int = Field(description="The number of users in the window before.")
 
 
 class TrendingItems(BaseModel):
-    """The answer of `GET /trending`."""
+    """The response of `GET /trending`."""
 
     window: str
-    items: list[TrendingItem] = Field(description="The clearest rise first.")
+    items: list[TrendingItem] = Field(description="The items, most significant rise first.")
     next_cursor: str | None = Field(description=NEXT_CURSOR)
 
 
@@ -626,25 +656,26 @@ NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]
 
 
 class QuestionItem(BaseModel):
-    """An item that is asked about."""
+    """An item of a question."""
 
     id: str
     title: str | None
 
 
 class Question(BaseModel):
-    """Which of the two would the user rather have? The answer goes to `POST /preferences`."""
+    """A question about two items. A client sends the answer to `POST /preferences`."""
 
     a: QuestionItem
     b: QuestionItem
     information: float | None = Field(
-        description="Bits that the answer is expected to tell of the user's taste, beyond those of "
-        "the questions before it; null where no model knows."
+        description="The information that the answer is expected to give about the taste of "
+        "the user, in bits. Information from the questions before does not count. "
+        "The value is null without a model."
     )
 
 
 class Questions(BaseModel):
-    """Questions, the most telling first."""
+    """Questions, the most informative first."""
 
     user: str
     model_version: str | None
@@ -652,5 +683,5 @@ class Questions(BaseModel):
     source: Literal["model", "popular"]
     items: list[Question]
     reason: NoQuestions | None = Field(
-        description="Why there are no questions; null where there are."
+        description="The reason for an empty list of questions, otherwise null."
     )

@@ -52,7 +52,7 @@ class ContextLoader:
         profile = await self._events.profiles.get(user, query.min_seq)
         if query.min_seq is not None and profile.event_seq < query.min_seq:
             raise Conflict(
-                f"no event has the seq {query.min_seq} yet; the last is {profile.event_seq}",
+                f"seq {query.min_seq} does not exist yet; the last seq is {profile.event_seq}",
                 code="seq_not_reached",
             )
         catalogue = await self._catalog.catalogue(profile.catalog_seq)

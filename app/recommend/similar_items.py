@@ -72,7 +72,7 @@ class SimilarItemsService:
         self._cache: ByteCache[Hashable, FrozenList] = ByteCache(cache_bytes)
         self._flights: SingleFlight[Hashable, FrozenList] = SingleFlight()
         self._slots = ConcurrencyLimiter(
-            MAX_CONCURRENT, "too many similar-item requests are under way; retry later"
+            MAX_CONCURRENT, "too many requests for similar items are in progress; retry later"
         )
 
     async def similar(
@@ -80,23 +80,19 @@ class SimilarItemsService:
     ) -> bytes:
         """The body of the answer: visible items, the most similar first.
 
-        Args:
-            item: the client's id of the item.
-            query: ``n``, the categories, the filter, what is left out, and what is shown.
-            user: whose seen and disliked items are left out, too, by the query's rules.
-            text: the cursor of the page before; None for the first page.
+        Args: item: the client's id of the item. query: ``n``, the categories, the filter, what is
+        left out, and what is shown. user: whose seen and disliked items are left out, too, by the
+        query's rules. text: the cursor of the page before; None for the first page.
 
-        Raises:
-            NotFound: there is no such item.
-            Unprocessable: ``invalid_cursor``: the cursor is none of this list, or too old; or the
-                filter does not fit the attributes.
-            Unavailable: the list is in no cache, and too many are being made.
+        Raises: NotFound: the item does not exist. Unprocessable: ``invalid_cursor``: the cursor is
+        none of this list, or too old; or the filter does not fit the attributes. Unavailable: the
+        list is in no cache, and too many are being made.
         """
         profile = None if user is None else await self._events.profiles.get(user)
         catalogue = await self._catalog.catalogue(None if profile is None else profile.catalog_seq)
         internal = catalogue.internal_ids.get(item)
         if internal is None or internal in catalogue.deleted:
-            raise NotFound("there is no such item", code="unknown_item")
+            raise NotFound("the item does not exist", code="unknown_item")
         left_out = np.array(internal_ids(catalogue, query.exclude), dtype=np.int64)
         left: LeftOut | None = None
         if user is not None and profile is not None:
@@ -166,7 +162,7 @@ class SimilarItemsService:
         catalogue = await self._catalog.catalogue()
         internal = catalogue.internal_ids.get(item)
         if internal is None or internal in catalogue.deleted:
-            raise NotFound("there is no such item", code="unknown_item")
+            raise NotFound("the item does not exist", code="unknown_item")
         whole = await self._whole(catalogue, internal, RecommendationQuery(n), None, n)
         page = whole.places(catalogue.visible, NO_ITEMS)[:n]
         shown = zip(whole.ids[page].tolist(), whole.scores[page].tolist(), strict=True)

@@ -64,8 +64,8 @@ class WarmUp:
         except (TimeoutError, Unavailable):
             pass  # that is all the time there is, or others need the inference threads
         except Exception as error:  # no reason to go on with the model before
-            log.warning("lists are not made ahead", error=str(error).partition("\n")[0])
+            log.warning("warm-up failed", error=str(error).partition("\n")[0])
         finally:
             for task in tasks:
                 task.cancel()
-        log.info("lists made ahead", version=model.version, lists=made)
+        log.info("warm-up ended", version=model.version, lists=made)

@@ -28,18 +28,16 @@ class WhatIfService:
     async def recommend(self, user: str, item: str, query: RecommendationQuery) -> RankedList:
         """The model's list for the user, had they just taken up an item.
 
-        Raises:
-            NotFound: there is no such item.
-            Conflict: there is no model.
-            Unavailable: too many requests wait to be ranked.
+        Raises: NotFound: the item does not exist. Conflict: there is no model. Unavailable: too
+        many requests wait to be ranked.
         """
         context = await self._contexts.load(user, query)
         internal = context.catalogue.internal_ids.get(item)
         if internal is None or internal in context.catalogue.deleted:
-            raise NotFound("there is no such item", code="unknown_item")
+            raise NotFound("the item does not exist", code="unknown_item")
         model = await self._models.get(query.model)
         if model is None:
-            raise Conflict("there is no model yet", code="no_model")
+            raise Conflict("no model is active", code="no_model")
         context.profile = _with_event(context.profile, internal, context.at_us)
         items = model.items(context.catalogue)
         request = rank_request(context, model)

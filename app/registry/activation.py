@@ -58,7 +58,7 @@ class ActivationService:
         async with self._database.write() as conn:
             before = await self._repository.lock_activation(conn)
             if if_active is not None and before.version != if_active:
-                raise Conflict("another version has been activated meanwhile", code="model_changed")
+                raise Conflict("another activation came first", code="model_changed")
             if reason == "returned" and before.pinned:
                 raise Conflict("the active version is pinned", code="pinned")
             # Checked again in the transaction: retention may have removed its files meanwhile.
@@ -87,7 +87,7 @@ class ActivationService:
             stack = await self._undo_stack(conn, before)
             earlier = await self._rollback_target(conn, stack)
         if earlier is None:
-            raise Conflict("there is no earlier version to roll back to", code="no_previous_model")
+            raise Conflict("no earlier version exists", code="no_previous_model")
         return await self.activate(earlier, "rolled_back", detail, if_active=before.version, by=by)
 
     async def unpin(self, by: str | None) -> Activation:
@@ -103,7 +103,7 @@ class ActivationService:
     async def _usable_version(self, version: str, force: bool) -> ModelRow:
         row = await self._repository.get(version) if len(version) <= 256 else None
         if row is None:
-            raise NotFound("there is no such model version", code="unknown_model")
+            raise NotFound("the model version does not exist", code="unknown_model")
         if row.status != "published" and not (force and row.status == "rejected"):
             raise _not_usable(version, row.status)
         return row
@@ -143,7 +143,7 @@ def _not_usable(version: str, status: str | None) -> Conflict:
     if status == "deleted":
         return version_deleted(version)
     return Conflict(
-        f"the gate rejected {version}: it is activated only with force", code="not_published"
+        f"the gate rejected {version}: use force to activate the version", code="not_published"
     )
 
 

@@ -250,10 +250,10 @@ def manifest_files(folder: Path) -> dict[str, ManifestFile]:
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise CheckpointError("the manifest does not list its files") from None
     if not all(_NAME.fullmatch(name) for name in files) or MANIFEST in files:
-        raise CheckpointError("the manifest names a file that no checkpoint has")
+        raise CheckpointError("the manifest names an unexpected file")
     sizes = [file.size for file in files.values()]
     if len(files) > MAX_FILES or sum(sizes) > MAX_BYTES or min(sizes, default=0) < 0:
-        raise CheckpointError("the manifest names more than a checkpoint may hold")
+        raise CheckpointError("the manifest names too many files or bytes")
     return files
 
 

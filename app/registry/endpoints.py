@@ -45,9 +45,7 @@ async def _registry(request: Request) -> ModelRegistry:
 
 async def _force(
     request: Request,
-    force: Annotated[
-        bool, Query(description="Accept a version that the gate has rejected.")
-    ] = False,
+    force: Annotated[bool, Query(description="Accept a version that the gate rejected.")] = False,
 ) -> bool:
     """Whether the query or the optional body asks for force."""
     if not await request.body():
@@ -68,12 +66,14 @@ FORCE_BODY: dict[str, Any] = {
 }
 
 
-@router.get("/models", summary="List models, newest first", responses=problem_responses(422))
+@router.get(
+    "/models", summary="List model versions, newest first", responses=problem_responses(422)
+)
 @access(Role.ADMIN)
 async def list_models(
     registry: Registry, n: PageSize = 100, cursor: PlaceCursor = None
 ) -> ModelPage:
-    """Lists every version that was published or rejected."""
+    """Lists every version that the gate published or rejected."""
     rows, following = await registry.page(decode_place(cursor), n)
     activation = await registry.activation()
     items = [ModelOut.from_row(row, activation) for row in rows]
@@ -82,17 +82,17 @@ async def list_models(
 
 @router.get(
     "/activations",
-    summary="History of active versions, newest first",
+    summary="List activations, newest first",
     responses=problem_responses(422),
 )
 @access(Role.ADMIN)
 async def list_activations(
     registry: Registry, n: PageSize = 100, cursor: PageCursor = None
 ) -> ActivationPage:
-    """Lists every change of the active version.
+    """Lists all activations, newest first.
 
-    `reason`: `published` after training, `activated` or `rolled_back` by an administrator, or
-    `returned` automatically because the click-through rate fell.
+    The `reason` is `published` after a training, and `activated` or `rolled_back` after a request.
+    The `reason` is `returned` after an automatic rollback because of a lower click-through.
     """
     changes, following = await registry.history(None, decode_cursor(cursor), n)
     items = [ActivationOut.from_change(change) for change in changes]
@@ -101,26 +101,26 @@ async def list_activations(
 
 @router.post(
     "/models/rollback",
-    summary="Go back to the version before",
+    summary="Roll back to the version before",
     responses=problem_responses(404, 409),
 )
 @access(Role.ADMIN)
 async def rollback(registry: Registry, by: CallerId) -> ModelOut:
-    """Activates the version before the active one, like an undo.
+    """Activates the version that was active before, like an undo.
 
-    A second call goes back one version more. A pin moves to the version that becomes active.
-    Servers swap within seconds; requests in progress finish on the version they began with.
+    A second call goes back one version further. A pin moves to the new active version. Servers
+    switch within seconds. Requests in progress finish with the version that they started with.
     """
     activation = await registry.rollback(by=by)
     return await _model(registry, str(activation.version), activation)
 
 
-@router.delete("/models/pin", summary="Activate newly trained models again")
+@router.delete("/models/pin", summary="Remove the pin")
 @access(Role.ADMIN)
 async def unpin(registry: Registry, by: CallerId) -> PinOut:
-    """Removes the pin, if there is one.
+    """Removes the pin. Without a pin, nothing changes.
 
-    The active version stays until the next training is published.
+    The active version remains active until the next training is published.
     """
     activation = await registry.unpin(by=by)
     return PinOut(
@@ -128,13 +128,13 @@ async def unpin(registry: Registry, by: CallerId) -> PinOut:
     )
 
 
-@router.get("/models/{version}", summary="One model", responses=problem_responses(404))
+@router.get("/models/{version}", summary="Get a model version", responses=problem_responses(404))
 @access(Role.ADMIN)
 async def get_model(registry: Registry, version: PathId) -> ModelDetail:
-    """Includes metrics, activations and click-through.
+    """Returns a version with its metrics, activations and click-through.
 
-    The metrics on the held-out users stand beside those of the popularity list and of the version
-    that was active when this one was trained.
+    The metrics on held-out users also include those of the popularity list, and of the version that
+    was active during the training.
     """
     row = await registry.get(version)
     changes, _ = await registry.history(version)
@@ -148,19 +148,19 @@ async def get_model(registry: Registry, version: PathId) -> ModelDetail:
 
 @router.post(
     "/models/{version}/activate",
-    summary="Activate this version",
+    summary="Activate a version",
     responses=problem_responses(400, 404, 409, 415, 422),
     openapi_extra=FORCE_BODY,
 )
 @access(Role.ADMIN)
 async def activate(registry: Registry, version: PathId, force: Force, by: CallerId) -> ModelOut:
-    """Verifies the checkpoint and makes this version the active one.
+    """Verifies the checkpoint and activates the version.
 
-    The active version stays if the checkpoint is damaged (409), or cannot be fetched because the
-    store is unavailable (503).
+    If the checkpoint is damaged, the response is 409. If the store is unavailable, the response is
+    503. In both cases the active version remains active.
 
-    A version that the gate has rejected is 409 `not_published` without `force`, which the history
-    records. If the active version is pinned, this one is pinned in its place.
+    A version that the gate rejected gets 409 `not_published` without `force`. The history records
+    the force. If the active version is pinned, the pin moves to the new version.
     """
     activation = await registry.activate(version, force=force, by=by)
     return await _model(registry, version, activation)
@@ -168,15 +168,16 @@ async def activate(registry: Registry, version: PathId, force: Force, by: Caller
 
 @router.post(
     "/models/{version}/pin",
-    summary="Activate this version and keep it",
+    summary="Activate and pin a version",
     responses=problem_responses(400, 404, 409, 415, 422),
     openapi_extra=FORCE_BODY,
 )
 @access(Role.ADMIN)
 async def pin(registry: Registry, version: PathId, force: Force, by: CallerId) -> ModelOut:
-    """Activates the version as above and pins it.
+    """Activates the version and pins it.
 
-    Newly trained versions are published without being activated until `DELETE /admin/models/pin`.
+    The service then publishes newly trained versions without activating them, until `DELETE
+    /admin/models/pin`.
     """
     activation = await registry.activate(version, force=force, pin=True, by=by)
     return await _model(registry, version, activation)

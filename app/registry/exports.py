@@ -147,7 +147,7 @@ def parsed_manifest(export: str, content: bytes) -> ExportManifest:
     except ValidationError:
         raise CheckpointError(f"the manifest of the export {export} is damaged") from None
     if len(manifest.files) > MAX_FILES or not all(map(_FILE.fullmatch, manifest.files)):
-        raise CheckpointError(f"the manifest of the export {export} names files of no export")
+        raise CheckpointError(f"the manifest of the export {export} names unexpected files")
     return manifest
 
 

@@ -210,8 +210,8 @@ class RemoteCheckpointStore:
             actual = self._files.get(key, file, size)
         if checksum is not None and actual != checksum:
             raise CheckpointError(
-                f"the checkpoint of {version} is damaged in the store: "
-                "its manifest is not the published one"
+                f"the checkpoint of {version} is damaged in the store: its manifest differs "
+                "from the published manifest"
             )
 
     def _prune(self, new: Path) -> None:

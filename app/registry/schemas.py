@@ -12,14 +12,14 @@ Reason = Literal["published", "activated", "rolled_back", "returned"]
 """Why the active version changed."""
 
 BY = (
-    "The id of the key that asked for it; `admin` for `NCR_ADMIN_KEY`, `local` where there are no "
-    "keys, `ncr` for the command. Null for the service itself."
+    "The id of the key that requested the change. The value is `admin` for `NCR_ADMIN_KEY`, "
+    "`local` without keys, `ncr` for the command, and null for the service."
 )
 """Description of the field `by`."""
 
 
 class ActivationChange(NamedTuple):
-    """A change of the active version."""
+    """An activation."""
 
     generation: int
     version: str | None
@@ -46,9 +46,9 @@ class Activation(NamedTuple):
 
     version: str | None
     previous: str | None
-    """The version that a rollback leads to."""
+    """The version that a rollback activates."""
     generation: int
-    """Grows with every change."""
+    """A number that grows with every activation and every change of the pin."""
     pinned: bool = False
     """While it is set, newly trained versions are published without being activated."""
 
@@ -78,13 +78,17 @@ class ModelOut(BaseModel):
 
     version: str
     active: bool
-    pinned: bool = Field(description="Newer versions are not activated until it is unpinned.")
+    pinned: bool = Field(
+        description="True if the version is pinned. A pin keeps newer versions from becoming "
+        "active."
+    )
     status: Status = Field(
-        description="`rejected` by the gate; `deleted`: only its metrics are kept, not its files."
+        description="`published`, `rejected` by the gate, or `deleted`. A deleted version has "
+        "metrics but no files."
     )
     model: str
     factors: int
-    trained_seq: int = Field(description="The model was trained on the events up to this seq.")
+    trained_seq: int = Field(description="The training data has the events up to this seq.")
     users: int
     items: int
     interactions: int
@@ -112,12 +116,15 @@ class ModelOut(BaseModel):
 
 
 class ActivationOut(BaseModel):
-    """A change of the active version."""
+    """An activation."""
 
-    generation: int = Field(description="Grows with every change.")
+    generation: int = Field(
+        description="A number that grows with every activation and every change of the pin."
+    )
     version: str | None
     previous: str | None = Field(
-        description="The version active before; the version itself if it was pinned or unpinned."
+        description="The version that was active before. After a change of the pin alone, "
+        "both versions are the same."
     )
     reason: Reason
     detail: dict[str, Any] | None
@@ -131,27 +138,30 @@ class ActivationOut(BaseModel):
 
 
 class ActivationPage(BaseModel):
-    """Changes of the active version, newest first."""
+    """Activations, newest first."""
 
     items: list[ActivationOut]
     next_cursor: str | None
 
 
 class ClickThrough(BaseModel):
-    """Click-through of a version's lists."""
+    """The click-through of a version."""
 
-    lists: int = Field(description="Lists that were served.")
+    lists: int = Field(description="The number of lists served.")
     clicked: int = Field(
-        description="Lists whose `recommendation_id` came back with a positive event."
+        description="The number of lists with a positive event that names their "
+        "`recommendation_id`."
     )
-    rate: float | None = Field(description="0 to 1; null if no list was served.")
+    rate: float | None = Field(
+        description="The share of lists with a click, 0 to 1. The rate is null without lists."
+    )
 
 
 class ModelDetail(ModelOut):
     """A model version with its activations and click-through."""
 
     activations: list[ActivationOut] = Field(
-        description="When and why it was activated, newest first, at most 100."
+        description="The activations of the version, newest first, at most 100."
     )
     click_through: ClickThrough
 
@@ -163,20 +173,20 @@ class ForceBody(BaseModel):
 
     force: bool = Field(
         default=False,
-        description="Accept a version that the gate has rejected; the history records it.",
+        description="Accept a version that the gate rejected. The history records the force.",
     )
 
 
 class PinOut(BaseModel):
-    """The active version, and whether it is pinned."""
+    """The active version and its pin."""
 
     version: str | None
-    previous: str | None = Field(description="The version that a rollback leads to.")
+    previous: str | None = Field(description="The version that a rollback activates.")
     pinned: bool
 
 
 class ModelPage(BaseModel):
-    """Models, newest first."""
+    """Model versions, newest first."""
 
     items: list[ModelOut]
     next_cursor: str | None

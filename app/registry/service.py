@@ -174,7 +174,7 @@ class ModelRegistry:
         except CheckpointError as error:
             if required:
                 raise
-            log.warning("the checkpoint store has no mark yet", reason=str(error))
+            log.warning("the checkpoint store is not marked yet", reason=str(error))
 
     async def discard(self, version: str) -> None:
         """Removes the files of a version, unless it was published after all."""
@@ -183,7 +183,9 @@ class ModelRegistry:
         try:
             await asyncio.to_thread(self._store.remove, version)
         except CheckpointError as error:  # `sweep` will find it
-            log.warning("an unfinished checkpoint stays", version=version, reason=str(error))
+            log.warning(
+                "an unfinished checkpoint cannot be removed", version=version, reason=str(error)
+            )
 
     async def sweep(self) -> None:
         """Removes what killed workers have left, if the store belongs to this database.
@@ -197,10 +199,10 @@ class ModelRegistry:
             for name in await asyncio.to_thread(self._store.list_old, written_before):
                 row = await self._repository.get(name)
                 if row is None or row.status == "deleted":
-                    log.info("left-over checkpoint removed", folder=name)
+                    log.info("leftover checkpoint removed", folder=name)
                     await asyncio.to_thread(self._store.remove, name)
         except CheckpointError as error:
-            log.warning("left-over checkpoints stay", reason=str(error))
+            log.warning("leftover checkpoints cannot be removed", reason=str(error))
 
     async def clean(self) -> list[str]:
         """Removes the files of the versions that retention lets expire, and returns them.
@@ -213,7 +215,7 @@ class ModelRegistry:
         except UnknownVersions:
             pass  # versions with a row of this database may go all the same
         except CheckpointError as error:
-            log.warning("old checkpoints stay", reason=str(error))
+            log.warning("old checkpoints cannot be removed", reason=str(error))
             return []
         async with self._database.write() as conn:
             # Until the end of the transaction nobody can activate one of them.
@@ -228,7 +230,9 @@ class ModelRegistry:
             try:
                 await asyncio.to_thread(self._store.remove, version)
             except CheckpointError as error:
-                log.warning("an old checkpoint stays", version=version, reason=str(error))
+                log.warning(
+                    "an old checkpoint cannot be removed", version=version, reason=str(error)
+                )
             else:
                 log.info("old checkpoint removed", version=version)
         return expired
@@ -253,7 +257,7 @@ class ModelRegistry:
         """A version's row. Raises NotFound."""
         row = await self._repository.get(version) if text_problem(version) is None else None
         if row is None:
-            raise NotFound("there is no such model version", code="unknown_model")
+            raise NotFound("the model version does not exist", code="unknown_model")
         return row
 
     async def stored_versions(self) -> set[str]:
@@ -419,11 +423,11 @@ def _reason_not_to_serve(row: ModelRow, active: Activation) -> str | None:
     if row.status == "rejected":
         return "rejected by the gate"
     if active.pinned:
-        return "the version that is served is pinned"
+        return "the active version is pinned"
     gate = row.metrics.get("gate")
     if gate and not gate["forced"] and gate["incumbent"] != active.version:
         # It might be worse than this one, which somebody chose meanwhile.
-        return f"another version was activated meanwhile: {active.version}"
+        return f"another version became active during the training: {active.version}"
     return None
 
 
@@ -445,13 +449,13 @@ def _unknown_versions(
     place = " or ".join(owners)
     if unknown == versions:
         return ForeignStore(
-            f"{place} holds model versions, and this database knows none of them ({named}{more}): "
-            "set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE, or, if trainings of this database "
-            "left them when they were killed, move them away"
+            f"{place} holds only model versions that this database does not know "
+            f"({named}{more}): set another NCR_DATA_DIR or NCR_CHECKPOINT_STORE. If killed "
+            "trainings of this database left the versions, move them away"
         )
     return UnknownVersions(
-        f"{place} holds model versions that this database does not know ({named}{more}): move them "
-        "away, for until then nothing left over is removed there"
+        f"{place} holds model versions that this database does not know ({named}{more}): move "
+        "them away. Until then, the service removes no leftover files there"
     )
 
 

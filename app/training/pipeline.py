@@ -274,21 +274,21 @@ def warm_start(
     try:
         loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
     except ServingModelReadError as error:
-        return _from_scratch(split, f"the model that is served cannot be read: {error}")
+        return _from_scratch(split, f"the served model cannot be read: {error}")
     if loaded is None:
         return _from_scratch(split, "no model is served")
     serving, incumbent = loaded
     version, evaluated, checkpoint = serving.version, serving.evaluated, serving.checkpoint
     if config and (differences := _differences(checkpoint.model.config, config)):
-        return _from_scratch(split, f"the model that is served, {version}, has {differences}")
+        return _from_scratch(split, f"the served model {version} has {differences}")
     if unknown := _unknown(serving, interactions):
         return _from_scratch(split, f"{version} knows none of these {unknown}")
     if evaluated is None:
-        return _from_scratch(split, f"{version} has learned all that could be held out")
+        return _from_scratch(split, f"{version} has learned all possible held-out items")
     users = split.test >= 0
     held_out = users & ~leaked_users(split, incumbent)
     if held_out.sum() < MIN_HELD_OUT_SHARE * users.sum():
-        return _from_scratch(split, f"{version} has learned most of what is held out now")
+        return _from_scratch(split, f"{version} has learned most of the current held-out items")
     base = evaluated_starting_point(
         checkpoint.model, evaluated, checkpoint.user_ids, checkpoint.item_ids
     )

@@ -93,7 +93,7 @@ class Features:
 class TrainingReader:
     """Reads events, catalogue and models, each time through a connection of its own.
 
-    Every method blocks, and retries while the database is away.
+    Every method blocks, and retries while the database is unavailable.
     """
 
     def __init__(
@@ -294,6 +294,6 @@ def check_memory(
         raise TrainingError(
             f"this training needs about {needed / 2**30:.1f} GiB of memory ({events:,} events, "
             f"{users:,} users, {items:,} items) and {there / 2**30:.1f} GiB {source}: run the "
-            "worker on a larger machine, or ask for fewer factors"
+            "worker on a larger machine, or request fewer factors"
             + (" or fewer ranks (NCR_TRAIN_RANKS)" if ranks.number else "")
         )

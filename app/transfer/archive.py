@@ -227,10 +227,10 @@ class Backup:
         names = [info.filename for info in self._zip.infolist()]
         for name in (*names, *expected):
             if name != MANIFEST and not _MEMBER.fullmatch(name):
-                raise TransferError(f"{self.path} has a member that no backup has: {name[:80]!a}")
+                raise TransferError(f"{self.path} has an unexpected member: {name[:80]!a}")
         if len(names) != len(set(names)) or set(names) != expected or not tables <= expected:
-            odd = sorted(set(names) ^ expected | tables - expected) or ["a name twice"]
-            raise TransferError(f"{self.path} is not what its manifest says: {odd[0][:80]!a}")
+            odd = sorted(set(names) ^ expected | tables - expected) or ["a repeated name"]
+            raise TransferError(f"{self.path} differs from its manifest: {odd[0][:80]!a}")
         methods = {info.compress_type for info in self._zip.infolist()}
         if not methods <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             raise TransferError(f"{self.path} is damaged: it has an unknown compression")
@@ -244,13 +244,13 @@ class Backup:
         except OSError as error:
             if error.errno != errno.EINVAL:  # of a place before the beginning of the file
                 raise
-            raise TransferError(f"{self.path} is damaged: {name} is nowhere in it") from None
+            raise TransferError(f"{self.path} is damaged: {name} is missing") from None
 
 
 def refuse_existing(path: Path) -> None:
     """Raises TransferError if the name is taken."""
     if os.path.lexists(path):
-        raise TransferError(f"{path} exists already; nothing is overwritten")
+        raise TransferError(f"{path} exists already; the command overwrites nothing")
 
 
 @contextmanager
@@ -260,4 +260,4 @@ def new_file(path: Path) -> Iterator[IO[bytes]]:
         with atomic_file(path, mode=PRIVATE) as file:
             yield file
     except FileExistsError:
-        raise TransferError(f"{path} exists already; nothing is overwritten") from None
+        raise TransferError(f"{path} exists already; the command overwrites nothing") from None

@@ -71,8 +71,9 @@ async def _write(services: Services, file: IO[bytes], report: Report) -> tuple[B
             revision = await conn.scalar(sa.text("SELECT version_num FROM alembic_version"))
             if revision != head_revision():
                 raise TransferError(
-                    f"the database's schema is at {revision}, and this version knows all that is "
-                    f"in {head_revision()} only: the version that migrated it makes the backup"
+                    f"the database's schema is at {revision}, but this version backs up only "
+                    f"the schema {head_revision()}: make the backup with the version that "
+                    "migrated the database"
                 )
             for table in metadata.sorted_tables:
                 tables[table.name] = await _pack_table(conn, archive, table, report)

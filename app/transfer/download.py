@@ -77,7 +77,7 @@ def find_dataset(name: str) -> PublicDataset:
         return DATASETS[name]
     except KeyError:
         known = ", ".join(DATASETS)
-        raise DownloadError(f"there is no data set {name!r}; known are {known}") from None
+        raise DownloadError(f"unknown data set {name!r}; the data sets are {known}") from None
 
 
 def is_downloaded(name: str, directory: Path) -> bool:
@@ -114,7 +114,7 @@ def download(
         if is_downloaded(name, directory):
             return target
         if target.exists() and not target.is_dir():
-            raise DownloadError(f"{target} is in the way: it is not a folder")
+            raise DownloadError(f"{target} already exists and is not a folder")
         directory.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryFile(dir=directory) as archive,  # on the disk that has the room
@@ -172,7 +172,7 @@ def _response(url: str) -> Iterator[Any]:
     except urllib.error.URLError as error:
         raise DownloadError(f"{url} cannot be reached: {error.reason}") from None
     except (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
-        raise DownloadError(f"{url} broke off: {error or type(error).__name__}") from None
+        raise DownloadError(f"{url} stopped: {error or type(error).__name__}") from None
 
 
 def _published_md5(url: str) -> str:
@@ -203,7 +203,7 @@ def _fetch(url: str, file: IO[bytes], on_progress: OnProgress | None) -> str:
             if on_progress is not None:
                 on_progress(received, total)
     if total is not None and received != total:  # http.client does not check it
-        raise DownloadError(f"{url} broke off after {received} of {total} bytes")
+        raise DownloadError(f"{url} stopped after {received} of {total} bytes")
     return digest.hexdigest()
 
 

@@ -104,7 +104,8 @@ async def _refuse_unless_empty(conn: AsyncConnection) -> None:
     for name in MUST_BE_EMPTY:
         if await conn.scalar(sa.select(sa.exists().select_from(metadata.tables[name]))):
             raise TransferError(
-                f"the database is not empty, it has {name}: a backup is restored into a new one"
+                f"the database is not empty, because it has {name}: restore a backup into a "
+                "new database"
             )
 
 

@@ -115,8 +115,8 @@ async def _addresses(parts: SplitResult, private: bool) -> list[str]:
             # Of a link-local address the zone is no part.
             if not is_public(ipaddress.ip_address(address.partition("%")[0])):
                 raise DeliveryError(
-                    "the receiver's address is not of the public internet; "
-                    "NCR_WEBHOOK_PRIVATE=true allows it"
+                    "the address of the receiver is not on the public internet; "
+                    "NCR_WEBHOOK_PRIVATE=true allows private addresses"
                 )
     return addresses
 

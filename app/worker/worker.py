@@ -192,7 +192,7 @@ class Worker:
                 except Exception as error:
                     # The database may be away for a while; a worker outlives that.
                     reason = str(error).partition("\n")[0]
-                    log.warning("the worker could not go on", error=reason)
+                    log.warning("the worker failed", error=reason)
                     worked = False
                 if not worked:
                     with contextlib.suppress(TimeoutError):
@@ -233,13 +233,13 @@ class Worker:
                 await asyncio.wait({requeue})
             finally:  # a stop that takes too long cancels this, and not the requeue
                 await requeue
-            log.info("job given back", job_id=claim.job_id)
+            log.info("job requeued", job_id=claim.job_id)
             if isinstance(outcome, asyncio.CancelledError):
                 raise
         except (Stalled, Interrupted) as outcome:
             # It counts as an attempt, as after a worker that died: a machine that is too slow for
             # the job, or whatever stops its processes, would else start it for ever.
-            log.warning("job given up", job_id=claim.job_id, reason=str(outcome))
+            log.warning("job abandoned", job_id=claim.job_id, reason=str(outcome))
             await self._jobs.abandon(claim)
         except Cancelled:
             await self._end(claim, "cancelled")
@@ -252,7 +252,9 @@ class Worker:
             raise
         except Exception:
             log.exception("job failed", job_id=claim.job_id)
-            await self._end(claim, "failed", error="an unexpected error; the worker's log has it")
+            await self._end(
+                claim, "failed", error="an unexpected error; the log of the worker names the cause"
+            )
         else:
             return True
         if isinstance(task, TrainingTask):  # nothing refers to what it may have written
@@ -287,7 +289,7 @@ class Worker:
             export = _checked(ExportParams, claim.params)
             return ExportTask.model_validate(common | {"job_id": claim.job_id, "params": export})
         if claim.kind != "train":
-            raise TrainingFailed("the worker is of an older version, which has no such job")
+            raise TrainingFailed("the version of the worker is too old for this job")
         params = _checked(TrainOrder, claim.params)
         last = None
         with contextlib.suppress(SQLAlchemyError):  # only the estimated time left needs it
@@ -382,7 +384,7 @@ class Worker:
             # heartbeat that gets through tells. Another worker that it is there for does.
             log.warning("heartbeat failed", error=str(error).partition("\n")[0])
             if begun - lease.renewed > AWAY_LEASES * lease.seconds:
-                raise Stalled("the database was away for too long") from None
+                raise Stalled("the database was unavailable for too long") from None
             return lease.exit_at(begun)
         if cancel is None:
             raise LostJob
@@ -402,7 +404,7 @@ class Worker:
         await self._retry(finish)
 
     async def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Retries a write while the database is away, for the time of a lease."""
+        """Retries a write while the database is unavailable, for the time of a lease."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.job_lease_seconds
         while True:
@@ -411,7 +413,7 @@ class Worker:
             except SQLAlchemyError as error:
                 if loop.time() > deadline:
                     raise
-                log.warning("the database is away", error=str(error).partition("\n")[0])
+                log.warning("the database is unavailable", error=str(error).partition("\n")[0])
                 await asyncio.sleep(self._settings.job_poll_seconds)
 
 
@@ -422,7 +424,7 @@ def _checked(kind: type[Params], params: dict[str, Any]) -> Params:
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, problem["loc"]))
-        reason = f"the job's params are not valid: {where}: {problem['msg']}"
+        reason = f"the parameters of the job are not valid: {where}: {problem['msg']}"
         raise TrainingFailed(reason) from None
 
 

@@ -4,21 +4,21 @@
 export interface ABTestOut {
   trial_id: string;
   kind: "interleaving" | "settings" | "shadow";
-  /** The version that was active when the trial began. */
+  /** The version that was active at the start of the trial. */
   version_a: string;
-  /** The version that is tested against it. The same as `version_a` in a trial of settings alone. */
+  /** The tested version. A trial of settings alone has the same version as `version_a`. */
   version_b: string;
   share: number;
-  /** The settings of arm B in a trial of kind `settings`; else null. */
+  /** The settings of arm B in a trial of kind `settings`, otherwise null. */
   settings: Record<string, unknown> | null;
-  /** The lists for which a trial of kind `settings` is tuned; else null. */
+  /** The planned number of lists in a trial of kind `settings`, otherwise null. */
   planned_lists: number | null;
   status: "running" | "ended";
   created_at: string;
   ended_at: string | null;
-  /** The result. Of a running trial: so far, and only for `GET` of this one trial. Of interleaving, `series` is the difference over time, and `planned` the result of the first `planned_clicked` lists with a click, once there are so many. */
+  /** The report of the trial. A running trial has a preliminary report, only in `GET` of this trial. For interleaving, `series` is the difference over time. The field `planned` has the result of the first `planned_clicked` lists with a click. */
   report: Record<string, unknown> | null;
-  /** The lists with a click after which the difference is to be read; null for shadow trials, and for those of older versions of the service. */
+  /** The planned number of lists with a click. The value is null for shadow trials, and for trials of older versions of the service. */
   planned_clicked: number | null;
 }
 
@@ -28,103 +28,103 @@ export interface ABTestPage {
   next_cursor: string | null;
 }
 
-/** A change of the active version. */
+/** An activation. */
 export interface ActivationOut {
-  /** Grows with every change. */
+  /** A number that grows with every activation and every change of the pin. */
   generation: number;
   version: string | null;
-  /** The version active before; the version itself if it was pinned or unpinned. */
+  /** The version that was active before. After a change of the pin alone, both versions are the same. */
   previous: string | null;
   reason: "published" | "activated" | "rolled_back" | "returned";
   detail: Record<string, unknown> | null;
   at: string;
-  /** The id of the key that asked for it; `admin` for `NCR_ADMIN_KEY`, `local` where there are no keys, `ncr` for the command. Null for the service itself. */
+  /** The id of the key that requested the change. The value is `admin` for `NCR_ADMIN_KEY`, `local` without keys, `ncr` for the command, and null for the service. */
   by: string | null;
 }
 
-/** Changes of the active version, newest first. */
+/** Activations, newest first. */
 export interface ActivationPage {
   items: ActivationOut[];
   next_cursor: string | null;
 }
 
-/** The answer of `POST /recommend`. */
+/** The response of `POST /recommend`. */
 export interface BasketRecommendation {
-  /** Send it with the events that the list leads to: clicks are counted by it. */
+  /** The id to send with events that result from this list. The service counts clicks by this id. */
   recommendation_id: string;
-  /** Null where the body names none. */
+  /** The user of the request, or null. */
   user: string | null;
   model_version: string | null;
-  /** Every event of this user up to here has been taken in. */
+  /** The list includes every event of this user up to this seq. */
   as_of_seq: number;
   took_ms: number;
-  /** Best first. */
+  /** The items, best first. */
   items: RecommendedItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
-  /** Those of `items` and `item` that do not exist. */
+  /** The ids in `items` and `item` that the service does not know. */
   ignored: string[];
 }
 
-/** The answer of `POST /recommend/batch`. */
+/** The response of `POST /recommend/batch`. */
 export interface BatchAnswer {
-  /** In the order of the users. */
+  /** The results in the order of the users. */
   results: (BatchList | BatchRefusal)[];
 }
 
-/** The list of one of the users of a batch. */
+/** The list of a user in a batch. */
 export interface BatchList {
-  /** Send it with the events that the list leads to: clicks are counted by it. */
+  /** The id to send with events that result from this list. The service counts clicks by this id. */
   recommendation_id: string;
   user: string;
   model_version: string | null;
-  /** Every event of this user up to here has been taken in. */
+  /** The list includes every event of this user up to this seq. */
   as_of_seq: number;
   took_ms: number;
-  /** Best first. */
+  /** The items, best first. */
   items: RecommendedItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
   status: 200;
 }
 
-/** Why one of the users of a batch gets none. */
+/** The problem of a user in a batch who gets no list. */
 export interface BatchRefusal {
-  /** As of an answer by itself. */
+  /** The status of the same request outside a batch. */
   status: number;
   code: string;
   detail: string;
 }
 
-/** One of the user's own items, and what it does for a place. */
+/** An item of the user that explains a place in the list. */
 export interface Because {
   id: string;
   title: string | null;
-  /** By how much the log-odds that the item is preferred to the other items shown would be lower, on average, if the user had not had this one. */
+  /** The decrease of the mean log-odds if the user did not have this item. The log-odds compare the recommended item with each other item in the list. */
   effect: number;
 }
 
-/** Click-through of a version's lists. */
+/** The click-through of a version. */
 export interface ClickThrough {
-  /** Lists that were served. */
+  /** The number of lists served. */
   lists: number;
-  /** Lists whose `recommendation_id` came back with a positive event. */
+  /** The number of lists with a positive event that names their `recommendation_id`. */
   clicked: number;
-  /** 0 to 1; null if no list was served. */
+  /** The share of lists with a click, 0 to 1. The rate is null without lists. */
   rate: number | null;
 }
 
-/** The answer of `POST /compare`. */
+/** The response of `POST /compare`. */
 export interface Comparison {
   user: string;
   model_version: string;
-  /** Every event of this user up to here has been taken in. */
+  /** The list includes every event of this user up to this seq. */
   as_of_seq: number;
-  /** `popular`: nothing is known of the user, the probabilities are those of the mean of all users. */
+  /** With `popular`, the service knows nothing of the user. The probabilities are then those of the mean user. */
   source: "model" | "fold_in" | "popular";
-  /** Each once: what the rows and columns stand for. */
+  /** The items of the rows and the columns, without repetition. */
   items: string[];
-  /** How probably the user prefers the item of the row to that of the column. */
+  /** The probability that the user prefers the item of the row to the item of the column. */
   probability: number[][];
   /** The items, best first. */
   order: string[];
@@ -147,7 +147,7 @@ export interface EventPage {
   next_cursor: string | null;
 }
 
-/** The outcome of the rows of `POST /events`. */
+/** The result of each row of `POST /events`. */
 export interface EventsAnswer {
   accepted: number;
   duplicates: number;
@@ -173,7 +173,7 @@ export interface ItemPage {
   next_cursor: string | null;
 }
 
-/** The outcome of the rows of `POST /items`. */
+/** The result of each row of `POST /items`. */
 export interface ItemsAnswer {
   accepted: number;
   rejected: RejectedItem[];
@@ -198,7 +198,7 @@ export interface JobOut {
   model_version: string | null;
   metrics: Record<string, unknown> | null;
   error: string | null;
-  /** The id of the key that asked for it; `admin` for `NCR_ADMIN_KEY`, `local` where there are no keys, `ncr` for the command. Null for the service itself. */
+  /** The id of the key that requested the change. The value is `admin` for `NCR_ADMIN_KEY`, `local` without keys, `ncr` for the command, and null for the service. */
   by: string | null;
 }
 
@@ -216,19 +216,19 @@ export interface JobProgress {
   loss: number | null;
   /** NDCG@10 on the validation items. */
   ndcg: number | null;
-  /** Seconds left, as far as it can be told. */
+  /** The estimated time left, in seconds. */
   eta_s: number | null;
-  /** The most memory that the job's process has held at a time. */
+  /** The peak memory of the child process, in bytes. */
   peak_bytes?: number | null;
 }
 
-/** What a merge has moved. */
+/** The result of a merge. */
 export interface MergeOut {
   id: string;
   into: string;
   events: number;
   preferences: number;
-  /** For `min_seq`: a list of `into` that takes in what moved. */
+  /** A value for `min_seq`: a list of `into` with this seq includes the moved events and preferences. */
   last_seq: number;
 }
 
@@ -236,13 +236,13 @@ export interface MergeOut {
 export interface ModelDetail {
   version: string;
   active: boolean;
-  /** Newer versions are not activated until it is unpinned. */
+  /** True if the version is pinned. A pin keeps newer versions from becoming active. */
   pinned: boolean;
-  /** `rejected` by the gate; `deleted`: only its metrics are kept, not its files. */
+  /** `published`, `rejected` by the gate, or `deleted`. A deleted version has metrics but no files. */
   status: "published" | "rejected" | "deleted";
   model: string;
   factors: number;
-  /** The model was trained on the events up to this seq. */
+  /** The training data has the events up to this seq. */
   trained_seq: number;
   users: number;
   items: number;
@@ -252,7 +252,7 @@ export interface ModelDetail {
   job_id: string | null;
   created_at: string;
   activated_at: string | null;
-  /** When and why it was activated, newest first, at most 100. */
+  /** The activations of the version, newest first, at most 100. */
   activations: ActivationOut[];
   click_through: ClickThrough;
 }
@@ -261,13 +261,13 @@ export interface ModelDetail {
 export interface ModelOut {
   version: string;
   active: boolean;
-  /** Newer versions are not activated until it is unpinned. */
+  /** True if the version is pinned. A pin keeps newer versions from becoming active. */
   pinned: boolean;
-  /** `rejected` by the gate; `deleted`: only its metrics are kept, not its files. */
+  /** `published`, `rejected` by the gate, or `deleted`. A deleted version has metrics but no files. */
   status: "published" | "rejected" | "deleted";
   model: string;
   factors: number;
-  /** The model was trained on the events up to this seq. */
+  /** The training data has the events up to this seq. */
   trained_seq: number;
   users: number;
   items: number;
@@ -279,16 +279,16 @@ export interface ModelOut {
   activated_at: string | null;
 }
 
-/** Models, newest first. */
+/** Model versions, newest first. */
 export interface ModelPage {
   items: ModelOut[];
   next_cursor: string | null;
 }
 
-/** The active version, and whether it is pinned. */
+/** The active version and its pin. */
 export interface PinOut {
   version: string | null;
-  /** The version that a rollback leads to. */
+  /** The version that a rollback activates. */
   previous: string | null;
   pinned: boolean;
 }
@@ -298,17 +298,17 @@ export interface PopularItem {
   id: string;
   title: string | null;
   rank: number;
-  /** Users with a positive event about it, each once. */
+  /** The number of users with a positive event on the item. */
   users: number;
 }
 
-/** The answer of `GET /popular`. */
+/** The response of `GET /popular`. */
 export interface PopularItems {
-  /** Null: all time. */
+  /** The window of the request, or null for all time. */
   window: string | null;
-  /** Most users first. */
+  /** The items, most users first. */
   items: PopularItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
 }
 
@@ -317,14 +317,14 @@ export interface PreferenceAnswer {
   seq: number;
 }
 
-/** The outcome of the rows of a list of preferences. */
+/** The result of each row of a list of preferences. */
 export interface PreferencesAnswer {
   accepted: number;
   rejected: RejectedRow[];
   last_seq: number;
 }
 
-/** An error as in RFC 9457. `code` is stable; `detail` is for people. */
+/** A problem document by RFC 9457. The `code` is stable, and the `detail` is for people. */
 export interface Problem {
   type: string;
   title: string;
@@ -334,63 +334,63 @@ export interface Problem {
   request_id?: string;
 }
 
-/** Which of the two would the user rather have? The answer goes to `POST /preferences`. */
+/** A question about two items. A client sends the answer to `POST /preferences`. */
 export interface Question {
   a: QuestionItem;
   b: QuestionItem;
-  /** Bits that the answer is expected to tell of the user's taste, beyond those of the questions before it; null where no model knows. */
+  /** The information that the answer is expected to give about the taste of the user, in bits. Information from the questions before does not count. The value is null without a model. */
   information: number | null;
 }
 
-/** An item that is asked about. */
+/** An item of a question. */
 export interface QuestionItem {
   id: string;
   title: string | null;
 }
 
-/** Questions, the most telling first. */
+/** Questions, the most informative first. */
 export interface Questions {
   user: string;
   model_version: string | null;
   as_of_seq: number;
   source: "model" | "popular";
   items: Question[];
-  /** Why there are no questions; null where there are. */
+  /** The reason for an empty list of questions, otherwise null. */
   reason: "seen_everything" | "asked_everything" | "too_few_items" | null;
 }
 
-/** The answer of `GET /recommend/{user}` and `POST /rerank`. */
+/** The response of `GET /recommend/{user}` and `POST /rerank`. */
 export interface Recommendation {
-  /** Send it with the events that the list leads to: clicks are counted by it. */
+  /** The id to send with events that result from this list. The service counts clicks by this id. */
   recommendation_id: string;
   user: string;
   model_version: string | null;
-  /** Every event of this user up to here has been taken in. */
+  /** The list includes every event of this user up to this seq. */
   as_of_seq: number;
   took_ms: number;
-  /** Best first. */
+  /** The items, best first. */
   items: RecommendedItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
 }
 
-/** One place of the list. */
+/** An item in the list. */
 export interface RecommendedItem {
-  /** With `include=categories`. Otherwise it is not there. */
+  /** Categories, only with `include=categories`. */
   categories?: string[];
-  /** With `include=attributes`. Otherwise it is not there. */
+  /** Attributes, only with `include=attributes`. */
   attributes?: Record<string, unknown>;
   id: string;
   title: string | null;
-  /** From 1. */
+  /** The place in the list, from 1. */
   rank: number;
-  /** Mean probability that the user prefers the item to the model's reference items; comparable within a model version. Null for `popular`. */
+  /** The mean probability that the user prefers the item to the reference items of the model. Scores are comparable within a model version. The score is null for `popular`. */
   score: number | null;
-  /** `model`: known to the model; `fold_in`: with events or attributes it was not trained on; `popular`: nothing is known of the user, or the item is not known to the model. */
+  /** The data behind the place. `model`: the model knows the user and the item. `fold_in`: the model folds in events or attributes that it was not trained on. `popular`: the service knows nothing of the user, or the model does not know the item. */
   source: "model" | "fold_in" | "popular";
-  /** Probability that the user prefers the item to the one a rank below. Null where it is not known, as of the last item. */
+  /** The probability that the user prefers the item to the item one rank below. The value is null where the probability is unknown, such as for the last item. */
   preferred_over_next: number | null;
-  /** With `explain=pairwise`: up to three of the user's own items, those that it is due to most, the first one most of all; empty for `popular`. Otherwise it is not there. */
+  /** Up to three items of the user that explain the place, the most important item first. The field exists only with `explain=pairwise`. The list is empty for `popular`. */
   because?: Because[];
 }
 
@@ -415,28 +415,28 @@ export interface RejectedUser {
   detail: string;
 }
 
-/** An item that is like another. */
+/** A similar item. */
 export interface SimilarItem {
-  /** With `include=categories`. Otherwise it is not there. */
+  /** Categories, only with `include=categories`. */
   categories?: string[];
-  /** With `include=attributes`. Otherwise it is not there. */
+  /** Attributes, only with `include=attributes`. */
   attributes?: Record<string, unknown>;
   id: string;
   title: string | null;
-  /** Its similarity, at most 1. */
+  /** The similarity to the item of the request, at most 1. */
   score: number;
 }
 
-/** The answer of `GET /items/{id}/similar`. */
+/** The response of `GET /items/{id}/similar`. */
 export interface SimilarItems {
-  /** Send it with the events that the list leads to: clicks are counted by it. */
+  /** The id to send with events that result from this list. The service counts clicks by this id. */
   recommendation_id: string;
   item: string;
-  /** The version that `score` is by: the cosine of what it knows of the items, their popularity left out. Null where the model does not know the item, or there is no model: then it is the cosine of who took them up. */
+  /** The version that computed `score`, the cosine similarity of the item vectors without popularity. The value is null if no model is active, or if the model does not know the item. The score is then the cosine similarity of the users of the items. */
   model_version: string | null;
-  /** Most alike first. */
+  /** The items, most similar first. */
   items: SimilarItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
 }
 
@@ -446,23 +446,23 @@ export interface TokenOut {
   expires_at: string;
 }
 
-/** An item on the rise. */
+/** A trending item. */
 export interface TrendingItem {
   id: string;
   title: string | null;
   rank: number;
-  /** Users in the window, each once. */
+  /** The number of users in the window. */
   users: number;
-  /** Users in the window before. */
+  /** The number of users in the window before. */
   users_before: number;
 }
 
-/** The answer of `GET /trending`. */
+/** The response of `GET /trending`. */
 export interface TrendingItems {
   window: string;
-  /** The clearest rise first. */
+  /** The items, most significant rise first. */
   items: TrendingItem[];
-  /** Send it as `cursor` with the same parameters for the next places. Null at the end, and after 1,000 places; the page after may be empty. */
+  /** The value for `cursor` in the request for the next places. All other parameters except `n` must stay the same. The value is null at the end of the list, and after 1,000 places. The next page can be empty. */
   next_cursor: string | null;
 }
 
@@ -479,7 +479,7 @@ export interface UserPage {
   next_cursor: string | null;
 }
 
-/** The outcome of the rows of `POST /users`. */
+/** The result of each row of `POST /users`. */
 export interface UsersAnswer {
   accepted: number;
   rejected: RejectedUser[];

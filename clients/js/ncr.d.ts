@@ -1,13 +1,15 @@
 /**
  * A client of the neural collaborative ranking service for pages and Node 20, without dependencies.
  *
- * A page sends a token that was signed for its user. Lists are awaited; events are queued, sent in
- * the background in batches, and kept in `localStorage` until the service has confirmed them.
+ * A page sends a token that is signed for its user. `recommend` returns a promise of a list. The
+ * client queues events, sends them in batches in the background, and keeps them in `localStorage`
+ * until the service confirms them.
  *
- * `navigator.sendBeacon` sends no `Authorization` header, so it cannot carry the token, and it tells
- * nobody whether the events were stored. `fetch` with `keepalive` does both and outlives the page,
- * too. Where a browser does not know `keepalive`, or cuts the request off, the events are still in
- * the queue and go out with the next page. Each has an id of its own: sent twice, it counts once.
+ * The client sends events by `fetch` with `keepalive`, which outlives the page. The function
+ * `navigator.sendBeacon` can neither send the token nor report whether the service stored the
+ * events. If a browser ends the request early or does not know `keepalive`, the events stay in the
+ * queue. The next page sends them. Each event has its own id, so the service counts a repeated
+ * event once.
  */
 export type Recommendation = import("./api.d.ts").Recommendation;
 export type RecommendedItem = import("./api.d.ts").RecommendedItem;
@@ -20,15 +22,15 @@ export type Event = {
     type?: string;
     value?: number;
     /**
-     * Of the list that the item was taken from.
+     * The id of the list that showed the item.
      */
     recommendation_id?: string;
     /**
-     * ISO 8601; now by default.
+     * The time in ISO 8601. The default is now.
      */
     timestamp?: string;
     /**
-     * A new one by default.
+     * The id of the event. The default is a new id.
      */
     event_id?: string;
 };
@@ -45,68 +47,74 @@ export type Store = {
 export type Options = {
     /**
      * Asks your
-     * server for a token of the user. Called when there is none, before it expires, and once after
-     * the service has refused it.
+     * server for a token of the user. The client calls it before the first request, before a token
+     * expires, and once after the service refuses a token.
      */
     getToken?: () => Promise<string | Pick<TokenOut, "token" | "expires_at">>;
     /**
-     * A key in place of a token. Only on servers: a page shows it to everyone.
+     * A key in place of a token. Use a key only on servers: a page shows its
+     * key to everyone.
      */
     key?: string;
     /**
-     * Of one request; 10,000 by default.
+     * The timeout of one request, in ms. The default is 10,000 ms.
      */
     timeoutMs?: number;
     /**
-     * How often a list is asked for again after 429 or 503, and an event's
-     * batch after 401; 2 by default.
+     * The number of further requests for a list after 429 or 503. The
+     * default is 2.
      */
     retries?: number;
     /**
-     * How long an event waits for others; 2,000 by default.
+     * The time that an event waits for other events, in ms. The default is
+     * 2,000 ms.
      */
     flushMs?: number;
     /**
-     * Events in the queue; beyond it the oldest are dropped. 1,000 by
-     * default.
+     * The maximum number of events in the queue. Beyond it the client
+     * drops the oldest events. The default is 1,000.
      */
     maxQueue?: number;
     /**
-     * Age at which queued events are dropped; 7 days by default.
+     * The age at which the client drops queued events, in ms. The default
+     * is 7 days.
      */
     maxAgeMs?: number;
     /**
-     * `localStorage` by default; null: the queue lives with the page.
+     * The store of the queue. The default is `localStorage`. With null
+     * the queue ends with the page.
      */
     store?: Store | null;
     /**
-     * Told of events
-     * that the service has refused.
+     * Receives the
+     * events that the service rejects.
      */
     onRejected?: (rejected: RejectedRow[], events: QueuedEvent[]) => void;
     /**
-     * Told why events wait.
+     * Receives the error that delays or ends the sending
+     * of events.
      */
     onError?: (error: unknown) => void;
 };
 export type ListOptions = {
     n?: number;
     /**
-     * Items in any of them.
+     * The list has only items of these categories.
      */
     category?: string | string[];
     /**
-     * Items to leave out.
+     * The list leaves out these items.
      */
     exclude?: string | string[];
     exclude_seen?: boolean;
     /**
-     * For how long an event keeps its item out, as JSON: `{"purchase":"14d"}`.
+     * The time for which an event of a type keeps its item out of the list, as
+     * JSON: `{"purchase":"14d"}`.
      */
     seen?: string;
     /**
-     * For how long what was shown and not taken is left out:
-     * `6h`, or seconds.
+     * The time for which a shown item that the user did not take
+     * stays out of the list: `6h`, or seconds.
      */
     hide_shown?: string | number;
     min_seq?: number;
@@ -114,7 +122,7 @@ export type ListOptions = {
     explain?: "none" | "pairwise";
     signal?: AbortSignal;
 };
-/** A response that is an error. */
+/** An error that the service answers. */
 export declare class NcrError extends Error {
     status: number;
     code: string;
@@ -122,35 +130,36 @@ export declare class NcrError extends Error {
     retryAfterMs: number | null;
     /**
      * @param {number} status
-     * @param {string} code A stable name of the error.
+     * @param {string} code The stable name of the error.
      * @param {string} detail
-     * @param {number | null} retryAfterMs How long the service asks to wait.
+     * @param {number | null} retryAfterMs The time that the service asks the client to wait, in ms.
      */
     constructor(status: number, code: string, detail: string, retryAfterMs?: number | null);
 }
-/** Lists and events of one user. */
+/** A client for the lists and events of one user. */
 export declare class Client {
     #private;
     user: string;
     /**
-     * @param {string} base The service's URL.
+     * @param {string} base The URL of the service.
      * @param {string} user The id of the user.
      * @param {Options} [options]
      */
     constructor(base: string, user: string, options?: Options);
-    /** How many events wait. */
+    /** The number of queued events. */
     get pending(): number;
-    /** How many events were dropped, as the queue was full or they were too old. */
+    /** The number of events that the client dropped because the queue was full or they were old. */
     get dropped(): number;
     /**
-     * The user's list.
+     * Requests the list of the user.
      *
      * @param {ListOptions} [options]
      * @returns {Promise<Recommendation>}
      */
     recommend(options?: ListOptions): Promise<Recommendation>;
     /**
-     * Items like an item. A token does not open it: it needs a key, or a service without keys.
+     * Requests items that are similar to an item. This route refuses tokens. It needs a key or a
+     * service without keys.
      *
      * @param {string} item
      * @param {{n?: number, signal?: AbortSignal}} [options]
@@ -164,13 +173,16 @@ export declare class Client {
      * Queues an event and returns at once.
      *
      * @param {Event} event
-     * @returns {string} The event's id.
+     * @returns {string} The id of the event.
      */
     track(event: Event): string;
-    /** Sends what is queued now. It resolves when all is confirmed, and rejects where it waits on. */
+    /**
+     * Sends the queued events now. The promise resolves when the service has confirmed all events. The
+     * promise rejects if events stay in the queue.
+     */
     flush(): Promise<void>;
-    /** Ends timers and listeners. Events that wait stay in the store. */
+    /** Ends timers and listeners. Queued events stay in the store. */
     close(): void;
 }
-/** A random id. `crypto.randomUUID` is there in secure contexts only. @returns {string} */
+/** Makes a random id. Only secure contexts have `crypto.randomUUID`. @returns {string} */
 export declare function newId(): string;

@@ -2,13 +2,15 @@
 /**
  * A client of the neural collaborative ranking service for pages and Node 20, without dependencies.
  *
- * A page sends a token that was signed for its user. Lists are awaited; events are queued, sent in
- * the background in batches, and kept in `localStorage` until the service has confirmed them.
+ * A page sends a token that is signed for its user. `recommend` returns a promise of a list. The
+ * client queues events, sends them in batches in the background, and keeps them in `localStorage`
+ * until the service confirms them.
  *
- * `navigator.sendBeacon` sends no `Authorization` header, so it cannot carry the token, and it tells
- * nobody whether the events were stored. `fetch` with `keepalive` does both and outlives the page,
- * too. Where a browser does not know `keepalive`, or cuts the request off, the events are still in
- * the queue and go out with the next page. Each has an id of its own: sent twice, it counts once.
+ * The client sends events by `fetch` with `keepalive`, which outlives the page. The function
+ * `navigator.sendBeacon` can neither send the token nor report whether the service stored the
+ * events. If a browser ends the request early or does not know `keepalive`, the events stay in the
+ * queue. The next page sends them. Each event has its own id, so the service counts a repeated
+ * event once.
  */
 
 /** @typedef {import("./api.d.ts").Recommendation} Recommendation */
@@ -19,19 +21,19 @@
 /** @typedef {import("./api.d.ts").TokenOut} TokenOut */
 
 /**
- * @typedef {object} Event An event of the user's.
+ * @typedef {object} Event One act of the user.
  * @property {string} item
  * @property {string} [type]
  * @property {number} [value]
- * @property {string} [recommendation_id] Of the list that the item was taken from.
- * @property {string} [timestamp] ISO 8601; now by default.
- * @property {string} [event_id] A new one by default.
+ * @property {string} [recommendation_id] The id of the list that showed the item.
+ * @property {string} [timestamp] The time in ISO 8601. The default is now.
+ * @property {string} [event_id] The id of the event. The default is a new id.
  */
 
 /** @typedef {Event & {user: string, event_id: string, timestamp: string}} QueuedEvent */
 
 /**
- * @typedef {object} Store Where the queue is kept: `localStorage`, or whatever has its methods.
+ * @typedef {object} Store The store of the queue: `localStorage`, or an object with its methods.
  * @property {(key: string) => string | null} getItem
  * @property {(key: string, value: string) => void} setItem
  * @property {(key: string) => void} removeItem
@@ -40,31 +42,37 @@
 /**
  * @typedef {object} Options
  * @property {() => Promise<string | Pick<TokenOut, "token" | "expires_at">>} [getToken] Asks your
- *   server for a token of the user. Called when there is none, before it expires, and once after
- *   the service has refused it.
- * @property {string} [key] A key in place of a token. Only on servers: a page shows it to everyone.
- * @property {number} [timeoutMs] Of one request; 10,000 by default.
- * @property {number} [retries] How often a list is asked for again after 429 or 503, and an event's
- *   batch after 401; 2 by default.
- * @property {number} [flushMs] How long an event waits for others; 2,000 by default.
- * @property {number} [maxQueue] Events in the queue; beyond it the oldest are dropped. 1,000 by
- *   default.
- * @property {number} [maxAgeMs] Age at which queued events are dropped; 7 days by default.
- * @property {Store | null} [store] `localStorage` by default; null: the queue lives with the page.
- * @property {(rejected: RejectedRow[], events: QueuedEvent[]) => void} [onRejected] Told of events
- *   that the service has refused.
- * @property {(error: unknown) => void} [onError] Told why events wait.
+ *   server for a token of the user. The client calls it before the first request, before a token
+ *   expires, and once after the service refuses a token.
+ * @property {string} [key] A key in place of a token. Use a key only on servers: a page shows its
+ *   key to everyone.
+ * @property {number} [timeoutMs] The timeout of one request, in ms. The default is 10,000 ms.
+ * @property {number} [retries] The number of further requests for a list after 429 or 503. The
+ *   default is 2.
+ * @property {number} [flushMs] The time that an event waits for other events, in ms. The default is
+ *   2,000 ms.
+ * @property {number} [maxQueue] The maximum number of events in the queue. Beyond it the client
+ *   drops the oldest events. The default is 1,000.
+ * @property {number} [maxAgeMs] The age at which the client drops queued events, in ms. The default
+ *   is 7 days.
+ * @property {Store | null} [store] The store of the queue. The default is `localStorage`. With null
+ *   the queue ends with the page.
+ * @property {(rejected: RejectedRow[], events: QueuedEvent[]) => void} [onRejected] Receives the
+ *   events that the service rejects.
+ * @property {(error: unknown) => void} [onError] Receives the error that delays or ends the sending
+ *   of events.
  */
 
 /**
  * @typedef {object} ListOptions
  * @property {number} [n]
- * @property {string | string[]} [category] Items in any of them.
- * @property {string | string[]} [exclude] Items to leave out.
+ * @property {string | string[]} [category] The list has only items of these categories.
+ * @property {string | string[]} [exclude] The list leaves out these items.
  * @property {boolean} [exclude_seen]
- * @property {string} [seen] For how long an event keeps its item out, as JSON: `{"purchase":"14d"}`.
- * @property {string | number} [hide_shown] For how long what was shown and not taken is left out:
- *   `6h`, or seconds.
+ * @property {string} [seen] The time for which an event of a type keeps its item out of the list, as
+ *   JSON: `{"purchase":"14d"}`.
+ * @property {string | number} [hide_shown] The time for which a shown item that the user did not take
+ *   stays out of the list: `6h`, or seconds.
  * @property {number} [min_seq]
  * @property {number} [diversity]
  * @property {"none" | "pairwise"} [explain]
@@ -72,21 +80,21 @@
  */
 
 const MAX_BATCH_EVENTS = 100;
-/** Browsers allow 64 KiB of bodies with `keepalive` at a time. */
+/** Browsers allow 64 KiB of request bodies with `keepalive` at a time. */
 const MAX_BATCH_BYTES = 60_000;
 const FIRST_PAUSE_MS = 1_000;
 const MAX_PAUSE_MS = 60_000;
 const MAX_WAIT_MS = 5_000;
-/** A token that ends so soon is fetched anew. */
+/** The client replaces a token that expires within this time. */
 const TOKEN_MARGIN_MS = 10_000;
 
-/** A response that is an error. */
+/** An error that the service answers. */
 export class NcrError extends Error {
   /**
    * @param {number} status
-   * @param {string} code A stable name of the error.
+   * @param {string} code The stable name of the error.
    * @param {string} detail
-   * @param {number | null} retryAfterMs How long the service asks to wait.
+   * @param {number | null} retryAfterMs The time that the service asks the client to wait, in ms.
    */
   constructor(status, code, detail, retryAfterMs = null) {
     super(`${status} ${code}: ${detail}`);
@@ -98,7 +106,7 @@ export class NcrError extends Error {
   }
 }
 
-/** Lists and events of one user. */
+/** A client for the lists and events of one user. */
 export class Client {
   /** @type {string} */ #base;
   /** @type {Options} */ #options;
@@ -112,7 +120,7 @@ export class Client {
   #closed = false;
 
   /**
-   * @param {string} base The service's URL.
+   * @param {string} base The URL of the service.
    * @param {string} user The id of the user.
    * @param {Options} [options]
    */
@@ -130,21 +138,21 @@ export class Client {
       document.addEventListener("visibilitychange", this.#onHidden);
       addEventListener("pagehide", this.#onHidden);
     }
-    if (this.#queue.length > 0) this.#schedule(0); // left by an earlier page
+    if (this.#queue.length > 0) this.#schedule(0); // events of an earlier page
   }
 
-  /** How many events wait. */
+  /** The number of queued events. */
   get pending() {
     return this.#queue.length;
   }
 
-  /** How many events were dropped, as the queue was full or they were too old. */
+  /** The number of events that the client dropped because the queue was full or they were old. */
   get dropped() {
     return this.#queue.dropped;
   }
 
   /**
-   * The user's list.
+   * Requests the list of the user.
    *
    * @param {ListOptions} [options]
    * @returns {Promise<Recommendation>}
@@ -155,7 +163,8 @@ export class Client {
   }
 
   /**
-   * Items like an item. A token does not open it: it needs a key, or a service without keys.
+   * Requests items that are similar to an item. This route refuses tokens. It needs a key or a
+   * service without keys.
    *
    * @param {string} item
    * @param {{n?: number, signal?: AbortSignal}} [options]
@@ -170,7 +179,7 @@ export class Client {
    * Queues an event and returns at once.
    *
    * @param {Event} event
-   * @returns {string} The event's id.
+   * @returns {string} The id of the event.
    */
   track(event) {
     const event_id = event.event_id ?? newId();
@@ -182,19 +191,22 @@ export class Client {
     return event_id;
   }
 
-  /** Sends what is queued now. It resolves when all is confirmed, and rejects where it waits on. */
+  /**
+   * Sends the queued events now. The promise resolves when the service has confirmed all events. The
+   * promise rejects if events stay in the queue.
+   */
   async flush() {
     if (this.#flushing === null) {
       this.#flushing = this.#sendAll().finally(() => {
         this.#flushing = null;
-        // Events wait after an error, or came in at the very end.
+        // Events remain after an error, or arrive while the last batch is sent.
         if (this.#queue.length > 0) this.#schedule(this.#options.flushMs ?? 2_000);
       });
     }
     await this.#flushing;
   }
 
-  /** Ends timers and listeners. Events that wait stay in the store. */
+  /** Ends timers and listeners. Queued events stay in the store. */
   close() {
     this.#closed = true;
     if (this.#timer !== null) clearTimeout(this.#timer);
@@ -208,7 +220,7 @@ export class Client {
   #onHidden = () => {
     if (typeof document !== "undefined" && document.visibilityState !== "hidden") return;
     const batch = this.#queue.batch();
-    // Nothing may be awaited before the request: the page may end any moment.
+    // The page may end at any moment, so nothing is awaited before the request.
     if (batch.length > 0 && (this.#tokenAtHand() !== null || !this.#options.getToken)) {
       this.#sendBatch(batch).catch((error) => this.#options.onError?.(error));
     }
@@ -226,7 +238,7 @@ export class Client {
       this.#timer = null;
       this.flush().catch((error) => this.#options.onError?.(error));
     }, wait);
-    // Node need not stay alive for it.
+    // The timer does not keep Node alive.
     /** @type {any} */ (this.#timer).unref?.();
   }
 
@@ -245,7 +257,7 @@ export class Client {
   }
 
   /**
-   * Sends events and takes out of the queue what needs no other try.
+   * Sends events, and removes from the queue the events that need no further request.
    *
    * @param {QueuedEvent[]} batch
    */
@@ -262,7 +274,7 @@ export class Client {
       if (answer.rejected.length > 0) this.#options.onRejected?.(answer.rejected, batch);
     } catch (error) {
       if (error instanceof NcrError && isFinal(error.status)) {
-        // The same batch would be refused for ever: one that is too large is tried in parts.
+        // The service would refuse the same batch again. A batch that is too large goes in halves.
         if (error.status === 413 && batch.length > 1) {
           const half = batch.length >> 1;
           await this.#sendBatch(batch.slice(0, half));
@@ -303,7 +315,7 @@ export class Client {
   }
 
   /**
-   * One request, repeated once with a new token where the token is refused.
+   * Sends one request, and repeats it once with a new token if the service refuses the token.
    *
    * @param {string} path
    * @param {RequestInit} init
@@ -353,7 +365,7 @@ export class Client {
       : null;
   }
 
-  /** One call of `getToken` for all that wait. @returns {Promise<string>} */
+  /** Calls `getToken` once for all waiting requests. @returns {Promise<string>} */
   #newToken() {
     this.#fetchingToken ??= this.#callGetToken().finally(() => {
       this.#fetchingToken = null;
@@ -371,7 +383,7 @@ export class Client {
   }
 }
 
-/** Events in order, in a store that pages of one origin share. */
+/** A queue of events in order, in a store that the pages of one origin share. */
 class EventQueue {
   /** @type {QueuedEvent[]} */ #memory = [];
   /** @type {Store | null} */ #store;
@@ -403,14 +415,14 @@ class EventQueue {
 
   /** @param {QueuedEvent} event */
   add(event) {
-    // Read anew each time: another page of the same user may have changed it.
+    // Another page of the same user may have changed the queue, so each call reads it.
     const events = [...this.#load(), event];
     const extra = Math.max(0, events.length - this.#max);
     this.dropped += extra;
     this.#save(events.slice(extra));
   }
 
-  /** The oldest events that one request takes. @returns {QueuedEvent[]} */
+  /** Returns the oldest events, as many as fit into one request. @returns {QueuedEvent[]} */
   batch() {
     const events = this.#load();
     let bytes = 2;
@@ -437,7 +449,7 @@ class EventQueue {
       return Array.isArray(events) ? events.filter(isQueued) : [];
     } catch (error) {
       if (error instanceof SyntaxError) return [];
-      return this.#fallBack(this.#memory); // the store may not be read any more
+      return this.#fallBack(this.#memory); // the store is no longer readable
     }
   }
 
@@ -451,16 +463,16 @@ class EventQueue {
       if (events.length > 0) this.#store.setItem(this.#key, JSON.stringify(events));
       else this.#store.removeItem(this.#key);
     } catch {
-      this.#fallBack(events); // full, or forbidden: the queue lives with the page
+      this.#fallBack(events); // the store is full or forbidden, so the queue ends with the page
     }
   }
 
   /** @param {QueuedEvent[]} events */
   #fallBack(events) {
     try {
-      this.#store?.removeItem(this.#key); // or they would be sent again by the next page
+      this.#store?.removeItem(this.#key); // else the next page would send the events again
     } catch {
-      // It cannot be written at all.
+      // The store accepts no change at all.
     }
     this.#store = null;
     this.#memory = events;
@@ -478,12 +490,12 @@ function isQueued(event) {
   );
 }
 
-/** Whether another try of the same request is useless. @param {number} status */
+/** Tells whether a repeated request would fail again. @param {number} status */
 function isFinal(status) {
   return status >= 400 && status < 500 && ![401, 403, 408, 429].includes(status);
 }
 
-/** `localStorage`, where there is one that may be used. @returns {Store | null} */
+/** Returns `localStorage`, or null if the page may not use it. @returns {Store | null} */
 function pageStore() {
   try {
     return typeof document !== "undefined" ? localStorage : null;
@@ -492,7 +504,7 @@ function pageStore() {
   }
 }
 
-/** A random id. `crypto.randomUUID` is there in secure contexts only. @returns {string} */
+/** Makes a random id. Only secure contexts have `crypto.randomUUID`. @returns {string} */
 export function newId() {
   if (typeof crypto.randomUUID === "function") return crypto.randomUUID();
   const bytes = crypto.getRandomValues(new Uint8Array(16));
@@ -512,7 +524,7 @@ async function errorOf(response) {
   }
 }
 
-/** `AbortSignal.any`, which older browsers lack. @param {AbortSignal[]} signals */
+/** Does the same as `AbortSignal.any`, which older browsers lack. @param {AbortSignal[]} signals */
 function any(signals) {
   if (typeof AbortSignal.any === "function") return AbortSignal.any(signals);
   const controller = new AbortController();

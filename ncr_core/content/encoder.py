@@ -249,7 +249,7 @@ class AttributeEncoder:
                         raise ValueError("a deviation is not above 0")
                 values = tuple(each["values"])
                 if not all(isinstance(value, str | bool) for value in values):
-                    raise ValueError("a value is no string and no boolean")
+                    raise ValueError("a value is neither a string nor a boolean")
                 attribute = _Attribute(str(each["name"]), values, numbers, first)
                 attributes.append(attribute)
                 first += attribute.n_columns
@@ -257,7 +257,7 @@ class AttributeEncoder:
             if not 0 <= embedding <= MAX_EMBEDDING or not 0 < scale < math.inf:
                 raise ValueError("the embedding is malformed")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"this is no encoder of attributes: {error!r}") from None
+            raise DataError(f"the content is not an encoder of attributes: {error!r}") from None
         return cls(attributes, embedding, scale)
 
 

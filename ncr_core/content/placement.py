@@ -124,7 +124,7 @@ class ContentPlacement:
             explained = float(config["explained"])
             parts = {name: arrays[name].double().cpu().numpy() for name in _ARRAYS}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"this is no placement by content: {error!r}") from None
+            raise DataError(f"the content is not a placement: {error!r}") from None
         n, size = encoder.n_features, parts["mean"].shape[0] if parts["mean"].ndim == 1 else -1
         shapes = {"mean": (size,), "centre": (n,), "weights": (n, size), "residual": (size, size)}
         for name, shape in shapes.items():

@@ -30,7 +30,7 @@ from ncr_core.errors import DataError
 
 OrderArray: TypeAlias = npt.NDArray[np.generic]
 
-_ROWS_NEEDED = "needed are tuples (user, item) or (user, item, timestamp), or mappings"
+_ROWS_NEEDED = "rows must be tuples (user, item) or (user, item, timestamp), or mappings"
 
 InteractionSource: TypeAlias = "str | os.PathLike[str] | DataSource | Interactions | Iterable[Any]"
 """What `load_interactions` takes; see there."""
@@ -205,7 +205,7 @@ def _from_memory(source: Any, columns: Columns) -> Interactions:
     elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray):
         rows = list(source)
         if not rows:
-            raise DataError("there are no interactions to learn from")
+            raise DataError("the data has no interactions to learn from")
         named = _columns_of_rows(rows, columns)
         return _from_named_columns(named, list(named), columns, "the rows")
     else:
@@ -215,8 +215,8 @@ def _from_memory(source: Any, columns: Columns) -> Interactions:
         )
     if len(source) not in (2, 3):
         raise DataError(
-            f"there are {len(source)} arrays; needed are (users, items) or "
-            "(users, items, timestamps)"
+            f"the source has {len(source)} arrays, but needs (users, items) or (users, items, "
+            "timestamps)"
         )
     names = (columns.user, columns.item, columns.timestamp)[: len(source)]
     named = dict(zip(names, source, strict=True))
@@ -266,7 +266,7 @@ def _names(columns: Columns, found: Sequence[str], where: str) -> Names:
 
 def _from_columns(users: Any, items: Any, order: OrderArray | None, *, timed: bool) -> Interactions:
     if not len(users):
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     user_rows, user_ids = _number_ids("user", users)
     item_rows, item_ids = _number_ids("item", items)
     return Interactions.from_arrays(
@@ -416,9 +416,9 @@ def _record(row: Any, number: int) -> Mapping[str, Any]:
 
 def _check_not_empty(interactions: Interactions) -> None:
     if interactions.nnz == 0:
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     if interactions.n_users == 1:
         raise DataError(
-            f"there is only one user, {shown(interactions.user_ids[0])}: "
-            "a ranking is learned from at least two"
+            f"the data has only one user, {shown(interactions.user_ids[0])}: training needs at "
+            "least two users"
         )

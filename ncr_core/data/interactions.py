@@ -256,7 +256,7 @@ def build_interactions(
         item_rows.append(items.number(item))
         order.append(when)
     if not user_rows:
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     seconds = np.array(order, dtype=np.float64)
     return Interactions.from_arrays(
         np.array(user_rows, dtype=np.int64),

@@ -123,7 +123,7 @@ class SnapshotManifest:
             manifest = cls(parts=parts, items=SnapshotFile(**values.pop("items")), **values)
             manifest._check()
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise DataError(f"{MANIFEST} is no manifest of a snapshot of {FORMAT}") from None
+            raise DataError(f"{MANIFEST} is not a snapshot manifest of {FORMAT}") from None
         return manifest
 
     def _check(self) -> None:
@@ -327,7 +327,7 @@ class Snapshot:
         try:
             return pq.read_table(pa.BufferReader(content), use_threads=False)
         except pa.ArrowException:
-            raise DataError(f"{entry.file} is no Parquet file") from None
+            raise DataError(f"{entry.file} is not a Parquet file") from None
 
 
 def concatenated(parts: Sequence[Interactions], item_ids: Sequence[str]) -> Interactions:

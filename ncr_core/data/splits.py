@@ -123,9 +123,8 @@ def leave_latest_out(interactions: Interactions, users: BoolArray | None = None)
     enough = lengths >= MIN_ITEMS
     if not enough.any():
         raise DataError(
-            f"no user has {MIN_ITEMS} items: one to learn from, one to validate on and one to "
-            f"test on are needed (there are {interactions.n_users:,} users with "
-            f"{interactions.nnz:,} interactions)"
+            f"no user has {MIN_ITEMS} items for training, validation and test (the data has "
+            f"{interactions.n_users:,} users with {interactions.nnz:,} interactions)"
         )
     if users is not None:
         enough &= users
@@ -258,5 +257,5 @@ def check_rankable(split: Split) -> None:
     if len(full):
         raise DataError(
             f"{len(full):,} users, among them {seen.user_ids[full[0]]!r}, have interacted with "
-            f"all {seen.n_items:,} items: there is nothing to rank for them, leave them out"
+            f"all {seen.n_items:,} items: leave these users out"
         )

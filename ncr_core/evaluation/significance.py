@@ -32,7 +32,7 @@ def bootstrap_interval(
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"one value for each user is needed, not an array of {values.shape}")
     if not 0 < level < 1 or resamples < 1:
-        raise ValueError(f"a level of {level} with {resamples} resamples is no interval")
+        raise ValueError(f"a level of {level} with {resamples} resamples is not an interval")
     rng = np.random.default_rng(seed)
     n = len(values)
     means = np.empty(resamples)

@@ -177,7 +177,7 @@ class ExactRanker:
             ValueError: The model is more than a product of vectors.
         """
         if not self.margins.sortable:
-            raise ValueError("this model is no product of vectors: rank candidates")
+            raise ValueError("this model is not a product of vectors: rank candidates")
         users = users.to(self.device)
         boost = None if boost is None else boost.to(self.device)
         return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile, boost)

@@ -275,7 +275,7 @@ def _read_test(files: _Files) -> dict[str, _HeldOut]:
             again = f"user {shown(user)} has a test item already, in line {before.line}"
             _refuse(BadRow(files.test.name, line, again))
     if not held_out:
-        raise DataError(f"{files.test.name} has no rows: there is nothing to test on")
+        raise DataError(f"{files.test.name} has no rows, and the test needs rows")
     return held_out
 
 
@@ -478,7 +478,7 @@ def _sequences(name: str, root: Path) -> BenchmarkDataset:
 def _temporal(name: str, root: Path) -> BenchmarkDataset:
     folder = root / name
     if not folder.exists():
-        raise DataError(f"{root} has no folder {name}; see docs/data.md for where to download it")
+        raise DataError(f"{root} has no folder {name}; see docs/how-to/data.md for the download")
     interactions = read_source(open_source(folder), on_bad=lambda _: None)
     return BenchmarkDataset(name, "temporal", temporal_split(interactions, QUANTILE))
 
@@ -497,7 +497,7 @@ def fingerprint(split: Split) -> str:
 def _movielens(root: Path) -> BenchmarkDataset:
     folder = root / "ml-1m"
     if not folder.exists():
-        raise DataError(f"{root} has no folder ml-1m; see docs/data.md for where to download it")
+        raise DataError(f"{root} has no folder ml-1m; see docs/how-to/data.md for the download")
     interactions = read_source(open_source(folder), on_bad=lambda _: None)
     split = leave_latest_out(min_interactions(interactions, MIN_INTERACTIONS))
     return BenchmarkDataset("ml-1m", "p1", split)

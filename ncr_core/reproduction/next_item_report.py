@@ -22,9 +22,9 @@ from ncr_core.reproduction.tables import (
 )
 
 TITLES = {
-    "ml-1m-sasrec": "MovieLens 1M, the split of the SASRec line",
-    "beauty-s3rec": "Amazon Beauty, the S3-Rec cut",
-    "sports-s3rec": "Amazon Sports, the S3-Rec cut",
+    "ml-1m-sasrec": "MovieLens 1M, the split of the SASRec papers",
+    "beauty-s3rec": "Amazon Beauty, the subset of S3-Rec",
+    "sports-s3rec": "Amazon Sports, the subset of S3-Rec",
 }
 # HR@10 and NDCG@10 as others print them for these splits, all items ranked.
 PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
@@ -33,7 +33,7 @@ PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
         ("BERT4Rec (the same)", 0.2843, 0.1537),
         ("gSASRec (Petrov & Macdonald, gSASRec-pytorch)", 0.3003, 0.1726),
         ("SASRec+, cross-entropy (Klenitskiy & Vasilev 2023)", 0.3152, 0.1821),
-        ("SASRec+, 3,000 negatives (the same; 769 s on a GPU)", 0.3159, 0.1857),
+        ("SASRec+, 3,000 negatives (the same, 769 s on a GPU)", 0.3159, 0.1857),
     ),
     "beauty-s3rec": (
         ("SASRec, sampled softmax (transformer_benchmark)", 0.0921, 0.0531),
@@ -61,9 +61,9 @@ def sequential(
     texts = []
     for data, results in by_data.items():
         left_out = int(results[0].payload["data"]["untrained_test_items"])
-        head = ["", "validation NDCG@10", "HR@10", "NDCG@10", "NDCG@10 against", "s", "CPU s"]
-        if left_out:
-            head[4:4] = ["HR@10 / NDCG@10 of all"]
+        head = ["method", "validation NDCG@10", "HR@10", "NDCG@10"]
+        head += ["HR@10 / NDCG@10 of all users"] if left_out else []
+        head += ["NDCG@10 against the best baseline", "training, s", "processor, s"]
         lines = []
         for result in results:
             cells = [f"**{label_of(result)}**" if result.is_ours else label_of(result)]
@@ -84,22 +84,27 @@ def sequential(
         note = ""
         if left_out:
             note = (
-                f"The test items of {left_out:,} users are in no training sequence and are left "
-                "out. `of all` counts these users too, as missed, as the published figures do.\n\n"
+                f"The test items of {left_out:,} users occur in no training sequence. These users "
+                "are left out. The column *of all users* counts each of them as a miss, as the "
+                "published figures do.\n\n"
             )
         texts.append(f"### {TITLES[data]}\n\n{make_table(head, lines)}{note}")
     if not texts:
         return ""
     intro = (
-        "Leave-one-out as SASRec and its followers publish it: the last item is for test, the one "
-        "before it for validation. At test time the validation item is the latest of the input; it "
-        "is not trained on. Items that the user has had are left out of the ranking, all others "
-        "are ranked. Epochs are chosen on the validation items of 2,000 users. Settings are those "
-        "of P1 and of the recipes; of NBPR attention, the weight of a user's first items was "
-        "chosen on validation items of this split. P1 has the same data in another order: "
-        "some of its validation items are test items here. Rows in italics are as "
-        "their authors print them. Seconds (s) were taken while other work used "
-        "the machine; the processor's (CPU s) are those of both cores, with validation.\n\n"
+        "The protocol is leave-one-out, as the authors of SASRec and later papers publish it:\n\n"
+        "- The last item is for test, and the item before it for validation.\n"
+        "- At test time the validation item is the latest item of the input. No model trains on "
+        "the validation item.\n"
+        "- All items are ranked, except those that the user has had.\n"
+        "- The validation items of 2,000 users choose the epochs.\n"
+        "- The settings are those of P1 and of the recipes. For NBPR attention, validation items "
+        "of this split chose the weight of a user's first items.\n"
+        "- P1 has the same data in another order. Some validation items of P1 are test items "
+        "here.\n"
+        "- Rows in italics have the figures that their authors print.\n"
+        "- Training times were measured while other work used the machine. Processor times are "
+        "those of both cores, with validation.\n\n"
     )
     return "## Next items: the protocol of SASRec\n\n" + intro + "\n".join(texts)
 
@@ -120,7 +125,8 @@ def temporal(store: ResultsStore) -> str:
         if not results:
             continue
         described, gaps = results[0].payload["data"], results[0].payload["metrics"]["gaps"]
-        head = ["", *(f"{name}, {gap['users']:,} users" for name, gap in gaps.items()), "CPU s"]
+        columns = [f"{name}, {gap['users']:,} users" for name, gap in gaps.items()]
+        head = ["method", *columns, "processor, s"]
         lines = []
         for result in results:
             found = result.payload["metrics"]["gaps"]
@@ -129,18 +135,20 @@ def temporal(store: ResultsStore) -> str:
             name = f"**{label_of(result)}**" if result.is_ours else label_of(result)
             lines.append([name, *cells, "" if cpu is None else f"{cpu:.0f}"])
         note = (
-            f"{described['untrained_test_items']} users whose item is in no training are left out, "
-            f"and {described['newcomers']} who came after the cut. Of so few users a standard "
-            f"error of the HR@10 of all is about {_error(gaps['all']):.2f}.\n"
+            f"The table leaves out {described['untrained_test_items']} users whose item occurs in "
+            f"no training, and {described['newcomers']} users who came after the cut. With so few "
+            f"users, a standard error of the HR@10 of all is about {_error(gaps['all']):.2f}.\n"
         )
         texts.append(f"### {data}\n\n{make_table(head, lines)}{note}")
     if not texts:
         return ""
     intro = (
-        "Nothing is learned from what comes after the cut, the time before which 90 % of the "
-        "interactions lie. Held out is the first item after it of each user with items on both "
-        "sides. HR@10 / NDCG@10 over all items, by the time since the user's item before. Settings "
-        "are those of MovieLens 1M, or of the recipes; none was chosen on these data.\n\n"
+        "The cut is the time before which 90 % of the interactions lie. The models learn nothing "
+        "from later interactions. The held-out item is a user's first item after the cut, for each "
+        "user with items on both sides.\n\n"
+        "The cells are HR@10 / NDCG@10 over all items, by the time since the user's previous item. "
+        "The settings are those of MovieLens 1M or of the recipes. No setting was chosen on these "
+        "data.\n\n"
     )
     return "## One time for all users\n\n" + intro + "\n".join(texts)
 
@@ -166,10 +174,10 @@ def seeds(store: ResultsStore) -> str:
                 cells.append(f"{mean:.4f} ± {spread:.4f} ({min(values):.4f}–{max(values):.4f})")
         lines.append(cells)
     note = (
-        "Mean ± standard deviation over training seeds from 0 (smallest–largest). The tables above "
-        "have seed 0.\n"
+        "The cells are mean ± standard deviation (smallest–largest) over training seeds from 0. "
+        "The tables above have seed 0.\n"
     )
-    head = ["", "seeds", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
+    head = ["method", "seeds", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
     return make_section("Training seeds: MovieLens 1M, P1", head, lines, note)
 
 
@@ -190,11 +198,11 @@ def cost(results: Sequence[RunResult], plot: Path) -> str:
         name = f"**{label_of(result)}**" if result.is_ours else label_of(result)
         lines.append([name, f"{result.seconds:.1f}", f"{ndcg:.4f}", "yes" if leads else ""])
     _scatter(plot, measured, set(front))
-    head = ["", "training s", "full NDCG@10", "best so far"]
+    head = ["method", "training, s", "full NDCG@10", "best so far"]
     note = (
-        "By the seconds of training, with what a method starts from. `Best so far`: nothing that "
-        "takes less time is as good. Under a second the figures say little: a training is timed "
-        "once, to a tenth of a second. Runs used up to two cores.\n"
+        "The rows are in the order of training time. The time includes the model that a method "
+        "starts from. A method is *best so far* if no faster method is as good. Times below 1 s "
+        "say little: each training was timed once, to 0.1 s. Runs used up to two cores.\n"
     )
     body = make_section("Quality by training time: MovieLens 1M, P1", head, lines, note)
     title, _, rest = body.partition("\n\n")

@@ -41,7 +41,7 @@ def _paper_table(text: str) -> dict[str, dict[int, Figures]]:
 
 
 # The figures the paper prints (Tables 1 and 3), MovieLens 1M, by factors. Of ItemPop, to which
-# factors do not apply, it prints other values for each size, and .1815 beside .4227.
+# factors do not apply, it prints other values for each size, and 0.1815 beside 0.4227.
 PAPER = {"ItemPop": {0: (0.4227, 0.1815)}} | _paper_table("""
 eALS                        .4861 .2503  .5156 .2691  .5227 .2759  .5344 .2833  .5386 .2891
 BPR                         .5096 .2724  .5234 .2756  .5419 .2876  .5513 .2895  .5478 .2903
@@ -61,43 +61,76 @@ Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _KINDS = ("sampled", "full")
 _BEST, _NEUMF, _SEQUENTIAL = "best", "NeuMF", "sequential"  # the sections that compare
 _BEST_TITLES = {
-    "ml-1m": "Ours beside the strongest baselines: MovieLens 1M, P1",
+    "ml-1m": "Our models and the strongest baselines: MovieLens 1M, P1",
     "ncf-ml-1m": "The published NCF split of MovieLens 1M, P2 (refitted)",
-    "amusic-deepcf": "Amazon Music, DeepCF's cut (refitted; it has no times)",
+    "amusic-deepcf": "Amazon Music, the subset of DeepCF (refitted, without times)",
 }
 PANELS = {"hr": "HR@10", "ndcg": "NDCG@10"}
 FIGURES_TITLE = {
-    "figure4": ("Figure 4: negatives a positive", "negatives"),
+    "figure4": ("Figure 4: negatives per positive", "negatives"),
     "figure5": ("Figure 5: α of the pre-training", "α"),
     "figure6": ("Figure 6: hidden layers of DNCR", "hidden layers"),
 }
 INTRO = """# Results
 
-Made by `ncr reproduce page` from the JSON Lines files of `benchmarks/results`, which `ncr
-reproduce` wrote, and for one section from `gaps.json` there. No figure in its tables was typed in,
-the paper's own and those that others published excepted. Each line holds a run's configuration,
-seed, data fingerprint, machine, versions, commit, seconds and every user's rank.
+*For researchers who want to check, compare or reproduce the figures.*
 
-- **Sampled**: the held-out item among 100 items that were not interacted with, the mean over
-  three seeds of negatives (on the published splits: their given negatives, three places of the
-  held-out item). **Full**: among all items that were not interacted with. Sampled metrics mislead
-  when models are compared (Krichene & Rendle, KDD'20), so both are here.
-- Intervals are 95 % bootstrap intervals over users. Each p is of a paired t-test over users, and
-  adjusted by Holm's method for all comparisons of this page. Neither says anything of another
-  training: every row is one training with one seed. One section has several seeds of two rows.
-- Settings were chosen on validation items, by sampled NDCG@10, from the grids below; of the linear
-  next-item model by full NDCG@10, as docs/experiments.md says. No grid is stored of cornac's BPR,
-  which has its defaults, nor, on MovieLens 1M, of NBPR from ALS, DNCR history, NeuPR history, the
-  forms of eq. 7–9 and 24, NBPR next-item, NBPR attention and NeuPR next-item. The last three have
-  the settings of the recipes `next-item-nbpr`, `next-item-attention` and `next-item-neupr`, which
-  the recipe `auto` tries. P2 has the settings of P1 but for iALS and NeuMF.
-- `spectral start`, `ALS start` and `next-item start` are what our models begin from, untrained, and
-  count as baselines.
-- Test items are used for no choice. While the methods were developed, 23 of the 146 results that
-  the repository has held were measured on them with other settings before.
-- Seconds are those of the whole training, with the models that a NeuPR starts from.
-- **P1** (the paper's): the second latest item is held out for validation and is neither trained
-  on nor a candidate. **Refit** rows were trained once more with it, as many rounds as validation
+`ncr reproduce page` makes this page from the JSON Lines files in `benchmarks/results`. Those files
+come from `ncr reproduce`. One section comes from `gaps.json` in the same folder.
+
+- Only the paper's figures and those of other authors were typed in. A program computed all others.
+- Each line of a JSON Lines file holds one run: configuration, seed, data fingerprint, machine,
+  versions, commit, seconds and the rank of every user.
+- [Measure a model](how-to/measure.md) describes the commands and the protocols.
+- [What MovieLens shows](explanation/movielens.md) explains what the figures of MovieLens mean.
+
+## How to read the tables
+
+Metrics:
+
+- **Sampled** metrics rank the held-out item among 100 items that the user did not interact with.
+  The figures are means over three seeds of negatives.
+- The published splits give the negatives. Their figures are means over three random positions of
+  the held-out item.
+- **Full** metrics rank the held-out item among all items that the user did not interact with.
+- Sampled metrics mislead when models are compared (Krichene & Rendle, KDD'20). The page therefore
+  has both kinds.
+- A column without the word *full* is sampled, unless its section says that all items are ranked.
+
+Statistics:
+
+- Intervals are 95 % bootstrap intervals over users.
+- Each p is the result of a paired t-test over users. Holm's method adjusts p for all comparisons
+  of this page.
+- Every row is one training with one seed. Intervals and p say nothing about another training. One
+  section has several seeds of two rows.
+
+Methods:
+
+- Names in bold are our models, and d is the number of factors.
+- `spectral start`, `ALS start` and `next-item start` are the untrained starts of our models. The
+  tables count them as baselines.
+- Seconds cover the whole training, including the models that a NeuPR starts from.
+
+Settings:
+
+- Validation items chose the settings by sampled NDCG@10, from the [grids](#the-grids) below.
+- The linear next-item model was chosen by full NDCG@10, as the [experiments](experiments.md) say.
+- cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
+- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR history, NeuPR
+  history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention and NeuPR next-item.
+- NBPR next-item, NBPR attention and NeuPR next-item have the settings of the recipes
+  `next-item-nbpr`, `next-item-attention` and `next-item-neupr`. The recipe `auto` tries these
+  recipes.
+- P2 has the settings of P1, except for iALS and NeuMF.
+- No choice uses test items. During development, 23 of the 146 results that the repository has held
+  were measured on test items with other settings before.
+
+Protocols:
+
+- **P1** is the paper's protocol. P1 holds out each user's second latest item for validation. No
+  model trains on that item, and the item is no candidate.
+- **Refit** rows are trained once more with the validation items, for as many rounds as validation
   chose.
 """
 
@@ -151,8 +184,8 @@ class _Comparison:
 
     def text(self) -> str:
         """As a cell has it."""
-        p = "p < .0001" if self.p < 1e-4 else f"p = {self.p:.4f}"
-        return f"{self.difference:+.4f} to {self.rival}, {p}"
+        p = "p < 0.0001" if self.p < 1e-4 else f"p = {self.p:.4f}"
+        return f"{self.difference:+.4f} against {self.rival}, {p}"
 
 
 _Pair = tuple[str, RunResult, str, RunResult]
@@ -178,7 +211,7 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
         texts = []
         for rows in of_data:
             refit = rows[0].refit and data == "ml-1m"
-            note = "Refit with the validation items:\n\n" if refit else ""
+            note = "The next rows are refit with the validation items:\n\n" if refit else ""
             texts.append(note + _compared(rows, comparisons) + _below_start(rows))
         if texts:
             sections.append(f"## {_BEST_TITLES[data]}\n\n" + "\n".join(texts))
@@ -205,11 +238,12 @@ def _below_start(rows: Sequence[RunResult]) -> str:
                 ours, begun = trained.metric(kind, "ndcg"), untrained.metric(kind, "ndcg")
                 if ours is not None and begun is not None and ours < begun:
                     figures.append(
-                        f"{kind} NDCG@10 {figure_text(ours)} beside {figure_text(begun)}"
+                        f"{kind} NDCG@10 {figure_text(ours)} against {figure_text(begun)}"
                     )
             if figures:
-                below.append(f"{trained.method} is below `{start}` ({', '.join(figures)})")
-    return f"Training made these worse: {'; '.join(below)}.\n\n" if below else ""
+                below.append(f"- {trained.method} is below `{start}` ({', '.join(figures)}).\n")
+    intro = "Training makes these models worse than their untrained start:\n\n"
+    return f"{intro}{''.join(below)}\n" if below else ""
 
 
 def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
@@ -223,11 +257,14 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
                 figures.append(statistics["popularity_lift"])
                 lines.append([data, label_of(result), *(f"{figure:.2f}" for figure in figures)])
     note = (
-        "Of the lists of ten over all unseen items, one a test user: the share of the catalogue "
-        "that is in a list, the Gini coefficient of the numbers of lists that items are in (0: "
-        "equally many), the mean of log₂(users / users of the item) in bits, and how much more "
-        "popular lists are than the users' own items (0: equally). Definitions are in "
-        "`ncr_core/evaluation/beyond_accuracy.py`.\n"
+        "The figures describe lists of ten over all unseen items, with one list per test user:\n\n"
+        "- *Coverage* is the share of the catalogue that occurs in a list.\n"
+        "- *Gini* is the Gini coefficient of the numbers of lists that items occur in. With 0, all "
+        "items occur in equally many lists.\n"
+        "- *Novelty* is the mean of log₂(users / users of the item), in bits.\n"
+        "- *Popularity lift* is how much more popular the lists are than the users' own items. "
+        "With 0, both are equally popular.\n\n"
+        "`ncr_core/evaluation/beyond_accuracy.py` has the definitions.\n"
     )
     head = ["data set", "method", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
     return make_section("Beyond accuracy", head, lines, note)
@@ -237,7 +274,7 @@ _GAPS_DATA = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M"}
 
 
 def _gaps(path: Path) -> str:
-    """What order means: figures by the time since a user's last interaction."""
+    """Figures by the time since a user's last interaction."""
     results = json.loads(path.read_text()) if path.exists() else {}
     sections = []
     for data, name in _GAPS_DATA.items():
@@ -252,19 +289,23 @@ def _gaps(path: Path) -> str:
             figures = f"{row['hr@10']:.3f} ± {row['hr_error']:.3f} / {row['ndcg@10']:.3f}"
             by_method.setdefault(row["method"], []).append(figures)
         lines = [[method, *cells] for method, cells in by_method.items()]
-        sections.append(f"### {name}\n\n{make_table(['', *gaps], lines)}")
+        sections.append(f"### {name}\n\n{make_table(['method', *gaps], lines)}")
     if not sections:
         return ""
     note = (
-        "HR@10 ± a standard error / NDCG@10 over all items, by the time between the held-out item "
-        "and the one before it. Held out is the first item after the user's latest break of more "
-        "than an hour; of users without such a break, the latest item. MovieLens users rate many "
-        "films in a sitting, so that a next item is mostly one of the same sitting. In a sitting "
-        "the methods that know the order are ahead; after a break they are near to popularity. "
-        "`by gap`: the model is told the time since the last interaction, as the service is. "
-        "`python -m benchmarks.gaps DATA` measured these figures, by one training each.\n\n"
+        "The cells are HR@10 ± a standard error / NDCG@10 over all items, by the time between the "
+        "held-out item and the item before it ([figures](../benchmarks/results/gaps.json), "
+        "`python -m benchmarks.gaps DATA`). Each figure comes from one training.\n\n"
+        "- The held-out item is the first one after the user's latest break of more than an hour. "
+        "For a user without such a break, it is the latest item.\n"
+        "- MovieLens users rate many films in a sitting. A next item is therefore mostly an item "
+        "of the same sitting.\n"
+        "- In a sitting, the methods that know the order are ahead. After a break they are close "
+        "to popularity.\n"
+        "- In rows with `by gap` the model is told the time since the last interaction, as in the "
+        "service.\n\n"
     )
-    title = "## What order means on MovieLens: by the time since the last interaction\n\n"
+    title = "## MovieLens by the time since the last interaction\n\n"
     return title + note + "\n".join(sections)
 
 
@@ -338,9 +379,9 @@ def _neumf(pairs: Sequence[_Pair], comparisons: _Comparisons) -> str:
         if section == _NEUMF:
             cells = lines.setdefault(row.factors, [str(row.factors)])
             cells += [c.text() for c in comparisons[section, row.name, kind]]
-    note = "The paper says that NeuPR is above NeuMF at every size.\n"
-    head = ["d", "NDCG@10 of NeuPR, sampled", "full"]
-    return make_section("NeuPR beside NeuMF: MovieLens 1M, P1", head, list(lines.values()), note)
+    note = "According to the paper, NeuPR is above NeuMF at every size.\n"
+    head = ["d", "difference of sampled NDCG@10", "difference of full NDCG@10"]
+    return make_section("NeuPR against NeuMF: MovieLens 1M, P1", head, list(lines.values()), note)
 
 
 def _rivals(row: RunResult, rows: list[RunResult], kind: str) -> list[RunResult]:
@@ -366,10 +407,9 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
         for kind in _KINDS:
             cells.append("; ".join(c.text() for c in comparisons.get((_BEST, row.name, kind), ())))
         lines.append([*cells, f"{row.seconds:.0f}"])
-    head = ["", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
-    return make_table(
-        [*head, "NDCG@10 against the best baselines, sampled", "full", "training s"], lines
-    )
+    head = ["method", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
+    differences = [f"{kind} NDCG@10 against the best baselines" for kind in _KINDS]
+    return make_table([*head, *differences, "training, s"], lines)
 
 
 def _table1(store: ResultsStore) -> str:
@@ -378,14 +418,18 @@ def _table1(store: ResultsStore) -> str:
         results = results_of(store, suites.table1(Selection(methods=(method,))))
         lines += [_beside_paper(result) for result in results]
     note = (
-        "Bold is above the figure that the paper prints. That says nothing of one method beside "
-        "another: all of them are, popularity included. NeuPR is the one with pre-training; the "
-        "paper's Table 1 prints the one without, whose figures are lower (Table 3).\n"
+        "Bold figures are above those that the paper prints. All methods are above the paper's "
+        "figures, popularity included, so bold does not compare methods. NeuPR is the form with "
+        "pre-training. The paper's Table 1 prints the form without pre-training, whose figures are "
+        "lower (Table 3).\n"
     )
     return make_section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)
 
 
-_BESIDE = ["", "d", "HR@10", "paper", "NDCG@10", "paper", "full HR@10", "full NDCG@10", "s"]
+_BESIDE = [
+    "method", "d", "HR@10", "HR@10 in the paper", "NDCG@10", "NDCG@10 in the paper", "full HR@10",
+    "full NDCG@10", "training, s",
+]  # fmt: skip
 
 
 def _beside_paper(result: RunResult) -> list[str]:
@@ -408,10 +452,11 @@ def _table2(store: ResultsStore) -> str:
     for name, counts in PAPER_COUNTS.items():
         lines.append([f"the paper's {name}", *(f"{n:,}" for n in counts)])
     note = (
-        "The paper's Amazon cut is not to be had, and cannot be of items with 10 interactions as "
-        "it says: 65,344 / 9,267 is 7.\n"
+        "The paper's Amazon subset is not available. Its counts contradict the paper's minimum of "
+        "10 interactions per item: 65,344 interactions of 9,267 items are 7 per item.\n"
     )
-    return make_section("Table 2: the data", ["", "users", "items", "interactions"], lines, note)
+    head = ["data set", "users", "items", "interactions"]
+    return make_section("Table 2: the data", head, lines, note)
 
 
 def _table3(store: ResultsStore) -> str:
@@ -433,7 +478,7 @@ def _figure3(store: ResultsStore, plots: Path) -> str:
     }
     _plot(plots / "figure3.svg", panels, "k")
     lines = [[r.method, *(f"{y:.3f}" for y in r.by_cutoff("hr"))] for r in results]
-    table = make_table(["HR@k", *(str(k) for k in x)], lines)
+    table = make_table(["method, HR@k", *(str(k) for k in x)], lines)
     return f"## Figure 3: top-1 to top-10, d = 8\n\n![Figure 3](plots/figure3.svg)\n\n{table}"
 
 
@@ -460,7 +505,7 @@ def _figure(store: ResultsStore, plots: Path, name: str) -> str:
         for method, points in by_method.items()
         for x, r in points
     ]
-    table = make_table(["", x_label, *PANELS.values()], lines)
+    table = make_table(["method", x_label, *PANELS.values()], lines)
     return f"## {title}, d = 8\n\n![{title}](plots/{name}.svg)\n\n{table}"
 
 
@@ -476,12 +521,13 @@ def _loss(store: ResultsStore, plots: Path) -> str:
     }
     _plot(plots / "loss.svg", {"training loss": lines}, "iteration")
     last = make_table(
-        ["", "iterations", "last loss"],
+        ["method", "iterations", "last loss"],
         [[name, str(len(x)), f"{y[-1]:.4f}"] for name, (x, y) in lines.items()],
     )
     return (
         "## The training loss, d = 8\n\n"
-        "Learning rate 5e-4, one negative, batches of 4,096, random start.\n\n"
+        "All models have a learning rate of 5e-4, one negative per positive, batches of 4,096 and "
+        "a random start.\n\n"
         f"![Training loss](plots/loss.svg)\n\n{last}"
     )
 
@@ -494,7 +540,7 @@ def _forms(store: ResultsStore) -> str:
         return ""
     shown = (*suites.FORMS, "DNCR", "NeuPR")
     lines = [_beside_paper(result) for result in results if result.method in shown]
-    return make_section("Forms that the paper names: eq. 7–9 and eq. 24, d = 8", _BESIDE, lines)
+    return make_section("Forms of the paper's equations 7–9 and 24, d = 8", _BESIDE, lines)
 
 
 def _tuning(store: ResultsStore) -> str:
@@ -510,13 +556,14 @@ def _tuning(store: ResultsStore) -> str:
             for r in results
         ]  # fmt: skip
         size = f", d = {results[0].factors}" if results[0].factors else ""
-        head = ["", "validation NDCG@10", "rounds", "s"]
+        head = ["settings", "validation NDCG@10", "rounds", "training, s"]
         sections.append(f"### {method}{size}, {data}\n\n{make_table(head, rows)}")
     if not sections:
         return ""
     note = (
-        "Sampled NDCG@10 on the validation items, one seed. At most eight configurations a method; "
-        "`rounds` is the epoch or iteration that the same items chose.\n\n"
+        "The figures are sampled NDCG@10 on the validation items, with one seed. A method has at "
+        "most eight configurations. The column *rounds* has the epoch or iteration that the same "
+        "items chose.\n\n"
     )
     return "## The grids\n\n" + note + "\n".join(sections)
 
@@ -533,7 +580,7 @@ def _machines(store: ResultsStore) -> str:
         )
     lines = [list(machine) for machine in sorted(machines, key=str)]
     head = ["processor", "threads", "GPU", "torch", "commit"]
-    return make_section("Made on", head, lines)
+    return make_section("Machines", head, lines)
 
 
 def _changes(result: RunResult) -> str:

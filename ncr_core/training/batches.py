@@ -359,9 +359,10 @@ class Batches:
         is_useful = has_unseen[train.users]
         if not is_useful.any():
             raise DataError(
-                "every user has interacted with every item: there is nothing to compare with"
+                "every user has interacted with every item: training needs an item without an "
+                "interaction"
                 if train.nnz
-                else "there are no interactions to learn from"
+                else "the data has no interactions to learn from"
             )
         # A user who has seen every item has no negatives, so nothing to learn from.
         learned = train if is_useful.all() else train.select(is_useful)

@@ -177,7 +177,7 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
         for factors in next_item_factors(train, widest, seed)
     )
     if not bool(ranked_factors.any()):
-        raise DataError("no user has two interactions: there is no next item to learn from")
+        raise DataError("no user has two interactions: the start needs two interactions of a user")
     for part, (users, items) in enumerate(embeddings):
         assert isinstance(users, PooledUsers)  # noqa: S101 - `ordered` says so
         rank = min(items.embedding_dim, history_factors.shape[1])

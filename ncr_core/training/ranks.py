@@ -269,7 +269,7 @@ def check_ranks(problem: str | None = None, version: RankVersion | None = None) 
     for rank, (host, theirs, their_problem) in enumerate(every):
         if their_problem is not None:
             raise TrainingError(
-                f"rank {rank} on {host} {their_problem}: all machines of a training have to reach "
+                f"rank {rank} on {host} {their_problem}: all machines of a training must reach "
                 "the folder NCR_TRAIN_FOLDER under the same path"
             )
         for name, value in theirs.items():

@@ -98,8 +98,8 @@ class RayPhases:
             self._ray.init(**own, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError):
             raise TrainingError(
-                f"the Ray cluster at {self._address or 'this machine'} does not answer, or refuses "
-                "the worker's token: look at `ray status` there and at NCR_RAY_ADDRESS"
+                f"the Ray cluster at {self._address or 'this machine'} does not answer, or "
+                "refuses the worker's token: check `ray status` there and NCR_RAY_ADDRESS"
             ) from None
         finally:  # Ray would end this process at a signal that is for others
             for number, handler in zip(stops, handlers, strict=True):
@@ -140,8 +140,8 @@ class RayPhases:
             memory = memory_problem(MemoryError()) if "memory" in text.lower() else None
             what = f"a rank {memory}" if memory else f"at last by {type(error).__name__}"
             return (
-                f"the ranks of the Ray cluster were lost {1 + MAX_RESTARTS} times: {what}; "
-                "Ray's logs have what they wrote"
+                f"the Ray cluster lost the ranks {1 + MAX_RESTARTS} times: {what}; the logs of "
+                "Ray have their output"
             )
         finally:
             ended.set()
@@ -160,8 +160,9 @@ def check_address(address: str | None) -> None:
         is_loopback = host == "localhost"
     if not is_loopback:
         raise ConfigError(
-            f"the Ray cluster at {address} is beyond loopback, where one without a token runs "
-            "whatever anybody sends it: set RAY_AUTH_MODE=token on its machines and for the worker"
+            f"the Ray cluster at {address} is beyond loopback, and a cluster without a token "
+            "runs code from any client: set RAY_AUTH_MODE=token on its machines and for the "
+            "worker"
         )
 
 

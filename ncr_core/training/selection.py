@@ -181,7 +181,7 @@ def select_recipe(
         seconds = clock() - started
         tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:
-        raise failure or DataError("there is no recipe to try")
+        raise failure or DataError("the selection has no recipe")
     chosen = min(trained, key=lambda each: (_preference(each), -each.ndcg))
     name = chosen.recipe.name
     tried[name] = replace(tried[name], chosen=True)
@@ -248,7 +248,7 @@ def _within(
     # The start takes seconds: it is not made for a training whose epochs alone take too long.
     needed = estimated_seconds(recipe.model, recipe.training, split, started=True)
     if not may_be_short and needed > (left := timer.seconds_left()):
-        return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
+        return recipe, f"its training takes about {needed:.0f} s, and {left:.0f} s are left", None
     if not one_phase:
         needed = estimated_seconds(recipe.model, recipe.training, split, started=False)
     elif model is None:
@@ -258,7 +258,7 @@ def _within(
     epochs = int(recipe.training.epochs * left / needed)
     if may_be_short and (epochs or recipe.training.start == "als"):
         return recipe.with_(epochs=epochs), None, model
-    return recipe, f"it takes about {needed:.0f} s, and {left:.0f} s are left", None
+    return recipe, f"its training takes about {needed:.0f} s, and {left:.0f} s are left", None
 
 
 def _start(

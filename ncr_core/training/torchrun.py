@@ -111,8 +111,8 @@ def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
         return words
     lost = message["lost"]
     return problem or (
-        f"rank {lost['rank']} was lost, as one was {MAX_RESTARTS} times before, by {lost['by']}: "
-        "the machine may lack memory for so many ranks; the worker's log has what they wrote"
+        f"rank {lost['rank']} was lost by {lost['by']} after {MAX_RESTARTS} restarts: the machine "
+        "may lack memory for so many ranks; the log of the worker has their output"
     )
 
 

@@ -128,7 +128,7 @@ def _rows(table: Tensor, rows: IntArray) -> Tensor:
     at = torch.from_numpy(rows)
     known = at >= 0
     if not known.any():
-        raise ConfigError("the model to begin from knows none of these users or items")
+        raise ConfigError("the starting model knows none of the users or items of the data")
     mean = table[at[known]].mean(dim=0, keepdim=True)
     found = table[at.clamp(min=0)].clone()
     found[~known] = mean.expand(int((~known).sum()), *table.shape[1:])

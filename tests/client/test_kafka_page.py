@@ -18,7 +18,7 @@ from app.main import create_app
 from app.wiring import Services
 from tests.app.conftest import listening
 
-PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kafka.md"
 
 
 def page_code() -> dict[str, Any]:

@@ -184,8 +184,8 @@ def test_a_split_is_learned_without_its_test_items() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "there are no interactions to learn from"),
-        ([("ann", "a"), ("ann", "b"), ("ann", "c")], "there is only one user, 'ann'"),
+        ([], "the data has no interactions to learn from"),
+        ([("ann", "a"), ("ann", "b"), ("ann", "c")], "the data has only one user, 'ann'"),
         (
             [("ann", "a", 1.0), ("bob", "b", float("nan"))],
             "row index 1: timestamp is missing or not finite",
@@ -204,7 +204,7 @@ def test_data_that_cannot_be_fitted_to_is_one_clear_error(rows: object, message:
 def test_wrong_questions_are_one_clear_error(fitted: Recommender) -> None:
     with pytest.raises(DataError, match="recommend_for"):
         fitted.recommend("nobody")
-    with pytest.raises(DataError, match="nothing can be recommended"):
+    with pytest.raises(DataError, match="no item that the model knows"):
         fitted.recommend(USER, allowed=[])
     with pytest.raises(DataError, match="mask of"):
         fitted.recommend(USER, allowed=np.ones(3, dtype=np.bool_))
@@ -238,7 +238,7 @@ def test_auto_is_the_default_and_says_what_it_tried(monkeypatch: pytest.MonkeyPa
     assert chosen == [recommender.recipe.name]
     assert recommender.metrics["full"]["users"] > 0
     assert len(recommender.recommend(USER, n=5)) == 5
-    with pytest.raises(ConfigError, match="auto chooses these itself: factors"):
+    with pytest.raises(ConfigError, match="auto chooses these parameters: factors"):
         Recommender("auto", factors=3)
 
 
@@ -270,7 +270,7 @@ def test_a_list_after_a_break_is_another_than_in_the_middle_of_a_sitting(tmp_pat
     assert loaded.recommend(user) == goes_on
     assert loaded.recommend_many([user, rows[0][0]], at=last + 90_000)[0] == back
     untimed = Recommender.load(tmp_path / "saved", interactions=[row[:2] for row in rows])
-    with pytest.raises(DataError, match="at needs the times of the interactions"):
+    with pytest.raises(DataError, match="at needs the timestamps of the interactions"):
         untimed.recommend(user, at=last)
 
 

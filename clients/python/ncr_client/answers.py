@@ -30,7 +30,7 @@ class ABTestPage(TypedDict):
 
 
 class ActivationOut(TypedDict):
-    """A change of the active version."""
+    """An activation."""
 
     generation: int
     version: str | None
@@ -42,14 +42,14 @@ class ActivationOut(TypedDict):
 
 
 class ActivationPage(TypedDict):
-    """Changes of the active version, newest first."""
+    """Activations, newest first."""
 
     items: list[ActivationOut]
     next_cursor: str | None
 
 
 class BasketRecommendation(TypedDict):
-    """The answer of `POST /recommend`."""
+    """The response of `POST /recommend`."""
 
     recommendation_id: str
     user: str | None
@@ -62,13 +62,13 @@ class BasketRecommendation(TypedDict):
 
 
 class BatchAnswer(TypedDict):
-    """The answer of `POST /recommend/batch`."""
+    """The response of `POST /recommend/batch`."""
 
     results: list[BatchList | BatchRefusal]
 
 
 class BatchList(TypedDict):
-    """The list of one of the users of a batch."""
+    """The list of a user in a batch."""
 
     recommendation_id: str
     user: str
@@ -81,7 +81,7 @@ class BatchList(TypedDict):
 
 
 class BatchRefusal(TypedDict):
-    """Why one of the users of a batch gets none."""
+    """The problem of a user in a batch who gets no list."""
 
     status: int
     code: str
@@ -89,7 +89,7 @@ class BatchRefusal(TypedDict):
 
 
 class Because(TypedDict):
-    """One of the user's own items, and what it does for a place."""
+    """An item of the user that explains a place in the list."""
 
     id: str
     title: str | None
@@ -97,7 +97,7 @@ class Because(TypedDict):
 
 
 class ClickThrough(TypedDict):
-    """Click-through of a version's lists."""
+    """The click-through of a version."""
 
     lists: int
     clicked: int
@@ -105,7 +105,7 @@ class ClickThrough(TypedDict):
 
 
 class Comparison(TypedDict):
-    """The answer of `POST /compare`."""
+    """The response of `POST /compare`."""
 
     user: str
     model_version: str
@@ -136,7 +136,7 @@ class EventPage(TypedDict):
 
 
 class EventsAnswer(TypedDict):
-    """The outcome of the rows of `POST /events`."""
+    """The result of each row of `POST /events`."""
 
     accepted: int
     duplicates: int
@@ -165,7 +165,7 @@ class ItemPage(TypedDict):
 
 
 class ItemsAnswer(TypedDict):
-    """The outcome of the rows of `POST /items`."""
+    """The result of each row of `POST /items`."""
 
     accepted: int
     rejected: list[RejectedItem]
@@ -215,7 +215,7 @@ class JobProgress(TypedDict):
 
 
 class MergeOut(TypedDict):
-    """What a merge has moved."""
+    """The result of a merge."""
 
     id: str
     into: str
@@ -267,14 +267,14 @@ class ModelOut(TypedDict):
 
 
 class ModelPage(TypedDict):
-    """Models, newest first."""
+    """Model versions, newest first."""
 
     items: list[ModelOut]
     next_cursor: str | None
 
 
 class PinOut(TypedDict):
-    """The active version, and whether it is pinned."""
+    """The active version and its pin."""
 
     version: str | None
     previous: str | None
@@ -291,7 +291,7 @@ class PopularItem(TypedDict):
 
 
 class PopularItems(TypedDict):
-    """The answer of `GET /popular`."""
+    """The response of `GET /popular`."""
 
     window: str | None
     items: list[PopularItem]
@@ -305,7 +305,7 @@ class PreferenceAnswer(TypedDict):
 
 
 class PreferencesAnswer(TypedDict):
-    """The outcome of the rows of a list of preferences."""
+    """The result of each row of a list of preferences."""
 
     accepted: int
     rejected: list[RejectedRow]
@@ -313,7 +313,7 @@ class PreferencesAnswer(TypedDict):
 
 
 class Problem(TypedDict):
-    """An error as in RFC 9457. `code` is stable; `detail` is for people."""
+    """A problem document by RFC 9457. The `code` is stable, and the `detail` is for people."""
 
     type: str
     title: str
@@ -324,7 +324,7 @@ class Problem(TypedDict):
 
 
 class Question(TypedDict):
-    """Which of the two would the user rather have? The answer goes to `POST /preferences`."""
+    """A question about two items. A client sends the answer to `POST /preferences`."""
 
     a: QuestionItem
     b: QuestionItem
@@ -332,14 +332,14 @@ class Question(TypedDict):
 
 
 class QuestionItem(TypedDict):
-    """An item that is asked about."""
+    """An item of a question."""
 
     id: str
     title: str | None
 
 
 class Questions(TypedDict):
-    """Questions, the most telling first."""
+    """Questions, the most informative first."""
 
     user: str
     model_version: str | None
@@ -350,7 +350,7 @@ class Questions(TypedDict):
 
 
 class Recommendation(TypedDict):
-    """The answer of `GET /recommend/{user}` and `POST /rerank`."""
+    """The response of `GET /recommend/{user}` and `POST /rerank`."""
 
     recommendation_id: str
     user: str
@@ -362,7 +362,7 @@ class Recommendation(TypedDict):
 
 
 class RecommendedItem(TypedDict):
-    """One place of the list."""
+    """An item in the list."""
 
     categories: NotRequired[list[str]]
     attributes: NotRequired[dict[str, Any]]
@@ -400,7 +400,7 @@ class RejectedUser(TypedDict):
 
 
 class SimilarItem(TypedDict):
-    """An item that is like another."""
+    """A similar item."""
 
     categories: NotRequired[list[str]]
     attributes: NotRequired[dict[str, Any]]
@@ -410,7 +410,7 @@ class SimilarItem(TypedDict):
 
 
 class SimilarItems(TypedDict):
-    """The answer of `GET /items/{id}/similar`."""
+    """The response of `GET /items/{id}/similar`."""
 
     recommendation_id: str
     item: str
@@ -427,7 +427,7 @@ class TokenOut(TypedDict):
 
 
 class TrendingItem(TypedDict):
-    """An item on the rise."""
+    """A trending item."""
 
     id: str
     title: str | None
@@ -437,7 +437,7 @@ class TrendingItem(TypedDict):
 
 
 class TrendingItems(TypedDict):
-    """The answer of `GET /trending`."""
+    """The response of `GET /trending`."""
 
     window: str
     items: list[TrendingItem]
@@ -460,7 +460,7 @@ class UserPage(TypedDict):
 
 
 class UsersAnswer(TypedDict):
-    """The outcome of the rows of `POST /users`."""
+    """The result of each row of `POST /users`."""
 
     accepted: int
     rejected: list[RejectedUser]

@@ -204,8 +204,8 @@ def _open_folder(folder: Path, files: list[Path], wanted: Format, columns: Colum
     if len(reasons) == 1:  # one file, and the reason is better than any list of what was sought
         raise reasons[0]
     raise DataError(
-        f'{folder} has nothing to read: looked for {_SOUGHT} "{columns.user}" and "{columns.item}"'
-        " (files named test or negatives are read only when named themselves)"
+        f'{folder} has no readable file: expected {_SOUGHT} "{columns.user}" and "{columns.item}"'
+        " (files named test or negatives need an explicit path)"
     )
 
 

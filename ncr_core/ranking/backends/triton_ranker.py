@@ -110,7 +110,7 @@ def triton_ranker(margins: Margins) -> TritonRanker | None:
         _try_out(ranker, margins)
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        warnings.warn(f"lists are ranked in torch, which is slower: {reason}", stacklevel=2)
+        warnings.warn(f"torch ranks the lists, which is slower: {reason}", stacklevel=2)
         return None
     return ranker
 
@@ -130,7 +130,7 @@ def _try_out(ranker: TritonRanker, margins: Margins) -> None:
     expected, _ = TorchRanker(margins).bind(users).rank(items, k)
     ranked, _ = ranker.rank(users, items, k)
     if not ranked.equal(expected):
-        raise RuntimeError("the kernel for this GPU does not rank as it should")
+        raise RuntimeError("the kernel for this GPU ranks incorrectly")
 
 
 def _widened(x: Tensor, width: int) -> Tensor:

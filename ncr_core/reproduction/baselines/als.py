@@ -73,7 +73,7 @@ def fit_ials(
     sparse = require("scipy.sparse", "research")
     threads = require("threadpoolctl", "research")
     if train.nnz == 0:
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     confidence, penalty = library_terms(train, config)
     values = np.full(train.nnz, confidence, dtype=np.float32)
     matrix = sparse.csr_matrix(
@@ -160,7 +160,7 @@ def fit_eals(
 ) -> EALS:
     """The model after the last iteration, see `OnIteration`. Raises DataError without any data."""
     if train.nnz == 0:
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     rng = np.random.default_rng(config.seed)
     # One row a factor: an update goes through the whole of one factor.
     p = rng.normal(0.0, config.init_std, (train.n_users, config.factors)).T.copy()

@@ -490,7 +490,7 @@ class _Batches:
         # A user who has seen every item has no negatives to draw.
         useful = (np.diff(train.indptr) < train.n_items)[train.users]
         if not useful.any():
-            raise DataError("there is no item that a user has taken beside one that it has not")
+            raise DataError("training needs a user with an item and without another item")
         learned = train.select(useful)
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
         self._sampler = NegativeSampler(learned, device, self._generator)

@@ -308,7 +308,7 @@ def fit_sasrec(
     train = split.train
     users = np.flatnonzero(np.diff(train.indptr) >= 2)
     if not len(users):
-        raise DataError("no user has two training items: there is no next item to learn from")
+        raise DataError("no user has two training items, and training needs a next item")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = SASRecEncoder(train.n_items, config)

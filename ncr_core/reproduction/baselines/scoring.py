@@ -299,7 +299,7 @@ def fit_cornac_bpr(
 def _dataset(train: Interactions) -> Any:
     """The interactions as the library has them, with the same numbers for users and items."""
     if train.nnz == 0:
-        raise DataError("there are no interactions to learn from")
+        raise DataError("the data has no interactions to learn from")
     # Its Dataset.build would number users and items anew, and leave out those without any.
     return require("cornac.data", "cornac").Dataset(
         num_users=train.n_users,

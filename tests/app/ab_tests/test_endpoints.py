@@ -215,7 +215,7 @@ async def test_a_trial_ends_after_the_maximum_of_lists_or_days(
     monkeypatch.setattr(trials_module, "MAX_TRIAL_DAYS", 0)
     await served.trials.end_outdated()
     ended = (await client.get(f"{URL}/{shadow['trial_id']}")).json()
-    assert ended["report"]["ended"] == "it ran for 0 days"
+    assert ended["report"]["ended"] == "the trial ran for 0 days"
 
 
 async def test_other_servers_follow_a_trial(

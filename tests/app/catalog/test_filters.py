@@ -198,33 +198,39 @@ def deep(depth: int) -> str:
 
 
 BAD = [
-    ("", "this is not JSON"),
-    ("{", "this is not JSON"),
-    ("[" * 5_000, "this is not JSON"),
+    ("", "the value is not JSON"),
+    ("{", "the value is not JSON"),
+    ("[" * 5_000, "the value is not JSON"),
     ("[]", "a filter is a JSON object"),
     ('"x"', "a filter is a JSON object"),
     ('{"or":{}}', "filter.or: `or` takes a list of filters"),
     ('{"or":[1]}', "filter.or[0]: a filter is a JSON object"),
     ('{"not":[]}', "filter.not: a filter is a JSON object"),
-    ('{"a":{"between":[1,2]}}', "filter.a.between: there is no such operator; there are eq, ne,"),
+    ('{"a":{"between":[1,2]}}', "filter.a.between: unknown operator; the operators are eq, ne,"),
     ('{"a":{"eq":{"lt":1}}}', "filter.a.eq: a value is a string, a number or a boolean"),
-    ('{"a":{}}', "filter.a: there is no operator"),
-    ('{"a":null}', 'filter.a: null is no value; {"exists": false} finds what is missing'),
+    ('{"a":{}}', "filter.a: an operator is missing"),
+    ('{"a":null}', 'filter.a: null is not a value; use {"exists": false} for a missing attribute'),
     ('{"a":[[1]]}', "filter.a: a value is a string"),
-    ('{"a":{"lt":true}}', "filter.a.lt: `lt` takes a number or a string, this is a boolean"),
+    ('{"a":{"lt":true}}', "filter.a.lt: `lt` takes a number or a string, not a boolean"),
     ('{"a":{"in":"x"}}', "filter.a.in: `in` takes a list of values"),
     ('{"a":{"exists":1}}', "filter.a.exists: `exists` takes true or false"),
-    ('{"a":{"contains":1}}', "filter.a.contains: `contains` takes a string, this is a number"),
+    ('{"a":{"contains":1}}', "filter.a.contains: `contains` takes a string, not a number"),
     ('{"a":NaN}', "filter.a: a number must be finite"),
     ('{"a":1e999}', "filter.a: a number must be finite"),
     ('{"":1}', "filter.: the attribute's name must not be empty"),
     ('{"a":"\\u0000"}', "filter.a: a string must not contain NUL"),
     (f'{{"a":"{"x" * 257}"}}', "filter.a: a string is longer than 256 bytes"),
     (f'{{"{"x" * 257}":1}}', "the attribute's name is longer than 256 bytes"),
-    (deep(50), "filter: it is more than 16 objects deep"),
-    (orjson.dumps({"a": list(range(1_001))}).decode(), "filter: it has more than 1,000 values"),
-    (orjson.dumps({"or": [{"a": 1}] * 200}).decode(), "filter: it has more than 256 conditions"),
-    (f'{{"a":"{"x" * 9_000}"}}', "in a query it has at most 8,192 characters"),
+    (deep(50), "filter: the filter is more than 16 objects deep"),
+    (
+        orjson.dumps({"a": list(range(1_001))}).decode(),
+        "filter: the filter has more than 1,000 values",
+    ),
+    (
+        orjson.dumps({"or": [{"a": 1}] * 200}).decode(),
+        "filter: the filter has more than 256 conditions",
+    ),
+    (f'{{"a":"{"x" * 9_000}"}}', "a query has at most 8,192 characters"),
 ]
 
 
@@ -239,7 +245,9 @@ def test_what_is_no_filter_is_refused_and_told(text: str, problem: str) -> None:
 def test_boosts_have_the_limits_of_a_filter_together() -> None:
     boost = {"filter": {"a": list(range(400))}, "by": 1}
     assert len(parse_boosts([boost | {"by": 1}, {"filter": {"b": [1, 2]}, "by": 1}])) == 2
-    with pytest.raises(Unprocessable, match=r"boost\[2\].filter: it has more than 1,000 values"):
+    with pytest.raises(
+        Unprocessable, match=r"boost\[2\].filter: the filter has more than 1,000 values"
+    ):
         parse_boosts([boost] * 3)
 
 

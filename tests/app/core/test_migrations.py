@@ -554,7 +554,7 @@ async def test_without_room_for_the_copy_nothing_is_migrated(
         return connection
 
     monkeypatch.setattr("app.core.database.sqlite3.connect", connect)
-    with pytest.raises(SettingsError, match=r"not migrated, as a copy .* full"):
+    with pytest.raises(SettingsError, match=r"not migrated because the copy .* full"):
         await ensure_schema(old)
     monkeypatch.undo()
     assert await current_revision(old) == "0001"

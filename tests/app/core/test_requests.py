@@ -143,7 +143,7 @@ async def test_unknown_query_parameters_are_refused(shared_client: httpx2.AsyncC
     ):
         for _ in range(2):  # neither the first nor a later one
             body = check_problem(await shared_client.get(path), 422, "unknown_parameter")
-            assert (f"; is {nearest} meant?" in body["detail"]) == (nearest is not None), path
+            assert (f"; did you mean {nearest}?" in body["detail"]) == (nearest is not None), path
             assert len(body["detail"]) < 200
     forced = await shared_client.post("/admin/models/v/activate?forced=true")
     check_problem(forced, 422, "unknown_parameter")  # the parameter of what the route depends on

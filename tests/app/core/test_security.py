@@ -295,7 +295,7 @@ def test_loopback_hosts_need_no_key(host: str) -> None:
 )
 def test_other_hosts_need_a_key(host: str) -> None:
     assert not is_loopback(host)
-    with pytest.raises(SettingsError, match="without a key only loopback is bound"):
+    with pytest.raises(SettingsError, match="the server binds only loopback"):
         ensure_bindable(host, load_settings())
     ensure_bindable(host, load_settings(admin_key=KEY))
 

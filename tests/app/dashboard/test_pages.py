@@ -119,9 +119,10 @@ async def post(client: httpx2.AsyncClient, path: str, **fields: str) -> httpx2.R
 async def test_pages_of_an_empty_database_say_what_to_do(client: httpx2.AsyncClient) -> None:
     for path in LISTS:
         assert "<h1>" in await page(client, f"/dashboard{path}")
-    assert "Nothing here yet" in await page(client, "/dashboard")
-    assert "It takes two items" in await page(client, "/dashboard/which")
-    assert "Nothing is known of this user" in await page(client, path_of("users", "nobody"))
+    assert "No events yet" in await page(client, "/dashboard")
+    assert "A question needs two items" in await page(client, "/dashboard/which")
+    newcomer = await page(client, path_of("users", "nobody"))
+    assert "The service has no events of this user" in newcomer
     for missing in (("items", "x"), ("models", "x"), ("jobs", "x"), ("trials", "x"), ("nowhere",)):
         await page(client, path_of(*missing), 404)
 
@@ -137,7 +138,7 @@ async def test_pages_with_a_model(
     text = await page(client, path_of("users", user))
     assert "because of" in text
     assert "over the next" in text
-    assert "Who beats whom" in text
+    assert "Preferences between items" in text
     text = await page(client, f"{path_of('users', user)}?diversity=0.8&model={trained}")
     assert f"With version {trained} and diversity 0.8" in text
     stored = await filled.events.last_seq()
@@ -147,9 +148,9 @@ async def test_pages_with_a_model(
     other = liked[-1].partition('"')[0]
     assert "If they liked" in await page(client, f"{path_of('users', user)}?like={other}")
     assert await filled.events.last_seq() == stored
-    assert "Items like it" in await page(client, path_of("items", item))
+    assert "Similar items" in await page(client, path_of("items", item))
     text = await page(client, path_of("models", trained))
-    assert "Beside the baselines" in text
+    assert "Comparison with the baselines" in text
     assert "Calibration" in text
 
 
@@ -174,7 +175,7 @@ async def test_what_if_ranks_as_if_the_event_were_stored_and_leaves_caches_alone
     before = (await client.get(f"/recommend/{user}")).json()["items"]
     item = before[0]["id"]
     text = await page(client, f"{path_of('users', user)}?like={item}")
-    second = text.partition("If they liked")[2].partition("Who beats whom")[0]
+    second = text.partition("If they liked")[2].partition("Preferences between items")[0]
     shown = re.findall(r'<a class="item" href="/dashboard/items/([^"]+)"', second)
     assert (await client.get(f"/recommend/{user}")).json()["items"] == before
     await client.post("/events", json={"user": user, "item": item})
@@ -192,7 +193,7 @@ async def test_a_settings_trial_is_begun_and_its_arms_are_shown(
     begun = await post(client, "/dashboard/trials", **form)
     assert begun.status_code == 303, begun.text
     path = begun.headers["location"]
-    assert "Too few users to say" in await page(client, path)
+    assert "too few users for a result" in await page(client, path)
     trials = filled.trials.settings_trials
     assert trials is not None
     assert trials.running is not None
@@ -302,7 +303,7 @@ async def test_a_trial_shows_its_difference_from_its_planned_size_on(
     assert "Let it run" in await page(client, f"{path}/stop")
     assert (await filled.trials.get(trial.trial_id)).status == "running"
     assert (await post(client, f"{path}/stop")).status_code == 303
-    assert "There is nothing to do any more" in await page(client, f"{path}/stop")
+    assert "no action is possible" in await page(client, f"{path}/stop")
     assert (await post(client, f"{path}/stop")).status_code == 409
 
 
@@ -352,7 +353,7 @@ async def test_questions_are_prepared_while_the_page_waits(
     may_go_on.set()
     await until(lambda: _is_ready(client, again))
     answer = await client.get(again, headers=asking)
-    assert "To begin with" in answer.text
+    assert "First question" in answer.text
     assert "<html" not in answer.text
     assert "hx-trigger" not in answer.text  # nothing is asked for any more
 
@@ -391,13 +392,11 @@ async def test_an_operator_follows_a_training_and_changes_what_is_served(
         assert re.search(r"<dt>Memory</dt>\s*<dd>1.5 GiB</dd>", text)
         assert re.search(r"<dt>Time left</dt>\s*<dd>61 s</dd>", text)
     await post(client, f"{path_of('jobs', running)}/cancel")
-    assert "It was cancelled, and ends within seconds" in await page(client, "/dashboard/jobs")
+    assert "The job is cancelled and ends within seconds" in await page(client, "/dashboard/jobs")
     async with filled.database.write() as conn:
         await jobs.finish(conn, claim, "cancelled")
     assert "1.5 GiB" in await page(client, path_of("jobs", running))
-    assert "There is nothing to do any more" in await page(
-        client, f"{path_of('jobs', running)}/cancel"
-    )
+    assert "no action is possible" in await page(client, f"{path_of('jobs', running)}/cancel")
     version = str(job.model_version)
     assert "data-chart" in await page(client, path_of("models", version))
     unsure = await post(client, path_of("models", trained, "activate"), version="other")
@@ -426,7 +425,7 @@ async def test_a_version_that_is_deleted_meanwhile_is_not_served(
     refused = await post(client, path, version=trained)
     assert refused.status_code == 409
     assert "<h1>" in refused.text
-    assert "There is nothing to do any more" in await page(client, path)
+    assert "no action is possible" in await page(client, path)
     assert (await filled.models.activation()).version == active
     begun = await post(client, "/dashboard/trials", kind="interleaving", version=trained)
     assert begun.status_code == 409
@@ -680,7 +679,7 @@ async def test_a_csv_file_is_read_in_pieces_with_a_verdict_a_row(
     [
         (b"", 422, "the file is empty"),
         (b"a,b\n1,2\n", 422, "there is no column"),
-        (b"user\nx\n", 422, "has to name the columns"),
+        (b"user\nx\n", 422, "must name the columns"),
         (b"\xff\xfe\x00", 400, "not CSV in UTF-8"),
         (b"user,item\n" + b"x" * 200_000, 400, "longer than"),
         (b'user,item\n"a"b,c\n', 400, "not CSV"),

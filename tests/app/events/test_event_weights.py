@@ -85,7 +85,7 @@ def test_a_star_is_the_rule_of_every_other_type() -> None:
         ('{"a": 1', "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"a": 1, "a": 2}', "there twice"),
+        ('{"a": 1, "a": 2}', "occurs twice"),
         ('{"a": NaN}', "finite number"),
         ('{"a": Infinity}', "finite number"),
         ('{"a": 1e999}', "finite number"),

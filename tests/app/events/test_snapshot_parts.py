@@ -103,7 +103,7 @@ async def test_parts_are_the_matrix_of_the_snapshot(
 async def test_a_snapshot_of_nothing_says_what_is_missing(
     services: Services, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match="there are no events to learn from"):
+    with pytest.raises(DataError, match="training needs events"):
         await asyncio.to_thread(write_parts, services.settings, tmp_path / "s")
     await services.events.import_rows([NewEvent("1", "u", "a", "dislike")])
     with pytest.raises(DataError, match="no event is positive by NCR_FEEDBACK"):

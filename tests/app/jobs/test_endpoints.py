@@ -281,8 +281,8 @@ def test_every_recipe_can_be_stored_and_trained(name: str, *, asked: bool) -> No
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"recipe": "fastest"}, "there is no such recipe; there are auto, default, history"),
-        ({"recipe": "two-towers"}, "there is no such recipe"),
+        ({"recipe": "fastest"}, "unknown recipe; the recipes are auto, default, history"),
+        ({"recipe": "two-towers"}, "unknown recipe"),
     ],
 )
 def test_a_recipe_that_there_is_not_is_refused(body: dict[str, Any], message: str) -> None:
@@ -292,7 +292,7 @@ def test_a_recipe_that_there_is_not_is_refused(body: dict[str, Any], message: st
 
 def test_the_description_names_the_epochs_of_the_history_recipe() -> None:
     text = TrainParams.model_json_schema()["properties"]["users"]["description"]
-    assert "With `history`, `epochs` is 6 and `learning_rate` 0.005 unless given." in text
+    assert "With `history`, the default of `epochs` is 6" in text
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ async def test_cancelling_a_job_that_ends_in_that_moment_is_a_conflict(
         await request_cancel(self, job_id)
 
     monkeypatch.setattr(JobRepository, "request_cancel", end_first)
-    with pytest.raises(Conflict, match="ended already: succeeded"):
+    with pytest.raises(Conflict, match="already ended: succeeded"):
         await service.cancel(job_id)
 
 
@@ -64,7 +64,7 @@ async def test_history_models_have_defaults_of_their_own(database: Database) -> 
 
 async def test_hyperparameters_beside_auto_are_refused(database: Database) -> None:
     params = TrainParams.model_validate({"recipe": "auto", "factors": 8, "epochs": 2})
-    with pytest.raises(Unprocessable, match="auto chooses these itself: epochs, factors"):
+    with pytest.raises(Unprocessable, match="auto chooses these parameters: epochs, factors"):
         await JobService(database, Settings()).submit_training(params)
 
 
@@ -193,7 +193,10 @@ async def test_a_job_fails_after_the_last_attempt(database: Database) -> None:
     assert await jobs.claim("w", LEASE_US, 2) is None
     row = await jobs.get(job_id)
     assert row is not None
-    assert (row.status, row.error) == ("failed", "its worker disappeared or stood still 2 times")
+    assert (row.status, row.error) == (
+        "failed",
+        "the worker of the job disappeared or stalled 2 times",
+    )
 
 
 async def test_jobs_that_ended_long_ago_are_deleted(database: Database) -> None:

@@ -175,8 +175,8 @@ async def test_boosts_go_with_filters_and_company(client: httpx2.AsyncClient, se
 
 async def test_bad_boosts_have_one_clear_problem(client: httpx2.AsyncClient) -> None:
     for text, detail in (
-        ("x", "boost: this is not JSON"),
-        ("{}", "boost: boosts are a list of objects"),
+        ("x", "boost: the value is not JSON"),
+        ("{}", "boost: a boost list has objects"),
         ("[1]", "boost[0]: a boost is an object with `filter` and `by`"),
         ('[{"filter":{}}]', "boost[0]: a boost is an object"),
         ('[{"filter":{},"by":1,"x":2}]', "boost[0]: a boost is an object"),
@@ -186,7 +186,7 @@ async def test_bad_boosts_have_one_clear_problem(client: httpx2.AsyncClient) -> 
         ('[{"filter":{},"by":101}]', "boost[0].by: log-odds are a number from"),
         ('[{"filter":{},"by":true}]', "boost[0].by: log-odds are a number from"),
         ('[{"filter":{},"by":"1"}]', "boost[0].by: log-odds are a number from"),
-        (json.dumps([{"filter": {}, "by": 1}] * 17), "boost: there are more than 16"),
+        (json.dumps([{"filter": {}, "by": 1}] * 17), "boost: a request has at most 16"),
     ):
         response = await client.get("/recommend/user-1", params={"boost": text})
         assert (response.status_code, response.json()["code"]) == (422, "invalid_boost")

@@ -90,6 +90,6 @@ async def test_a_detail_that_there_is_not(client: httpx2.AsyncClient) -> None:
     for text in ("titles", "categories,titles", ""):
         response = await client.get("/recommend/user-1", params={"include": text})
         assert (response.status_code, response.json()["code"]) == (422, "invalid_include")
-        assert "there are attributes, categories" in response.json()["detail"]
+        assert "the details are attributes, categories" in response.json()["detail"]
     body = {"users": ["u"], "include": ["x"]}
     assert await refused(client, "/recommend/batch", **body) == (422, "invalid_include")

@@ -139,7 +139,7 @@ async def test_a_first_count_that_fails_is_made_again_before_the_service_is_read
     await ranking.start(0.01)
     await until(lambda: events.recounts == 2)
     assert await ranking.ready() is not None
-    with pytest.raises(Unavailable, match="items are being counted"):
+    with pytest.raises(Unavailable, match="the server still counts the users of items"):
         await ask(ranking, events)
     events.error = None
 

@@ -343,7 +343,7 @@ def test_a_missing_bucket_and_missing_credentials_are_named(
 ) -> None:
     nowhere = RemoteCheckpointStore("s3://no-such-bucket/x", tmp_path / "a")
     write(nowhere, ONE)
-    with pytest.raises(CheckpointError, match="no such bucket"):
+    with pytest.raises(CheckpointError, match="the bucket or file does not exist"):
         nowhere.publish(ONE)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -291,7 +291,7 @@ async def test_an_impossible_warm_start_is_422(app: FastAPI, client: httpx2.Asyn
     await add_small_data(services)
     response = await client.post("/admin/train", json={"start": "warm"})
     assert (response.status_code, response.json()["code"]) == (422, "cannot_start_warm")
-    assert "no model is served yet" in response.json()["detail"]
+    assert "a warm start needs a served model" in response.json()["detail"]
     await publish_model(services)
     for body, reason in (
         ({"model": "neupr"}, "has model nbpr, not neupr"),

@@ -180,7 +180,7 @@ def test_warm_start_falls_back_to_scratch_when_the_served_model_is_unreadable_or
 
     config = ModelConfig.from_dict({"kind": "nbpr", "factors": 4})
     for serving_model, reason in (
-        (unreadable, "the model that is served cannot be read: it is damaged"),
+        (unreadable, "the served model cannot be read: it is damaged"),
         (lambda: None, "no model is served"),
     ):
         report = start_after(serving_model, config).report

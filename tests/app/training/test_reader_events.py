@@ -145,7 +145,7 @@ def test_users_who_were_erased_since_the_snapshot_are_left_out_everywhere() -> N
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([], "there are no events"),
+        ([], "training needs events"),
         ([(1, 99, 1.0)], "may be recommended"),
         ([(1, 1, 0.0), (1, 2, -1.0), (2, 1, 1.0), (2, 1, -1.0)], "no event is positive"),
     ],

@@ -129,7 +129,7 @@ def test_an_empty_folder_is_filled_and_a_file_is_not_overwritten(
     assert (download(NAME, tmp_path, base_url=site.url) / "ratings.csv").exists()
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / NAME).write_text("mine")
-    with pytest.raises(DownloadError, match="in the way"):
+    with pytest.raises(DownloadError, match="already exists and is not a folder"):
         download(NAME, tmp_path / "x", base_url=site.url)
     with pytest.raises(DownloadError, match="cannot be written"):
         download(NAME, tmp_path / "x" / NAME / "below", base_url=site.url)
@@ -189,7 +189,7 @@ def test_a_silent_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_truncated_response_is_refused(site: Site, tmp_path: Path) -> None:
     site.publish(GOOD)
     site.claimed[ZIP] = len(GOOD) + 10
-    assert f"broke off after {len(GOOD)} of" in refused(site, tmp_path)
+    assert f"stopped after {len(GOOD)} of" in refused(site, tmp_path)
     site.claimed[ZIP] = -1  # no length given: the checksum finds out
     site.pages[ZIP] = GOOD[:-5]
     assert "damaged" in refused(site, tmp_path)

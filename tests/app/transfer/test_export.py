@@ -166,7 +166,7 @@ async def test_the_events_of_one_user(services: Services, tmp_path: Path) -> Non
         assert [(row["user"], row["event_id"]) for row in csv.DictReader(file)] == [(user, "odd-2")]
     # Erased, there is nothing of them to be exported.
     await services.events.delete_user(user)
-    with pytest.raises(NotFound, match="no such user"):
+    with pytest.raises(NotFound, match="the user does not exist"):
         await export(services, tmp_path / "later", user=user)
     assert not (tmp_path / "later").exists() or not list((tmp_path / "later").iterdir())
     await export(services, tmp_path / "rest")
@@ -217,11 +217,11 @@ async def test_preferences_that_cannot_be_imported(services: Services, tmp_path:
     found = await import_preferences(services, tmp_path, on_bad=bad.append)
     assert found.accepted == 2
     assert sorted((row.line, row.reason) for row in bad) == [
-        (3, "no item is preferred to itself"),
-        (4, "there is no item 'nix'"),
+        (3, "winner and loser must be different items"),
+        (4, "unknown item 'nix'"),
         (5, "user is missing"),
         (6, "timestamp must be ISO-8601 or epoch seconds"),
-        (7, "there is no field 'None'"),
+        (7, "unknown field 'None'"),
     ]
     path.write_bytes(b"user,winner,loser\n\xff,a,b\n")
     with pytest.raises(DataError, match=r"preferences\.csv cannot be read"):

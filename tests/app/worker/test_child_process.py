@@ -73,8 +73,8 @@ def test_a_database_that_stays_away_is_one_clear_line_without_the_password(
     answers = [json.loads(line) for line in child.stdout.splitlines()]
     assert child.returncode == 0
     assert answers[-1] == {
-        "failed": "the database was away or refused (OperationalError): "
-        "this job could not read what it needs"
+        "failed": "the database was unavailable or refused the query (OperationalError): "
+        "the job could not read its data"
     }
     assert "Traceback" not in child.stderr
     assert SECRET not in child.stdout + child.stderr

@@ -97,7 +97,7 @@ async def test_training_without_events_fails_with_one_line(
 ) -> None:
     job = await run_job(services, settings)
     assert job.status == "failed"
-    assert "no events to learn from" in str(job.error)
+    assert "training needs events" in str(job.error)
     assert (await services.models.activation()).version is None
 
 
@@ -370,7 +370,10 @@ async def test_a_job_fails_after_its_worker_was_suspended_three_times(
                 await conn.execute(jobs.update().values(attempt=2))
     assert not await worker.run_once()
     job = await services.jobs.get(job_id)
-    assert (job.status, job.error) == ("failed", "its worker disappeared or stood still 3 times")
+    assert (job.status, job.error) == (
+        "failed",
+        "the worker of the job disappeared or stalled 3 times",
+    )
     assert not children()
     assert [path.name for path in settings.data_dir.glob("models/*")] == [MARK]
 
@@ -391,7 +394,10 @@ async def test_stored_params_of_another_version_fail_with_one_line(
     assert await Worker(services.database, services.models, settings).run_once()
     job = await services.jobs.get(job_id)
     assert job.status == "failed"
-    assert job.error == "the job's params are not valid: optimizer: Extra inputs are not permitted"
+    assert (
+        job.error
+        == "the parameters of the job are not valid: optimizer: Extra inputs are not permitted"
+    )
 
 
 async def test_periodic_tasks_repeat_although_another_one_fails(
@@ -401,7 +407,7 @@ async def test_periodic_tasks_repeat_although_another_one_fails(
     count = 0
 
     async def fails() -> None:
-        raise RuntimeError("the database is away")
+        raise RuntimeError("the database is unavailable")
 
     async def counts() -> None:
         nonlocal count

@@ -97,7 +97,7 @@ async def test_a_model_does_not_replace_a_version_rolled_back_to_meanwhile(
     gate = row.metrics["gate"]
     assert row.metrics == job.metrics
     assert gate["served"] is False
-    assert gate["why"] == f"another version was activated meanwhile: {a}"
+    assert gate["why"] == f"another version became active during the training: {a}"
     jobs, _ = await services.jobs.page(None, 9)
     assert {job.kind for job in jobs} == {"train"}  # no candidates
 

@@ -137,7 +137,7 @@ def test_round_trip() -> None:
         for wrong in (value[1:], torch.full_like(value, torch.nan)):
             with pytest.raises(DataError, match="does not fit"):
                 ContentPlacement.load(fitted.config(), {**fitted.arrays(), name: wrong})
-    with pytest.raises(DataError, match="no placement"):
+    with pytest.raises(DataError, match="is not a placement"):
         ContentPlacement.load({}, fitted.arrays())
 
 

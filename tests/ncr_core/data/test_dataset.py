@@ -152,8 +152,8 @@ def test_times_of_every_kind(make: Callable[[dict[str, Any]], Any], times: list[
         ({"timestamp": [date(2020, 1, 1), None, None, None, None]}, "row index 1: timestamp is"),
         ({"timestamp": ["1", "2", "soon", "4", "5"]}, "row index 2: timestamp: the timestamp is n"),
         ({"rating": ["1", "2", "3", "good", "5"]}, "row index 3: rating: the rating is not a num"),
-        ({name: [] for name in ("user", "item", "timestamp")}, "there are no interactions"),
-        ({"user": ["ann"] * 5}, "there is only one user, 'ann'"),
+        ({name: [] for name in ("user", "item", "timestamp")}, "the data has no interactions"),
+        ({"user": ["ann"] * 5}, "the data has only one user, 'ann'"),
     ],
 )  # fmt: skip
 def test_bad_values_are_named_by_their_row(
@@ -192,22 +192,22 @@ def test_an_array_of_two_or_three_columns() -> None:
     array = np.array([[1, 5, 9], [2, 5, 1], [1, 6, 3]])
     assert histories(load_interactions(array)) == {"1": ["6", "5"], "2": ["5"]}
     assert histories(load_interactions(array[:, :2])) == {"1": ["5", "6"], "2": ["5"]}
-    assert error(array[:, :1]).startswith("there are 1 arrays; needed are")
+    assert error(array[:, :1]).startswith("the source has 1 arrays, but needs")
 
 
 @pytest.mark.parametrize(
     "source, message",
     [
-        ([], "there are no interactions"),
+        ([], "the data has no interactions"),
         ({}, 'the dict has no column "user" (found: none)'),
-        (iter(()), "there are no interactions"),
-        (([], []), "there are no interactions"),
-        ([("ann", "x")], "there is only one user"),
+        (iter(()), "the data has no interactions"),
+        (([], []), "the data has no interactions"),
+        ([("ann", "x")], "the data has only one user"),
         (([1, 2], [1, 2, 3]), "the columns differ in length: user 2, item 3"),
         ({"user": [1], "item": [1, 2]}, "the columns differ in length: user 1, item 2"),
-        (([1, 2], [1, 2], [1, 2], [1, 2]), "there are 4 arrays"),
-        ([("a", "b"), ("c",)], "row index 1 has 1 values; needed are"),
-        ([("a", "b", 1, 2)], "row index 0 has 4 values; needed are"),
+        (([1, 2], [1, 2], [1, 2], [1, 2]), "the source has 4 arrays"),
+        ([("a", "b"), ("c",)], "row index 1 has 1 values; rows must be"),
+        ([("a", "b", 1, 2)], "row index 0 has 4 values; rows must be"),
         ([("a", "b"), {"user": "c"}], "row index 1 is of type dict"),
         ([{"user": "a", "item": "b"}, ("c", "d")], "row index 1 is of type tuple"),
         ([{"user": "a", "item": "b"}, {"item": "b"}], "row index 1: the user is missing"),

@@ -198,10 +198,10 @@ def test_a_split_is_read_by_its_training_part(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_nothing_to_read_names_what_was_looked_for(tmp_path: Path) -> None:
-    assert "looked for" in one_line_error(tmp_path)
+    assert "expected" in one_line_error(tmp_path)
     put(tmp_path / "test.csv.gz", "user,item\na,b\n")
     put(tmp_path / "negatives.csv.gz", "user,item\na,b\n")
-    assert "looked for" in one_line_error(tmp_path)
+    assert "expected" in one_line_error(tmp_path)
     put(tmp_path / "log.csv", "who,what\na,b\n")
     assert "who, what" in one_line_error(tmp_path)
 

@@ -174,15 +174,15 @@ def shift_count(manifest: dict[str, Any]) -> None:
         (lambda f: (f / part_name(2)).replace(f / part_name(1)), "part-00001.parquet is"),
         (lambda f: flip(f / ITEMS), "items.parquet is damaged"),
         (lambda f: (f / MANIFEST).unlink(), "manifest.json is missing"),
-        (lambda f: (f / MANIFEST).write_text("{}"), "is no manifest of a snapshot"),
-        (lambda f: (f / MANIFEST).write_text("[1]"), "is no manifest of a snapshot"),
-        (lambda f: rewrite(f, lambda m: m.update(n_users=29)), "is no manifest of a snapshot"),
+        (lambda f: (f / MANIFEST).write_text("{}"), "is not a snapshot manifest"),
+        (lambda f: (f / MANIFEST).write_text("[1]"), "is not a snapshot manifest"),
+        (lambda f: rewrite(f, lambda m: m.update(n_users=29)), "is not a snapshot manifest"),
         (lambda f: rewrite(f, shift_count), "part-00000.parquet does not fit its snapshot"),
         (
             lambda f: rewrite(f, lambda m: m["parts"][0].update(file="../part-00000.parquet")),
-            "is no manifest of a snapshot",
+            "is not a snapshot manifest",
         ),
-        (lambda f: rewrite(f, lambda m: m.update(extra=1)), "is no manifest of a snapshot"),
+        (lambda f: rewrite(f, lambda m: m.update(extra=1)), "is not a snapshot manifest"),
     ],
 )
 def test_what_was_not_written_is_refused_in_one_sentence(

@@ -156,7 +156,7 @@ def test_bootstrap_of_one_user_and_of_none() -> None:
         with pytest.raises(ValueError, match="one value for each user"):
             bootstrap_interval(values)
     for level, resamples in [(0.0, 10), (1.0, 10), (95, 10), (0.95, 0)]:
-        with pytest.raises(ValueError, match="no interval"):
+        with pytest.raises(ValueError, match="not an interval"):
             bootstrap_interval(np.ones(3), level=level, resamples=resamples)
 
 

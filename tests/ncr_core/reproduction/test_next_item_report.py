@@ -38,7 +38,7 @@ def test_the_page_has_the_sequential_tables_with_who_was_left_out(
     n = popularity["users"]
     assert rows["| ItemPop"][4].startswith(f"{popularity['hr'] * n / (n + 1):.4f} / ")
     ours = rows["| **NBPR next-item, d = 256**"]
-    assert "to ItemPop, p" in ours[5] or "to Markov, p" in ours[5]
+    assert "against ItemPop, p" in ours[5] or "against Markov, p" in ours[5]
     assert "| *eSASRec (the same)*" in rows
 
 

@@ -421,7 +421,7 @@ def test_ours_are_tested_against_the_strongest_baseline(
     page = tmp_path / "results.md"
     write_page(tmp_path / "results", page)
     row = next(x for x in page.read_text().splitlines() if x.startswith("| **NBPR, d = 64**"))
-    assert " to EASE, p " in row
+    assert " against EASE, p " in row
 
 
 @pytest.mark.slow
@@ -440,10 +440,10 @@ def test_an_untrained_start_is_a_rival_and_named_where_training_is_below_it(
     write_page(own_results, page)
     text = page.read_text()
     assert "\n| spectral start, d = 64 |" in text
-    figures = [f"{kind} NDCG@10 0.2500 beside 0.5000" for kind in ("sampled", "full")]
+    figures = [f"{kind} NDCG@10 0.2500 against 0.5000" for kind in ("sampled", "full")]
     assert f"NBPR is below `spectral start` ({', '.join(figures)})." in text
     row = next(line for line in text.splitlines() if line.startswith("| **NBPR, d = 64** |"))
-    assert row.count(" to spectral start, p ") == 2
+    assert row.count(" against spectral start, p ") == 2
 
 
 @pytest.mark.slow

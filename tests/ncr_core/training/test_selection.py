@@ -166,7 +166,7 @@ def test_self_attention_is_not_trained_for_a_part_of_its_epochs(
     selected = select_recipe(
         chain(), recipes=[NEXT_ITEM, attention], budget_seconds=60.0, device="cpu", clock=Clock(5.0)
     )
-    assert selected.tried[1].reason == "it takes about 90 s, and 35 s are left"
+    assert selected.tried[1].reason == "its training takes about 90 s, and 35 s are left"
     selected = select_recipe(
         chain(), recipes=[NEXT_ITEM, attention], budget_seconds=600.0, device="cpu"
     )
@@ -185,7 +185,7 @@ def test_no_start_is_made_for_a_training_whose_epochs_take_too_long(
         )
         reason = selected.tried[1].reason
         assert reason is not None
-        assert reason.startswith("it takes about 90 s")
+        assert reason.startswith("its training takes about 90 s")
 
 
 def test_among_equals_the_model_without_self_attention_is_kept(

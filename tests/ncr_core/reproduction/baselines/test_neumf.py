@@ -274,7 +274,7 @@ def test_a_loss_that_is_not_finite_stops(split: Split) -> None:
 def test_nothing_to_learn_from(split: Split) -> None:
     every = Interactions(np.array([0, 2, 4]), np.array([0, 1, 1, 0]), ["a", "b"], ["x", "y"])
     held = np.full(2, -1)
-    with pytest.raises(DataError, match="no item"):
+    with pytest.raises(DataError, match="without another item"):
         fit_neumf(Split(every, held, held), QUICK)
 
 
