@@ -10,10 +10,12 @@ from app.core.settings import Settings
 
 HEAD = """# Settings
 
-Each is an environment variable. Without any, the service runs on SQLite in `./var`.
-This page is made from `app/core/settings.py` by `python scripts/settings_page.py`.
+*For operators who configure the service.*
 
-| variable | default | what it is |
+Each setting is an environment variable. Without settings, the service runs on SQLite in `./var`.
+`python scripts/settings_page.py` makes this page from `app/core/settings.py`.
+
+| variable | default | meaning |
 |---|---|---|
 """
 

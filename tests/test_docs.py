@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
 
@@ -45,3 +47,40 @@ def test_every_decision_is_in_the_index() -> None:
     index = (folder / "README.md").read_text()
     for record in folder.glob("[0-9]*.md"):
         assert f"({record.name})" in index
+
+
+def test_each_page_says_for_whom_it_is() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        if page.parent.name != "decisions":
+            head = page.read_text(encoding="utf-8").split("\n\n")
+            assert head[0].startswith("# "), page.name
+            assert head[1].startswith("*For "), page.name
+
+
+TASKS = {
+    "get a first list": ("docs/getting-started.md", "/recommend/user-1"),
+    "import a CSV file of one's own": ("docs/how-to/data.md", "ncr import ratings.csv"),
+    "weigh events": ("docs/how-to/event-weights.md", "NCR_FEEDBACK"),
+    "filter by an attribute": ("docs/how-to/filters.md", "filter="),
+    "make a token for a browser": ("docs/how-to/browser.md", "/tokens"),
+    "add a new item": ("docs/how-to/cold-start.md", "new item"),
+    "roll a model back": ("docs/how-to/roll-back.md", "/admin/models/rollback"),
+    "move to PostgreSQL": ("docs/how-to/postgresql.md", "ncr restore"),
+    "add a model": ("docs/how-to/add-a-model.md", "MODELS"),
+    "find where a list's cache key is made": ("ARCHITECTURE.md", "key of a cached list"),
+}
+CLICKS = 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_found_from_the_front_page(task: str) -> None:
+    name, text = TASKS[task]
+    assert text in (ROOT / name).read_text(encoding="utf-8")
+    reached = {ROOT / "README.md"}
+    for _ in range(CLICKS):
+        reached |= {
+            (page.parent / target).resolve()
+            for page in reached
+            for target in re.findall(r"\]\(([^)#:]+\.md)", page.read_text(encoding="utf-8"))
+        }
+    assert ROOT / name in reached

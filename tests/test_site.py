@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,8 @@ def test_the_site_builds_without_a_warning_and_asks_no_other_origin(tmp_path: Pa
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
+    for data in path.parent.glob("*.csv"):
+        shutil.copy(data, tmp_path)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")

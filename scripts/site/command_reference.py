@@ -9,8 +9,10 @@ import typer
 
 HEAD = """# Commands
 
-*For operators and researchers.* `ncr COMMAND --help` prints the same. After an error the exit
-status is not 0, and standard error has one line that says why.
+*For operators and researchers who look up a command or an option.*
+
+`ncr COMMAND --help` prints the same text. After an error, the exit status is above 0, and standard
+error has one line with the reason.
 """
 
 
@@ -31,7 +33,7 @@ def _commands(command: Any, context: Any) -> Iterator[str]:
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     yield f"\n## `{context.command_path}`\n\n    {usage}\n\n{_paragraphs(command.help or '')}\n"
     if command.params:
-        yield "\n| | default | what it is |\n|---|---|---|\n"
+        yield "\n| argument or option | default | meaning |\n|---|---|---|\n"
     for parameter in command.params:
         yield _row(parameter, context)
 

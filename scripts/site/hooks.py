@@ -25,6 +25,7 @@ AT_ROOT = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "clients/js/README.md": "clients/js.md",
+    "clients/python/README.md": "clients/python.md",
 }
 """Documents outside `docs/`, and where they are in the site."""
 

@@ -10,9 +10,11 @@ Schema = Mapping[str, Any]
 
 HEAD = """# HTTP routes
 
-*For integrators.* The service makes this document from its code. A running server has it as
-`/openapi.json`, and as a page to try routes on at `/docs`.
-[From events to recommendations](../integration.md) shows the main routes at work.
+*For integrators who look up a route, a parameter or an answer.*
+
+The site's build makes this page from the OpenAPI document of the service. A running server has the
+document at `/openapi.json`, and a page to try the routes at `/docs`.
+[Integrate the service](../how-to/integrate.md) shows the main routes in use.
 """
 METHODS = ("get", "post", "put", "patch", "delete")
 
@@ -39,7 +41,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
         yield f"\n{operation['description']}\n"
     parameters = operation.get("parameters", [])
     if parameters:
-        yield "\n| parameter | where | type | default | what it is |\n|---|---|---|---|---|\n"
+        yield "\n| parameter | place | type | default | meaning |\n|---|---|---|---|---|\n"
     for parameter in parameters:
         schema = parameter["schema"]
         default = _code(schema["default"]) if "default" in schema else ""
@@ -49,7 +51,7 @@ def _operation(path: str, method: str, operation: Mapping[str, Any]) -> Iterator
     body = operation.get("requestBody")
     if body:
         yield "\nBody: " + _contents(body["content"]) + ".\n"
-    yield "\n| status | answer | |\n|---|---|---|\n"
+    yield "\n| status | answer | meaning |\n|---|---|---|\n"
     for status, response in sorted(operation["responses"].items()):
         yield _row(status, _contents(response.get("content", {})), response["description"])
 
@@ -63,7 +65,7 @@ def _component(name: str, schema: Schema) -> Iterator[str]:
     properties = schema.get("properties", {})
     if not properties:
         return
-    yield "\n| field | type | default | what it is |\n|---|---|---|---|\n"
+    yield "\n| field | type | default | meaning |\n|---|---|---|---|\n"
     required = schema.get("required", ())
     for field, its in properties.items():
         default = _code(its["default"]) if "default" in its else ""
@@ -92,14 +94,14 @@ def _type(schema: Schema) -> str:
         return _code(schema["const"])
     if "enum" in schema:
         return ", ".join(_code(value) for value in schema["enum"])
-    kind = schema.get("type", "any")
+    kind = str(schema.get("type", "any"))
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}" + _bounds(schema, "Items")
     if kind == "string":
         return "string" + _bounds(schema, "Length")
     if kind in ("integer", "number"):
         return kind + _interval(schema)
-    return str(kind)
+    return kind
 
 
 def _bounds(schema: Schema, what: str) -> str:

@@ -11,11 +11,13 @@ import httpx2
 
 HEAD = """# Metrics
 
-*For operators.* `GET /metrics` answers these in Prometheus's text format. Each server counts for
-itself: scrape every server. [Running it](../operations.md#metrics-logs-and-traces) says what to
-watch.
+*For operators who set up monitoring.*
 
-| metric | type | what it is |
+`GET /metrics` answers these metrics in the text format of Prometheus. Each server counts on its
+own, so Prometheus must scrape every server. [Watch the service](../how-to/watch.md) names the
+metrics to watch.
+
+| metric | type | meaning |
 |---|---|---|
 """
 

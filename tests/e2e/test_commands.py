@@ -103,7 +103,7 @@ def test_a_checkpoint_is_not_overwritten_and_other_data_is_noticed(
         (("--factors", "0"), "factors must be 1 to"),
         (("--layers", "9"), "layers must be 1 to 6"),
         (("--alpha", "2"), "alpha must be between"),
-        (("--device", "cuda:7"), "not there"),
+        (("--device", "cuda:7"), "does not exist"),
         (("--data", "/no/such/file"), "no/such/file"),
     ],
 )
@@ -127,7 +127,7 @@ def test_bad_rows_of_an_import_are_named_and_the_good_ones_kept(tmp_path: Path) 
     done = ncr("import", path, data_dir=tmp_path)
     assert done.returncode == 1
     assert "events.csv line 2" in done.stderr
-    assert "nothing was imported" in done.stderr
+    assert "the import added nothing" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,21 +179,21 @@ def test_backup_restore_and_export(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "3 events and 2 items" in done.stdout
     assert (folder / "events.csv").read_text().count("\n") == 4
-    fails(ncr("export", tmp_path / "eve", "--user", "eve", data_dir=new), "no such user")
+    fails(ncr("export", tmp_path / "eve", "--user", "eve", data_dir=new), "the user does not exist")
 
 
 def test_lists_and_activation(tmp_path: Path) -> None:
     assert "version" in ncr("models", "list", data_dir=tmp_path).stdout
     assert "status" in ncr("jobs", "list", data_dir=tmp_path).stdout
-    fails(ncr("models", "activate", "nope", data_dir=tmp_path), "no such model version")
-    fails(ncr("models", "pin", "nope", data_dir=tmp_path), "no such model version")
+    fails(ncr("models", "activate", "nope", data_dir=tmp_path), "the model version does not exist")
+    fails(ncr("models", "pin", "nope", data_dir=tmp_path), "the model version does not exist")
     fails(ncr("models", "rollback", data_dir=tmp_path), "no earlier version")
     assert "not pinned" in ncr("models", "unpin", data_dir=tmp_path).stderr
     assert "reason" in ncr("models", "history", data_dir=tmp_path).stdout
     assert "beside it" in ncr("trials", "list", data_dir=tmp_path).stdout
-    fails(ncr("trials", "start", "nope", data_dir=tmp_path), "no such model version")
+    fails(ncr("trials", "start", "nope", data_dir=tmp_path), "the model version does not exist")
     assert ncr("trials", "start", "nope", "--share", "2", data_dir=tmp_path).returncode == 2
-    fails(ncr("trials", "stop", "nope", data_dir=tmp_path), "no such trial")
+    fails(ncr("trials", "stop", "nope", data_dir=tmp_path), "the trial does not exist")
 
 
 def test_the_models_of_another_database_are_refused_at_the_start(tmp_path: Path) -> None:
@@ -214,7 +214,11 @@ def test_the_models_of_another_database_are_refused_at_the_start(tmp_path: Path)
 def test_unusable_settings_are_named_without_their_secrets(tmp_path: Path) -> None:
     fails(ncr("jobs", "list", data_dir=tmp_path, NCR_ADMIN_KEY="sh0rt"), "NCR_ADMIN_KEY")
     fails(ncr("worker", data_dir=tmp_path, NCR_TRAIN_SCHEDULE="at 3"), "NCR_TRAIN_SCHEDULE", "five")
-    fails(ncr("serve", "--port", 0, data_dir=tmp_path, NCR_DEVICE="cuda:7"), "cuda:7", "not there")
+    fails(
+        ncr("serve", "--port", 0, data_dir=tmp_path, NCR_DEVICE="cuda:7"),
+        "cuda:7",
+        "does not exist",
+    )
     absent = "postgresql://me:hunter2@127.0.0.1:1/x"
     for arguments, url, says in (
         (("jobs", "list"), "oracle://me:hunter2@db/x", "NCR_DATABASE_URL"),
@@ -248,7 +252,10 @@ def test_commands_that_only_read_migrate_nothing(tmp_path: Path) -> None:
         *(("jobs", "list"), ("models", "list"), ("models", "history"), ("trials", "list")),
         *(("keys", "list"), ("backup", tmp_path / "b.zip"), ("export", tmp_path / "out")),
     ):
-        fails(ncr_here(*command), f"is at {before}, needed is {head}: run `ncr db upgrade`")
+        fails(
+            ncr_here(*command),
+            f"is at {before}, but this version needs {head}: run `ncr db upgrade`",
+        )
     for target in (head, "base"):
         fails(ncr_here("db", "downgrade", target), f"is at {before}", ", ".join(older))
     assert "at 0003" in ncr_here("db", "downgrade", "0003").stderr
@@ -269,12 +276,12 @@ def test_a_newer_schema_that_is_compatible_is_used_and_kept(tmp_path: Path) -> N
             fails(
                 ncr("backup", tmp_path / "b.zip", data_dir=tmp_path),
                 "at 9999",
-                f"{head_revision()} only",
+                f"only the schema {head_revision()}",
             )
         else:
-            fails(ncr("keys", "list", data_dir=tmp_path), "written by a newer one")
-            fails(ncr("db", "upgrade", data_dir=tmp_path), "written by a newer one")
-        fails(ncr("db", "downgrade", data_dir=tmp_path), "written by a newer one")
+            fails(ncr("keys", "list", data_dir=tmp_path), "a newer version wrote it")
+            fails(ncr("db", "upgrade", data_dir=tmp_path), "a newer version wrote it")
+        fails(ncr("db", "downgrade", data_dir=tmp_path), "a newer version wrote it")
 
 
 def test_download_from_a_local_server(tmp_path: Path) -> None:

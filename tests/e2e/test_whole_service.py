@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
-import re
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -140,32 +136,3 @@ def test_keys_are_required_beyond_loopback(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert refused.stderr.strip().count("\n") == 0
     assert "NCR_ADMIN_KEY" in refused.stderr
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "integration.md"
-
-
-def test_the_commands_of_the_integration_page_work(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 8
-    with Service(tmp_path) as service:
-        names: dict[str, Any] = {"BASE": service.url}
-        for kind, block in blocks:
-            if kind == "python":
-                exec(compile(block, str(PAGE), "exec"), names)
-                continue
-            # Any answer that is an error is one of the command too.
-            commands = "set -e\n" + block.replace("curl -s", "curl -sSf")
-            done = subprocess.run(
-                ["bash", "-c", commands],
-                env={**os.environ, "BASE": service.url},
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-        answer = service.recommend("newcomer")
-        assert answer["items"][0]["source"] == "fold_in"
-        assert service.recommend("user-1")["items"][0]["source"] in ("model", "fold_in")
-        history = service.client.get("/users/user-1/events").json()["items"]
-        assert history[0]["type"] == "click"
