@@ -42,6 +42,7 @@ lint: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/prose.py
 
 format: setup-dev
 	$(BIN)/ruff check --fix .

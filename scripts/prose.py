@@ -5,11 +5,13 @@
 
 The rule: the subject is a noun of the glossary, a sentence has one fact, the voice is active, a
 number has a unit and a leading zero. A program can see a part of that: sentences that are too long,
-turns of phrase that hide their subject, numbers without a leading zero, and what proselint finds.
+turns of phrase that hide their subject, words that the glossary has another for, numbers without a
+leading zero, and what proselint finds.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import sys
@@ -18,8 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proselint.checks import __register__ as proselint_checks
+from proselint.config import DEFAULT as PROSELINT
+from proselint.registry import CheckRegistry
+from proselint.tools import LintFile
+
 ROOT = Path(__file__).resolve().parents[1]
-MAX_WORDS = 45
+MAX_WORDS = 40
 
 PHRASES: dict[str, str] = {
     r"\b(?:has|have) not (?:the|a|an|any|got)\b": "say 'does not have'",
@@ -36,6 +43,26 @@ PHRASES: dict[str, str] = {
     r"\bnot a little\b|\bnot un\w+\b": "say it without two negations",
 }
 """Turns of phrase that hide the subject or the verb, and what to write."""
+
+SYNONYMS: dict[str, str] = {
+    r"\bhyper-?parameter tables?\b": "recipe",
+    r"\b(?:incumbent|reigning) models?\b": "served version",
+    r"\b(?:A/B|split) (?:experiment|test-run)s?\b": "trial",
+    r"\bcatalog\b(?!ue)": "catalogue",
+    r"\bretrainings?\b": "training",
+    r"\bmini-?batch(?:es)?\b": "batch",
+    r"\b(?:replica|node)s? of the service\b": "server",
+    r"\b(?:daemon|background process)(?:es)?\b": "worker",
+    r"\bsuggestions?\b": "recommendation",
+    r"\bcustomers?\b": "user, or client for a program",
+    r"\brecommendation lists?\b": "list",
+    r"\bAPI tokens?\b": "API key, or token for one user",
+}
+"""Words for what the glossary has another word for."""
+
+# Straight quotes and three dots are the style of these documents.
+_OFF = ("typography", "restricted", "misc", "needless_variants", "dates_times")
+_PROSELINT = PROSELINT | {"checks": {**PROSELINT["checks"], **dict.fromkeys(_OFF, False)}}
 
 FENCED = re.compile(r"^(```|~~~).*?^\1$", re.M | re.S)
 LEADING_ZERO = re.compile(r"(?<![\w.)\]])\.\d")
@@ -125,7 +152,9 @@ def _split(block: str) -> list[str]:
 
 def problems(sentence: Sentence) -> Iterator[str]:
     """What breaks the rule, as far as a program sees it."""
-    text = re.sub(r"`[^`]*`", "code", sentence.text)
+    counter = itertools.count(1)
+    # Each is another word: two in a row are no repetition.
+    text = re.sub(r"`[^`]*`", lambda _: f"code{next(counter)}", sentence.text)
     words = len(text.split())
     if words > MAX_WORDS:
         yield f"{words} words, at most {MAX_WORDS}: make two sentences of it"
@@ -134,6 +163,22 @@ def problems(sentence: Sentence) -> Iterator[str]:
             yield f"'{found[0].strip()}': {advice}"
     if found := LEADING_ZERO.search(text):
         yield f"'{text[found.start() : found.start() + 6]}': a number has a leading zero"
+    yield from _synonyms(text)
+    yield from _proselint(text)
+
+
+def _synonyms(text: str) -> Iterator[str]:
+    for pattern, term in SYNONYMS.items():
+        if found := re.search(pattern, text, re.I):
+            yield f"'{found[0]}': the glossary says {term}"
+
+
+def _proselint(text: str) -> Iterator[str]:
+    registry = CheckRegistry()
+    if not registry.checks:
+        registry.register_many(proselint_checks)
+    for result in LintFile("sentence", text).lint(_PROSELINT):
+        yield f"proselint: {result.check_result.message}"
 
 
 def main(arguments: list[str]) -> int:
