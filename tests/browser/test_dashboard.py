@@ -182,7 +182,7 @@ def test_a_newcomer_finds_a_users_list_and_why_its_first_item_is_there(
         # What if they liked the third: a second list stands beside it, and nothing is stored.
         stored = site.run(site.services.events.last_seq())
         third = page.locator(".place .item").nth(2).get_attribute("href")
-        page.get_by_label("What if they liked").fill(third.rpartition("/")[2])
+        page.get_by_label("With a further liked item").fill(third.rpartition("/")[2])
         page.get_by_role("button", name="Compare").click()
         page.get_by_role("heading", name=re.compile("If they liked")).wait_for()
         assert site.run(site.services.events.last_seq()) == stored
@@ -215,7 +215,7 @@ def test_a_preference_moves_the_list_in_sight(browser: Any, site: Site) -> None:
         before = page.locator(".place .item").all_inner_texts()
         for n in range(1, 4):
             page.locator(".choice").first.click()
-            page.get_by_text("Answers").wait_for()
+            page.get_by_text("Answers", exact=True).wait_for()
             page.locator("dd", has_text=re.compile(f"^{n}$")).wait_for()
         assert page.url.endswith("/dashboard/which")
         assert page.locator(".place .item").all_inner_texts() != before
@@ -256,7 +256,7 @@ def test_a_trial_says_how_far_it_is_and_is_stopped_after_a_question(
         page.get_by_role("link", name="End it").click()
         page.get_by_role("button", name="End it").click()
         page.wait_for_url(f"**/trials/{site.running_trial}")
-        assert "It ended after 60 of 800 planned lists" in page.locator("main").inner_text()
+        assert "The trial ended after 60 of 800 planned lists" in page.locator("main").inner_text()
 
 
 def test_a_session_that_ends_within_an_action_leads_back_to_it(
@@ -277,7 +277,7 @@ def test_a_session_that_ends_within_an_action_leads_back_to_it(
         page.keyboard.press("Enter")
         page.wait_for_url("**/dashboard/jobs")
         page.get_by_role("button", name="Train").wait_for()
-        assert "None so far" in page.locator("main").inner_text()  # nothing was done unseen
+        assert "No jobs so far" in page.locator("main").inner_text()  # nothing was done unseen
         page.goto("/dashboard/which")
         page.context.clear_cookies()
         page.goto("/dashboard/data")
@@ -327,6 +327,6 @@ def test_a_version_that_is_deleted_meanwhile_is_not_served(browser: Any, site: S
             page.get_by_text("deleted", exact=False).first.wait_for()
             assert site.run(site.services.models.activation()).version == active
             page.goto(f"/dashboard/models/{other}/activate")
-            assert "There is nothing to do any more" in page.locator("main").inner_text()
+            assert "no action is possible" in page.locator("main").inner_text()
         finally:
             set_status("published")
