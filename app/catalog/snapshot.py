@@ -48,6 +48,8 @@ class Catalogue:
     """The internal id by the client's id, deleted items included."""
     categories: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     """The internal ids in each category, ascending; hidden items included, deleted ones not."""
+    n_categories: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """(size,) the number of categories that an item is in."""
     deleted: frozenset[int] = frozenset()
     """Internal ids of deleted items."""
     shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -110,8 +112,7 @@ class Catalogue:
         attributes = self.attributes
         if rows:
             attributes = attributes.updated([(row.id, row.seq, row.attributes) for row in rows])
-        if len(rows) <= MAX_COMPARED:
-            rows = [row for row in rows if self._is_shown(row)]
+        rows = self.shown_rows(rows)
         if not rows:
             return self if seq == self.seq else replace(self, seq=seq, attributes=attributes)
         windows = [Window(row.id, row.available_from, row.available_until) for row in rows]
@@ -122,6 +123,8 @@ class Catalogue:
         listed[: self.size] = self.listed
         shown = np.zeros(size, np.int64)
         shown[: self.size] = self.shown
+        n_categories = np.zeros(size, np.int32)
+        n_categories[: self.size] = self.n_categories
         internal_ids = dict(self.internal_ids)
         deleted = set(self.deleted)
         members: dict[str, list[int]] = {}
@@ -131,6 +134,7 @@ class Catalogue:
             listed[row.id] = not (row.hidden or row.deleted)
             shown[row.id] = row.seq
             internal_ids[row.external_id] = row.id
+            n_categories[row.id] = 0 if row.deleted else len(set(row.categories))
             if row.deleted:
                 deleted.add(row.id)
             else:
@@ -155,6 +159,7 @@ class Catalogue:
             visible=listed,
             internal_ids=internal_ids,
             categories=categories,
+            n_categories=n_categories,
             deleted=frozenset(deleted),
             shown=shown,
             shown_seq=max([self.shown_seq, *(row.seq for row in rows)]),
@@ -165,6 +170,10 @@ class Catalogue:
             next_change=self.next_change,
         )
         return replace(changed_state, visible=changed_state._visible_at(self.moment))
+
+    def shown_rows(self, rows: Sequence[CatalogueRow]) -> Sequence[CatalogueRow]:
+        """The rows that lists may depend on; all of many."""
+        return rows if len(rows) > MAX_COMPARED else [row for row in rows if self._is_shown(row)]
 
     def _is_shown(self, row: CatalogueRow) -> bool:
         """Return whether lists depend on what the row changes."""
@@ -178,7 +187,9 @@ class Catalogue:
         if self.availability.updated([window]) is not self.availability:
             return True
         named = set() if row.deleted else set(row.categories)
-        return named != {name for name, ids in self.categories.items() if _has(ids, row.id)}
+        return len(named) != self.n_categories[row.id] or not all(
+            _has(self.categories.get(name, _NO_IDS), row.id) for name in named
+        )
 
 
 def _has(ids: NDArray[np.int64], wanted: int) -> bool:

@@ -38,6 +38,17 @@ def test_an_update_makes_another_catalogue() -> None:
     assert second.updated([row(1, 5, categories=["x"])]).deleted == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("categories", "is_shown"),
+    [(["x", "y"], False), (["y", "x", "x"], False), (["x"], True), (["x", "z"], True), ([], True)],
+)
+def test_lists_depend_on_the_categories_of_an_item(categories: list[str], is_shown: bool) -> None:
+    state = Catalogue().updated([row(1, 1, categories=["x", "y", "x"]), row(2, 2, categories=[])])
+    change = row(1, 3, categories=categories)
+    assert list(state.shown_rows([change])) == ([change] if is_shown else [])
+    assert (state.updated([change]).shown_seq == 3) == is_shown
+
+
 async def test_a_change_that_no_list_shows_leaves_what_lists_are_made_from(
     services: Services,
 ) -> None:
@@ -97,7 +108,10 @@ async def test_a_thread_takes_in_large_changes_and_those_of_large_catalogues(
     monkeypatch.setattr(Catalogue, "updated", updated)
     monkeypatch.setattr(service, "MAX_INLINE_ROWS", 2)
     monkeypatch.setattr(service, "MAX_INLINE_ITEMS", 5)
-    for items in ("ab", "cde", "a"):  # internal ids begin with 1: after "cde" the size is 6
+    for items in ("ab", "cde"):  # internal ids begin with 1: after "cde" the size is 6
         await services.catalog.upsert_rows([{"id": item} for item in items])
         await services.catalog.catalogue()
-    assert inline == [True, False, False]
+    for change in ({"attributes": {"stock": 1}}, {"title": "A"}):  # lists show the second only
+        await services.catalog.upsert_rows([{"id": "a", **change}])
+        await services.catalog.catalogue()
+    assert inline == [True, False, True, False]
