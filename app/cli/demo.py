@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from app.core.settings import Settings
     from app.wiring import Services
 
+SYNTHETIC_US = 1_767_225_600_000_000
+"""The first of the synthetic events, in microseconds since 1970: 1 January 2026."""
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
@@ -96,7 +99,12 @@ async def _import_synthetic(services: Services) -> None:
     )
     result = await services.events.import_rows(
         [
-            NewEvent(f"synthetic-{user}-{item}", user, item, timestamp=order * 1_000_000)
+            NewEvent(
+                f"synthetic-{user}-{item}",
+                user,
+                item,
+                timestamp=SYNTHETIC_US + order * 1_000_000,
+            )
             for user, item, order in catalogue.interactions
         ]
     )

@@ -47,14 +47,14 @@ SMALL: SyntheticData = synthetic_catalogue(60, 50, 12)
 QUICK: dict[str, Any] = {"model": "nbpr", "factors": 4, "epochs": 2}
 
 
-async def add_small_data(services: Services) -> None:
-    """60 users and 50 items with their categories."""
+async def add_small_data(services: Services, first_us: int = 0) -> None:
+    """60 users and 50 items with their categories; the first event is at ``first_us``."""
     await services.catalog.upsert_rows(
         [{"id": i.id, "title": i.title, "categories": [i.genre]} for i in SMALL.items]
     )
     await services.events.import_rows(
         [
-            NewEvent(f"{user} {item}", user, item, timestamp=order * 1_000_000)
+            NewEvent(f"{user} {item}", user, item, timestamp=first_us + order * 1_000_000)
             for user, item, order in SMALL.interactions
         ]
     )

@@ -24,6 +24,7 @@ from fastapi import FastAPI
 from app.ab_tests.repository import ABTestRepository
 from app.ab_tests.schemas import ABTestRow
 from app.all_tables import metadata
+from app.cli.demo import SYNTHETIC_US
 from app.core.http_protocol import BoundedProtocol
 from app.core.ids import HOUR_MS, hour_now, random_hex
 from app.core.settings import load_settings
@@ -116,7 +117,7 @@ def serve(folder: Path, *, filled: bool, **more: Any) -> Iterator[Site]:
 async def fill(site: Site) -> None:
     """Data, two versions, strangers' text, and a training that has come to its third epoch."""
     services = site.services
-    await add_small_data(services)
+    await add_small_data(services, SYNTHETIC_US)
     for epochs in (5, 8):
         site.versions.append(await publish_model(services, epochs=epochs))
     await services.catalog.upsert_rows(
