@@ -12,7 +12,8 @@ own, whose peak of memory counts:
 import      `ncr import` of a Parquet file
 count       the recount of popularity
 snapshot    all events as arrays, and the matrix of interactions made of them
-train       a training job: the next-item model, which all others of `auto` start from
+train       a training job: the next-item model, from which most others of `auto` start, with the
+            factors that `auto` gives it at this size
 candidates  the candidates of the 10,000 most active users
 start       a server from its start until it is ready; its memory after 5 seconds of lists for
             random users, each asked for once, by 8 connections
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -41,13 +43,13 @@ from typing import Any
 from benchmarks.harness import publish, published, run_command
 from benchmarks.ingest import World, own_database
 from benchmarks.load import closed_loop, requests_for, server_in_place
+from ncr_core.recipes import auto_recipes
 
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
 ITEMS = (10_000, 100_000, 1_000_000)
 EVENTS_A_USER = 20
 PRECOMPUTED = 10_000
 LISTS, CONNECTIONS, LIST_SECONDS = 40_000, 8, 5.0
-PARAMS = '{"recipe": "next-item", "force": true}'
 COLUMNS = ["database", "events", "items", "step", "seconds", "peak MiB", "note"]
 
 
@@ -79,7 +81,14 @@ def snapshot() -> str:
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 
-def train(params: str = PARAMS) -> str:
+def params_of(world: World) -> str:
+    """The body of `POST /admin/train` for the next-item model."""
+    first = auto_recipes(world.users, world.items, world.events)[0]
+    wanted = {"recipe": first.name, "factors": first.model.factors, "force": True}
+    return json.dumps(wanted)
+
+
+def train(params: str) -> str:
     """A training job, from the queue to the published version."""
     from app.jobs.schemas import TrainParams
 
@@ -110,14 +119,17 @@ def _job(params: Any) -> str:
     return asyncio.run(work())
 
 
-STEPS: dict[str, Callable[[], str]] = {
-    "count": count, "snapshot": snapshot, "train": train, "candidates": candidates
-}  # fmt: skip
+STEPS: dict[str, Callable[[str], str]] = {
+    "count": lambda _: count(),
+    "snapshot": lambda _: snapshot(),
+    "train": train,
+    "candidates": lambda _: candidates(),
+}
 
 
-def step(name: str, params: str = PARAMS) -> None:
+def step(name: str, params: str) -> None:
     """One step, in this process."""
-    print(train(params) if name == "train" else STEPS[name]())
+    print(STEPS[name](params))
 
 
 class OutOfTimeError(Exception):
@@ -167,7 +179,7 @@ def steps(world: World, folder: Path, url: str, until: float) -> Iterator[list[A
     file.unlink()
     yield ["import", *importing]
     for name in STEPS:
-        command = ["-m", "benchmarks.size", "step", name]
+        command = ["-m", "benchmarks.size", "step", name, params_of(world)]
         yield [name, *run(command, env, until - time.monotonic())]
     started = time.perf_counter()
     with server_in_place(folder, database_url=url) as running:
@@ -181,7 +193,7 @@ def steps(world: World, folder: Path, url: str, until: float) -> Iterator[list[A
         yield ["start", ready, running.rss / 2**20, note]
 
 
-def data(folder: Path, cell: str, categories: int = 2_000, params: str = PARAMS) -> None:
+def data(folder: Path, cell: str, categories: int = 2_000, params: str = "") -> None:
     """Makes the data folder of a service on SQLite with a model, for other benchmarks."""
     events, items = map(int, cell.split("x"))
     source = folder / "source"
@@ -191,8 +203,8 @@ def data(folder: Path, cell: str, categories: int = 2_000, params: str = PARAMS)
     world.write_items(source / "items.csv", categories)
     env = os.environ | {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": ""}
     program = "from app.cli.main import main; main()"
-    for command in (["-c", program, "import", str(source)],
-                    ["-m", "benchmarks.size", "step", "train", params]):  # fmt: skip
+    train_step = ["-m", "benchmarks.size", "step", "train", params or params_of(world)]
+    for command in (["-c", program, "import", str(source)], train_step):
         subprocess.run([sys.executable, *command], env=env, check=True)
     shutil.rmtree(source)
 
