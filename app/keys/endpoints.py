@@ -30,8 +30,9 @@ router = APIRouter(tags=["keys"], route_class=StrictQuery)
 async def sign_token(request: Request) -> TokenOut:
     """Returns a token for a browser, to send as `Authorization: Bearer`.
 
-    The token permits only `GET /recommend/{user}` and `POST /events`, for this user. The token ends
-    at its expiry, or when an operator revokes the key that requested it.
+    The token permits `GET /recommend/{user}`, `POST /recommend` and `POST /events` for this user,
+    and no other route. The token ends at its expiry, or when an operator revokes the key that
+    requested it.
     """
     try:
         body = TokenBody.model_validate(await read_json(request))
