@@ -67,7 +67,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("./var")
-    """The folder of the SQLite database and of the checkpoints."""
+    """The folder of the SQLite database and of the checkpoints. A relative path depends on the
+    folder in which the process starts."""
 
     database_url: str | None = None
     """The URL of the database: `sqlite:///…` or `postgresql://…`. The default is SQLite in the data
@@ -79,7 +80,7 @@ class Settings(BaseSettings):
     stay.
 
     For S3, credentials and endpoint come from the usual `AWS_*` variables and never from the URL.
-    S3 needs `pip install neural-collaborative-ranking[s3]`."""
+    S3 needs `pip install '.[s3]'`."""
 
     redis_url: str | None = None
     """The URL of a Redis server that caches lists, passes hints of changes and counts rate limits
@@ -99,8 +100,8 @@ class Settings(BaseSettings):
     """The device that models run on: `auto`, `cpu`, `cuda` or `cuda:N`."""
 
     admin_key: SecretStr | None = None
-    """The administrator's key of at least 16 characters, which clients send as `X-API-Key`.
-    `NCR_ADMIN_KEY_FILE` can name a file that holds the key.
+    """The administrator's key of at least 16 characters, which clients send as `X-API-Key` or
+    `Authorization: Bearer`. `NCR_ADMIN_KEY_FILE` can name a file that holds the key.
 
     Without any key all routes are open, and the server listens on a loopback address only."""
 
@@ -113,8 +114,8 @@ class Settings(BaseSettings):
     keys have no limit."""
 
     rate_burst: int = Field(default=0, ge=0, le=1_000_000)
-    """The requests that a key may make at once after a pause. With 0 a key may make as many as in
-    two seconds."""
+    """The requests that a key without a rate of its own may make at once after a pause. With 0 a
+    key may make as many as in two seconds."""
 
     cors_origins: str = ""
     """The origins, separated by commas, whose pages may read answers in a browser. By default no
@@ -126,7 +127,7 @@ class Settings(BaseSettings):
 
     otlp_endpoint: str | None = None
     """The endpoint for traces by OTLP over HTTP, such as `http://collector:4318/v1/traces`. Traces
-    need `pip install neural-collaborative-ranking[otel]`."""
+    need `pip install '.[otel]'`."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that servers and workers log."""
@@ -140,7 +141,8 @@ class Settings(BaseSettings):
     limit."""
 
     max_events: int = Field(default=10_000, ge=1)
-    """The maximum length of a list that `POST /events`, `/items` and `/preferences` accept."""
+    """The maximum length of a list that `POST /events`, `/items`, `/users` and `/preferences`
+    accept."""
 
     model_poll_seconds: float = Field(default=1.0, gt=0)
     """The interval, in seconds, at which a server looks for another active version."""
@@ -170,8 +172,8 @@ class Settings(BaseSettings):
     gets the same popular items."""
 
     max_concurrency: int = Field(default=64, ge=1)
-    """The maximum number of `GET /recommend` requests that a server processes at a time. Further
-    requests get 503."""
+    """The maximum number of `GET /recommend/{user}` and `POST /recommend` requests that a server
+    processes at a time. Further requests get 503."""
 
     precompute_users: int = Field(default=20_000, ge=0)
     """The number of latest active users for whom a worker precomputes candidates and lists after a
@@ -207,13 +209,13 @@ class Settings(BaseSettings):
 
     train_memory_bytes: int | None = Field(default=None, ge=2**20)
     """The memory that a training may take, in bytes. A training whose estimate is higher fails at
-    once, and its job names the estimate. The default is the memory that is free when the training
-    begins."""
+    once, and its job names the estimate. By default a training fails if two thirds of its estimate
+    are above the memory that is free when the training begins."""
 
     train_engine: Literal["local", "torchrun", "ray"] = "local"
     """The engine of trainings: `local` is the job's own process, `torchrun` is `NCR_TRAIN_RANKS`
     processes of the worker's machine, and `ray` is as many processes of a Ray cluster. `ray` needs
-    `pip install neural-collaborative-ranking[ray]`."""
+    `pip install '.[ray]'`."""
 
     train_ranks: int = Field(default=2, ge=1, le=1024)
     """The number of processes (ranks) that train one model together with `torchrun` or `ray`."""
@@ -332,8 +334,9 @@ class Settings(BaseSettings):
     `NCR_WEBHOOK_SECRET_FILE` can name a file that holds the secret."""
 
     webhook_urls: SecretStr | None = None
-    """The receivers of webhooks, separated by commas. Workers tell these `https://…` addresses of
-    ended jobs and of changes of the served model. Servers and workers need the same value.
+    """The receivers of webhooks, at most 8, separated by commas. Workers tell these `https://…` or
+    `http://…` addresses of ended jobs and of changes of the served model. Servers and workers need
+    the same value.
     `NCR_WEBHOOK_URLS_FILE` can name a file that holds the URLs, which may contain secrets. By
     default the service sends no webhooks."""
 
