@@ -19,7 +19,7 @@ from app.ab_tests.tables import (
     trials,
 )
 from app.core.bulk import insert_many, one_of
-from app.core.database import Database
+from app.core.database import AdvisoryLock, Database
 from app.core.tables import Json, Place, newest_first, now_us
 
 _ABSENT = {
@@ -48,9 +48,6 @@ _TRIAL_LISTS = ("trial_id", "arm", "user_number")
 _IMPRESSION = ("recommendation_id", "trial_id", "user_id", "teams", "created_at")
 
 
-_LOCK = 7_236_003  # any number that no other advisory lock has
-
-
 async def _lock_trial_lists(conn: AsyncConnection) -> None:
     """Lets no other process write users' lists of trials until the transaction ends.
 
@@ -58,7 +55,7 @@ async def _lock_trial_lists(conn: AsyncConnection) -> None:
     other.
     """
     if conn.dialect.name == "postgresql":
-        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(AdvisoryLock.TRIAL_LISTS.value)))
 
 
 class ABTestRepository:

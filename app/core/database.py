@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from datetime import UTC, datetime
+from enum import IntEnum, unique
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from app.core.logging import get_logger
 
 log = get_logger(__name__)
+
+
+@unique
+class AdvisoryLock(IntEnum):
+    """The advisory locks that the service takes on PostgreSQL, each for one thing."""
+
+    MIGRATION = 7_236_001
+    ITEM_INDEX = 7_236_002
+    TRIAL_LISTS = 7_236_003
+    SHOWN_LISTS = 7_236_004
+
 
 _BEGIN = "ncr_begin"
 AWAY = (OperationalError, InterfaceError, PoolTimeoutError)

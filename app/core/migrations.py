@@ -21,7 +21,7 @@ from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.database import AWAY, Database, copy_of
+from app.core.database import AWAY, AdvisoryLock, Database, copy_of
 from app.core.errors import SettingsError
 from app.core.logging import get_logger
 from app.core.settings import normalise_database_url
@@ -29,8 +29,6 @@ from app.core.tables import instance
 
 log = get_logger(__name__)
 
-# Any number will do; all processes that migrate must use the same.
-_ADVISORY_LOCK = 7_236_001
 _FIRST_RECORDED = "0006"
 """The revision whose schema has the place where the oldest compatible revision is recorded."""
 
@@ -221,13 +219,13 @@ async def _alone(database: Database) -> AsyncIterator[None]:
         # By asking again and again, and outside a transaction: a building index waits for the
         # transactions of others, and so for a session that waits for this lock in one.
         await conn.execution_options(isolation_level="AUTOCOMMIT")
-        take = sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
+        take = sa.select(sa.func.pg_try_advisory_lock(AdvisoryLock.MIGRATION.value))
         while not await conn.scalar(take):  # noqa: ASYNC110 - the holder is another process
             await asyncio.sleep(POLL_SECONDS)
         try:
             yield
         finally:
-            await conn.execute(sa.select(sa.func.pg_advisory_unlock(_ADVISORY_LOCK)))
+            await conn.execute(sa.select(sa.func.pg_advisory_unlock(AdvisoryLock.MIGRATION.value)))
 
 
 def _migrate(conn: sa.Connection, revision: str) -> None:

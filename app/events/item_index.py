@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from app.core.database import AWAY, BULK_CHECKPOINT_PAGES, Database
+from app.core.database import AWAY, BULK_CHECKPOINT_PAGES, AdvisoryLock, Database
 from app.core.logging import get_logger
 from app.core.settings import normalise_database_url
 from app.events.tables import events
@@ -24,8 +24,6 @@ from app.events.tables import events
 log = get_logger(__name__)
 
 CHECK_SECONDS = 60.0
-# Any number will do that no other advisory lock of the service has.
-_ADVISORY_LOCK = 7_236_002
 _BUILD_MEMORY = "256MB"
 _SESSION = (
     # Else the server would keep the lock of a machine that is cut off for hours.
@@ -155,7 +153,7 @@ class ItemIndex:
             try:
                 for setting in _SESSION:
                     await conn.exec_driver_sql(f"SET {setting}")
-                lock = sa.select(sa.func.pg_try_advisory_lock(_ADVISORY_LOCK))
+                lock = sa.select(sa.func.pg_try_advisory_lock(AdvisoryLock.ITEM_INDEX.value))
                 yield conn if await conn.scalar(lock) else None
             finally:
                 with suppress(*AWAY):

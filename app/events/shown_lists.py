@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import each_of, insert_many, one_of
-from app.core.database import Database
+from app.core.database import AdvisoryLock, Database
 from app.core.logging import get_logger
 from app.core.tables import now_us
 from app.events.profile import Profile
@@ -39,7 +39,6 @@ GROUP_ROWS = 500
 DELETE_ROWS = 5_000
 DAY_US = 86_400_000_000
 _COLUMNS = ("external_id", "shown_at", "seq", "item_ids", "length")
-_LOCK = 7_236_002  # any number that no other advisory lock has
 
 
 class ShownList(NamedTuple):
@@ -265,7 +264,7 @@ async def _lock(conn: AsyncConnection) -> None:
     other.
     """
     if conn.dialect.name == "postgresql":
-        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(AdvisoryLock.SHOWN_LISTS.value)))
 
 
 async def _existing(conn: AsyncConnection, user_ids: Collection[int | None]) -> set[int]:

@@ -7,11 +7,15 @@ from typing import Any
 
 import httpx2
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.exc import OperationalError
 
 from app.ab_tests.repository import ABTestRepository
+from app.ab_tests.schemas import ABTestRow
+from app.ab_tests.tables import trial_lists
 from app.all_tables import metadata
+from app.core.database import Database
 from app.core.ids import hour_now, new_recommendation_id
 from app.core.settings import Settings
 from app.core.tables import now_us
@@ -19,6 +23,7 @@ from app.events.click_attribution import ClickAttribution
 from app.wiring import Services, build_services
 from tests.app.ab_tests.conftest import begin, click, execute, list_id, rows, running
 from tests.app.conftest import until
+from tests.conftest import ON_POSTGRESQL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("one_hour")]
 
@@ -228,3 +233,27 @@ async def scrape(client: httpx2.AsyncClient) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+@ON_POSTGRESQL
+async def test_two_servers_count_lists_of_the_same_users(
+    served: Services, versions: tuple[str, str]
+) -> None:
+    """In opposite orders: neither waits for the other for ever."""
+    other = Database(served.settings.effective_database_url)
+    row = ABTestRow("trial", "settings", *versions, 0.5, "running", now_us(), None, None, {}, 9)
+    await ABTestRepository(served.database).insert(row)
+    lists = {("trial", "a", user): 1 for user in range(300)}
+    reverse = dict(reversed(lists.items()))
+
+    async def add(repository: ABTestRepository, each: dict[tuple[str, str, int], int]) -> None:
+        for _ in range(20):
+            await repository.add_trial_lists(each)
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(
+            add(ABTestRepository(served.database), lists), add(ABTestRepository(other), reverse)
+        )
+    await other.close()
+    rows = await served.database.fetch(sa.select(sa.func.sum(trial_lists.c.lists)))
+    assert rows[0][0] == 2 * 20 * 300
