@@ -243,7 +243,7 @@ async def test_two_servers_count_lists_of_the_same_users(
     other = Database(served.settings.effective_database_url)
     row = ABTestRow("trial", "settings", *versions, 0.5, "running", now_us(), None, None, {}, 9)
     await ABTestRepository(served.database).insert(row)
-    lists = {("trial", "a", user): 1 for user in range(300)}
+    lists = {("trial", "a", user): 1 for user in range(3_000)}
     reverse = dict(reversed(lists.items()))
 
     async def add(repository: ABTestRepository, each: dict[tuple[str, str, int], int]) -> None:
@@ -256,4 +256,4 @@ async def test_two_servers_count_lists_of_the_same_users(
         )
     await other.close()
     rows = await served.database.fetch(sa.select(sa.func.sum(trial_lists.c.lists)))
-    assert rows[0][0] == 2 * 20 * 300
+    assert rows[0][0] == 2 * 20 * 3_000
