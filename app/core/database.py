@@ -154,20 +154,21 @@ class Database:
             if self._write_lock is not None:
                 await asyncio.sleep(BULK_PAUSE_SECONDS)
 
-    async def analyze(self, tables: Iterable[sa.Table]) -> None:
-        """Give PostgreSQL's planner statistics of some tables, as after a bulk load.
+    async def vacuum(self, tables: Iterable[sa.Table]) -> None:
+        """Do PostgreSQL's upkeep of some tables, as after a bulk load, and not minutes later.
 
-        Until its own upkeep does, up to some minutes later, a list can take 100 times as long.
-        SQLite plans without statistics. Where the role may not, the tables stay as they are.
+        Its planner then has statistics: without them a list can take 100 times as long. And indexes
+        alone answer what they can: a count of popularity takes a tenth of the time. SQLite needs
+        neither. Where the role may not, the tables stay as they are.
         """
         if self.dialect == "postgresql":
             try:
                 async with self._single.connect() as conn:
                     for table in tables:
-                        await conn.exec_driver_sql(f"ANALYZE {table.name}")
+                        await conn.exec_driver_sql(f"VACUUM (ANALYZE) {table.name}")
             except DBAPIError as error:
                 reason = str(error.orig).partition("\n")[0]
-                log.warning("the tables have no new statistics for queries", reason=reason)
+                log.warning("the tables are without upkeep after the import", reason=reason)
 
     async def _checkpoint(self, pages: int) -> None:
         """Keep SQLite's log short: about so many pages.

@@ -122,7 +122,7 @@ async def import_source(
             is_first = False
     await services.events.item_index.mend()  # that an import which was killed has left behind
     if report.accepted:
-        await services.database.analyze(metadata.sorted_tables)
+        await services.database.vacuum(metadata.sorted_tables)
     return report
 
 

@@ -84,7 +84,7 @@ async def restore_backup(
         await services.models.claim_store(versions.all(), required=False)
         # Before the commit, so that the active model has its checkpoint.
         models = await unpack_checkpoints(services, backup, report)
-    await services.database.analyze(metadata.sorted_tables)
+    await services.database.vacuum(metadata.sorted_tables)
     return RestoreReport(rows, models, end_jobs.count)
 
 
