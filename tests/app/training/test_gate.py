@@ -323,7 +323,7 @@ async def test_a_warm_start_by_default_falls_back_to_scratch_when_it_is_impossib
     job = await services.jobs.get(job_id)
     start = (job.metrics or {})["start"]
     assert start["from"] == "scratch"
-    assert f"{other}, has factors 6, not 4" in start["because"]
+    assert f"{other} has factors 6, not 4" in start["because"]
 
 
 async def test_a_warm_start_by_default_does_not_take_over_the_served_architecture(
