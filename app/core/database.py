@@ -168,7 +168,7 @@ class Database:
                         await conn.exec_driver_sql(f"VACUUM (ANALYZE) {table.name}")
             except DBAPIError as error:
                 reason = str(error.orig).partition("\n")[0]
-                log.warning("the tables are without upkeep after the import", reason=reason)
+                log.warning("the vacuum of the tables failed", reason=reason)
 
     async def _checkpoint(self, pages: int) -> None:
         """Keep SQLite's log short: about so many pages.

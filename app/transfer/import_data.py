@@ -35,6 +35,9 @@ ITEMS_A_COMMIT = 5_000
 MAX_ITEM_IDS = 1_000_000
 MIN_ROWS_WITHOUT_INDEX = 1_000_000
 """The index by item of fewer events stays in memory: to put it off would gain nothing."""
+MIN_VACUUMED_SHARE = 0.1
+"""Of the events before: PostgreSQL's own upkeep does for fewer, and to read all of a large table
+would take longer than a small import."""
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
 USERS = "users.jsonl"
@@ -72,7 +75,8 @@ async def import_source(
     """Adds all rows of a data set; a second import adds nothing.
 
     The events are stored user by user, each user's in the order of the data set. When they are the
-    larger part of all events, the index of events by item is built once, at the end.
+    larger part of all events, the index of events by item is built once, at the end. PostgreSQL's
+    tables are vacuumed if a tenth of the events or more is new.
 
     Args:
         services: the service to import into.
@@ -121,7 +125,7 @@ async def import_source(
                 await index.enter_async_context(services.events.item_index.put_off(on_index))
             is_first = False
     await services.events.item_index.mend()  # that an import which was killed has left behind
-    if report.accepted:
+    if report.accepted > n_events * MIN_VACUUMED_SHARE:
         await services.database.vacuum(metadata.sorted_tables)
     return report
 

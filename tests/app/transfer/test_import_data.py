@@ -70,6 +70,23 @@ async def test_postgresql_does_its_upkeep_at_the_end_of_an_import(
     assert (await services.database.fetch(sa.text("SHOW jit")))[0][0] == "off"
 
 
+async def test_a_small_import_does_not_read_a_large_table(
+    services: Services, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    async def vacuum(tables: object) -> None:
+        done.append(tables)
+
+    monkeypatch.setattr(services.database, "vacuum", vacuum)
+    rows = [f"user-{n},a,5,{n}\n" for n in range(30)]
+    for n_rows, n_done in ((30, 1), (30, 1), (28, 1), (0, 2)):  # all, again, and two sizes of new
+        new = [f"late-{n_rows}-{n},a,5,{n}\n" for n in range(30 - n_rows)]
+        (folder / "ratings.csv").write_text("user,item,rating,timestamp\n" + "".join(rows + new))
+        await run(services, folder)
+        assert len(done) == n_done
+
+
 async def test_an_import_stores_events_user_by_user_each_in_the_order_of_the_file(
     services: Services, tmp_path: Path
 ) -> None:
