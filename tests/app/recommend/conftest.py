@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from itertools import product
 from typing import Any
 from urllib.parse import quote
 
 import httpx2
+import pytest
 import torch
 from fastapi import FastAPI
 
+from app.core.http_protocol import BoundedProtocol
+from app.core.settings import Settings
 from app.inference.loaded_model import LoadedModel
-from tests.app.conftest import SMALL
+from app.main import create_app
+from tests.app.conftest import SMALL, listening
 
 ITEMS = [item.id for item in SMALL.items]
 GENRES = {item.id: item.genre for item in SMALL.items}
 USERS = list(dict.fromkeys(user for user, _, _ in SMALL.interactions))
+
+
+@pytest.fixture
+def server_settings(settings: Settings) -> Settings:
+    """Those of each of the `servers`, but for Redis."""
+    return settings
+
+
+@pytest.fixture(params=["alone", "with redis"])
+async def servers(
+    request: pytest.FixtureRequest, server_settings: Settings
+) -> AsyncIterator[tuple[list[FastAPI], list[httpx2.AsyncClient]]]:
+    """Two servers of one database over real HTTP, without Redis and with it."""
+    settings = server_settings
+    if request.param == "with redis":
+        settings = settings.model_copy(
+            update={
+                "redis_url": request.getfixturevalue("redis_url"),
+                "redis_prefix": request.getfixturevalue("redis_prefix"),
+            }
+        )
+    async with AsyncExitStack() as stack:
+        apps, clients = [], []
+        for _ in range(2):
+            app = create_app(settings)
+            port = await stack.enter_async_context(listening(app, BoundedProtocol))
+            url = f"http://127.0.0.1:{port}"
+            clients.append(await stack.enter_async_context(httpx2.AsyncClient(base_url=url)))
+            apps.append(app)
+        yield apps, clients
 
 
 def seen_by(user: str) -> list[str]:

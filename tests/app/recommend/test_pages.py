@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx2
@@ -16,14 +15,13 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.http_protocol import BoundedProtocol
 from app.core.settings import Settings
 from app.main import create_app
 from app.recommend import cursor as cursors
 from app.recommend.cursor import ListCursor, decode, packed_ids, unpacked_ids
 from app.wiring import Services
 from ncr_core.inference.retrieval import CandidateRetriever
-from tests.app.conftest import listening, publish_model
+from tests.app.conftest import publish_model
 from tests.app.recommend.conftest import ITEMS, USERS, ask, ids, post, refused, serving
 from tests.conftest import ON_SQLITE
 
@@ -114,29 +112,6 @@ async def test_pages_are_the_one_long_list(
     assert len({answer["recommendation_id"] for answer in found}) == len(found)
     if "explain" in params:
         assert any(item["because"] for item in found[2]["items"])
-
-
-@pytest.fixture(params=["alone", "with redis"])
-async def servers(
-    request: pytest.FixtureRequest, settings: Settings
-) -> AsyncIterator[tuple[list[FastAPI], list[httpx2.AsyncClient]]]:
-    """Two servers of one database over real HTTP, without Redis and with it."""
-    if request.param == "with redis":
-        settings = settings.model_copy(
-            update={
-                "redis_url": request.getfixturevalue("redis_url"),
-                "redis_prefix": request.getfixturevalue("redis_prefix"),
-            }
-        )
-    async with AsyncExitStack() as stack:
-        apps, clients = [], []
-        for _ in range(2):
-            app = create_app(settings)
-            port = await stack.enter_async_context(listening(app, BoundedProtocol))
-            url = f"http://127.0.0.1:{port}"
-            clients.append(await stack.enter_async_context(httpx2.AsyncClient(base_url=url)))
-            apps.append(app)
-        yield apps, clients
 
 
 @pytest.mark.slow

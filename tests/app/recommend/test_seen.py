@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 
 from app.ab_tests.schemas import ABTestParams, parse_trial
-from app.core.http_protocol import BoundedProtocol
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events import shown_lists as shown_module
@@ -32,7 +30,6 @@ from tests.app.conftest import (
     QUICK,
     add_small_data,
     client_of,
-    listening,
     publish_model,
     thread_worker,
     until,
@@ -446,28 +443,9 @@ async def test_a_history_of_100_000_events_is_read_once(
     assert reads == 1
 
 
-@pytest.fixture(params=["alone", "with redis"])
-async def servers(
-    request: pytest.FixtureRequest, settings: Settings
-) -> AsyncIterator[tuple[list[FastAPI], list[httpx2.AsyncClient]]]:
-    """Two servers of one database over real HTTP, without Redis and with it."""
-    if request.param == "with redis":
-        settings = settings.model_copy(
-            update={
-                "redis_url": request.getfixturevalue("redis_url"),
-                "redis_prefix": request.getfixturevalue("redis_prefix"),
-            }
-        )
-    settings = settings.model_copy(update={"hide_shown": "6h", "seen": '{"purchase": "14d"}'})
-    async with AsyncExitStack() as stack:
-        apps, clients = [], []
-        for _ in range(2):
-            app = create_app(settings)
-            port = await stack.enter_async_context(listening(app, BoundedProtocol))
-            url = f"http://127.0.0.1:{port}"
-            clients.append(await stack.enter_async_context(httpx2.AsyncClient(base_url=url)))
-            apps.append(app)
-        yield apps, clients
+@pytest.fixture
+def server_settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"hide_shown": "6h", "seen": '{"purchase": "14d"}'})
 
 
 @ON_POSTGRESQL
