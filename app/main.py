@@ -1,4 +1,4 @@
-"""The factory of the web application. Nothing is built on import."""
+"""The factory of the web application. The import of this module builds no application."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ ROUTERS = (
 def create_app(
     settings: Settings, *, with_worker: bool = False, own_process: bool = False
 ) -> FastAPI:
-    """Build the application. Everything that holds a resource is in its lifespan.
+    """Build the application. Its lifespan builds and closes the services.
 
     Args:
         settings: the settings of the service.
-        with_worker: also run a worker in this process's loop; it trains in child processes.
-        own_process: nothing else runs in this process, so that objects made at the start may be
-            exempted from garbage collection.
+        with_worker: also run a worker in this process's loop. The worker trains in child processes.
+        own_process: the application has the process to itself. The start then exempts its objects
+            from garbage collection and sets Python's switch interval to ``SWITCH_SECONDS``.
     """
     readiness = monitoring.Readiness()
     provider = None if settings.otlp_endpoint is None else tracer_provider(settings.otlp_endpoint)

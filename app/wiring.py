@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True)
 class Services:
-    """The services that endpoints, workers and commands use. `await close()` them when done."""
+    """The services that endpoints, workers and commands use. Await `close()` when done."""
 
     settings: Settings
     database: Database
@@ -48,7 +48,7 @@ class Services:
     redis: RedisClient | None = None
 
     async def close(self) -> None:
-        """Write the accepted events, then close everything."""
+        """Write the accepted events, then close the services."""
         try:
             async with asyncio.timeout(self.settings.drain_seconds / 3):
                 await self.events.drain()
@@ -73,7 +73,7 @@ async def build_services(
     Args:
         settings: the settings of the service.
         observe_commit: called after each group commit of events.
-        may_migrate: an SQLite database of an older version is migrated, and not refused.
+        may_migrate: migrate an SQLite database with an older schema instead of refusing it.
     """
     store = open_checkpoint_store(settings)
     database = Database(settings.effective_database_url)
@@ -133,7 +133,7 @@ async def build_services(
 
 
 async def _redis_client(settings: Settings, database: Database) -> RedisClient | None:
-    """A client whose keys are named by the database, as several databases may share a Redis."""
+    """A client whose keys contain the database's id, as several databases may share a Redis."""
     if settings.redis_url is None:
         return None
     name = await instance_id(database)

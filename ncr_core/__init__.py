@@ -1,7 +1,7 @@
 """Neural collaborative ranking: data, models, training, ranking and evaluation. No web, no SQL.
 
-`Recommender` is the front door. Names are loaded when they are first used: to import the package
-takes neither torch nor any file of data.
+`Recommender` is the main entry point. The package loads a name when the name is first used, so an
+import of the package loads neither torch nor any file of data.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, from its module."""
+    """The object of a public name, imported from its module."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

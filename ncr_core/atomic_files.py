@@ -1,8 +1,8 @@
 """Files and folders that appear under their names whole, or not at all.
 
-Content is written beside its place under a hidden name (`.<name>-<random>`), flushed to the disk
-with fsync, and renamed. A reader never sees a half-written file, even after a power cut. A process
-that is killed leaves only the hidden file or folder behind.
+A writer creates the content beside its place under a hidden name (`.<name>-<random>`), flushes the
+content to the disk with fsync, and renames it. A reader never sees a half-written file, even after
+a power cut. A killed process leaves only the hidden file or folder behind.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def atomic_file(path: Path, *, replace: bool = False, mode: int = 0o666) -> Iter
     """A file to write, which appears under its name when the block ends without an error.
 
     Args:
-        path: the file; its folder is made if need be.
+        path: the file; its folder is made if needed.
         replace: whether a file of that name may be replaced.
-        mode: the permissions, from which the process's umask is taken away.
+        mode: the permissions, less the process's umask.
 
     Raises:
-        FileExistsError: the name is taken, before or after the block, and not to be replaced.
+        FileExistsError: the name is taken, before or after the block, and ``replace`` is false.
     """
     if not replace:
         _refuse_taken(path)
@@ -64,10 +64,10 @@ def atomic_folder(
     """An empty folder to fill, which appears under its name when the block ends without an error.
 
     Args:
-        folder: the folder's place; its parents are made if need be.
-        existing: what is done if something of that name is there. With ``keep`` it stays as it is
-            and what was written is dropped, as when another process was faster; with ``replace``
-            it makes way at the very end. An empty folder always makes way but for ``refuse``.
+        folder: the folder's place; its parents are made if needed.
+        existing: the treatment of a folder that has the name already. ``keep`` keeps that folder
+            and drops the new content, as when another process was faster. ``replace`` removes that
+            folder after the block. Both options replace an empty folder.
 
     Raises:
         FileExistsError: the name is taken, before or after the block, and ``existing`` is
@@ -102,7 +102,7 @@ def atomic_folder(
 
 
 def sync(path: Path) -> None:
-    """Brings a file's content, or a folder's names, to the disk."""
+    """Flushes a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Checkpoints: immutable folders of safetensors, ids and a manifest with SHA-256 sums.
 
-The manifest is written last and the folder appears under its name at once, so a folder with a
-manifest is whole. Nothing is unpickled: a checkpoint can hold no code.
+A folder with a manifest is whole, because the folder appears under its name at once, with the
+manifest written last. A checkpoint has no pickled objects, so it can hold no code.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ INTERACTIONS = "interactions.safetensors"
 CONTENT = "content.safetensors"
 """The file of `ContentMaps`; not every checkpoint has one."""
 CONTENT_CONFIG = "content.json"
-"""The JSON beside it."""
+"""The file of the configuration of `ContentMaps`, in JSON."""
 ITEM_COUNTS = "item_counts"
-"""The name of a tensor that is stored beside the model's own."""
+"""The name of the tensor of item counts, which is stored beside the model's own tensors."""
 MAX_TEMPERATURE = 1e30
 FINITE_AT_ONCE = 2**22  # values
 
@@ -60,32 +60,31 @@ class Checkpoint:
     """Rows of the items that scores are measured against, spread over popularity."""
     manifest: dict[str, Any]
     content: ContentMaps = field(default_factory=ContentMaps)
-    """Where items and users lie by their attributes, where that was learned."""
+    """The placements of items and users by their attributes, if they were learned."""
 
     @property
     def temperature(self) -> float:
-        """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 if it was never fitted."""
+        """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 for a model without calibration."""
         return _temperature(self.manifest)
 
 
 @dataclass(frozen=True)
 class EvaluationSnapshot:
-    """A model as it was evaluated, which later models are compared with.
+    """A model as it was evaluated, for the comparison with later models.
 
-    Before a model is served it learns the items that were held out to evaluate it on. Its successor
-    may be evaluated on the same items, and no model may be evaluated on what it has learned. The
-    checkpoint therefore keeps, beside the model, the parameters from before, for the users with
-    held-out items.
+    Before a model is served, the model learns its held-out items. An evaluation of its successor
+    may use the same items, but no evaluation may use items that a model has learned. The checkpoint
+    therefore also keeps the parameters from before that step, for the users with held-out items.
     """
 
     model: PairwiseRanker
-    """It has the n users of ``rows`` alone."""
+    """The model of the n users of ``rows`` alone."""
     rows: IntArray
     """(n,) the users' rows in the checkpoint's ids, ascending."""
     held_out: IntArray
-    """(n, 2) item rows held out of each user for test and validation, −1 where there is none.
+    """(n, 2) item rows of each user's held-out test and validation item, −1 for none.
 
-    The model has learned everything else that the user had done by then."""
+    The model has learned all other interactions of the user up to that time."""
 
 
 def save_checkpoint(
@@ -103,7 +102,9 @@ def save_checkpoint(
     interactions: bytes | None = None,
     content: ContentMaps | None = None,
 ) -> str:
-    """Writes a checkpoint and returns the SHA-256 of its manifest, which holds those of its files.
+    """Writes a checkpoint and returns the SHA-256 of its manifest.
+
+    The manifest holds the SHA-256 sums of the other files.
 
     Args:
         folder: a folder that does not exist yet; its parents are made.
@@ -114,10 +115,10 @@ def save_checkpoint(
         metrics: metrics of the model, for the manifest.
         training: configuration and history of the training, for the manifest.
         data: description of the data, for the manifest.
-        evaluated: the model as it was evaluated, if later models are to be compared with that.
+        evaluated: the model as it was evaluated, for the comparison with later models.
         calibration: the result of `Calibration.as_dict`, for the manifest.
-        interactions: content of the file of interactions, if there is to be one.
-        content: where items and users lie by their attributes, if that was learned.
+        interactions: the content of the file of interactions; None: no file.
+        content: the placements of items and users by attributes, if they were learned.
 
     Raises:
         CheckpointError: the folder exists already; a version never changes.
@@ -177,8 +178,8 @@ def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Reads a checkpoint and verifies every sum, shape and value.
 
-    The model is frozen and in evaluation mode. On a CPU its parameters are the file itself, mapped
-    into memory: several processes share it.
+    The model is frozen and in evaluation mode. On a CPU, its parameters are the file mapped into
+    memory, which several processes share.
 
     Raises:
         CheckpointError: a file is missing, damaged, of another size than the manifest says, or
@@ -220,7 +221,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
 
 
 def _read_content(folder: Path, manifest: dict[str, Any], model: PairwiseRanker) -> ContentMaps:
-    """The placements of a checkpoint; none of one that was written without."""
+    """The placements of a checkpoint; empty for a checkpoint without placements."""
     entries: Any = manifest["files"]
     if CONTENT not in entries:
         return ContentMaps()
@@ -235,12 +236,12 @@ def _read_content(folder: Path, manifest: dict[str, Any], model: PairwiseRanker)
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped into memory: processes that map it share it.
+    """The tensors of a safetensors file, mapped into memory that processes share.
 
-    A tensor may be written to; the file stays as it is.
+    A caller may write to a tensor; the file stays unchanged.
 
     Raises:
-        CheckpointError: The file is missing, or is not as long as it says.
+        CheckpointError: The file is missing, damaged, or of another length than its header says.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -250,7 +251,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite, looked at a part at a time: nothing of its size is made."""
+    """Whether all values are finite, checked in parts to save memory."""
     parts = torch.split(tensor.flatten(), FINITE_AT_ONCE)
     return all(bool(torch.isfinite(part).all()) for part in parts)
 
@@ -258,7 +259,7 @@ def is_finite(tensor: Tensor) -> bool:
 def _model_of(
     config: ModelConfig, n_users: int, n_items: int, tensors: dict[str, Tensor]
 ) -> PairwiseRanker:
-    """A model of these very tensors, without a copy. Raises RuntimeError where they do not fit."""
+    """A model that uses the tensors without a copy. Raises RuntimeError if they do not fit."""
     with torch.device("meta"):
         model = build_model(config, n_users, n_items)
     types = {name: value.dtype for name, value in model.state_dict().items()}
@@ -290,7 +291,7 @@ def _read_ids(path: Path, sha256: str) -> dict[str, list[str]]:
 def load_evaluation_snapshot(
     folder: Path, device: torch.device | str = "cpu"
 ) -> EvaluationSnapshot | None:
-    """Read and verify the snapshot of a checkpoint; None if it was written without one.
+    """Read and verify the snapshot of a checkpoint; None for a checkpoint without snapshot.
 
     Raises CheckpointError if the snapshot is damaged or does not fit its checkpoint.
     """

@@ -1,9 +1,9 @@
 """The gate: whether a newly trained model may replace the served one.
 
-Both are evaluated on the same users, held-out items and candidates (`fair_hold_out`). The
-challenger passes if it is not worse by more than a margin: a test of non-inferiority on the paired
-differences of NDCG@10. The whole catalogue decides; where it shows nothing, sampled candidates do,
-by which more users find their item.
+The gate evaluates both models on the same users, held-out items and candidates (`fair_hold_out`).
+The challenger passes if it is not worse by more than a margin: a test of non-inferiority on the
+paired differences of NDCG@10. Ranks among the whole catalogue decide. Where they show no result,
+ranks among sampled candidates decide, which put more held-out items into the best ten.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Incumbent:
     item_ids: Sequence[str]
     """The ids of all its item rows."""
     trained_on: Interactions
-    """The interactions, in the challenger's rows, that there were when it was trained."""
+    """The interactions at the time of its training, in the challenger's rows."""
     compared: Interactions | None = None
-    """Users and items, in the challenger's rows, of the pairwise preferences it was trained on."""
+    """Users and items of the preferences of its training, in the challenger's rows."""
 
 
 @dataclass(frozen=True)
 class FairHoldOut:
-    """What both models are evaluated on."""
+    """The hold-out that both models are evaluated on."""
 
     split: Split
     """The challenger's users and the n items that both models know; ``test`` is −1 for users who do
@@ -60,11 +60,11 @@ class FairHoldOut:
     items: IntArray
     """(n, 2) the items' rows in the challenger and in the incumbent."""
     incumbent_rows: IntArray
-    """(n_users,) the users' rows in the incumbent's `EvaluationSnapshot`, −1 where it has none."""
+    """(n_users,) the users' rows in the incumbent's `EvaluationSnapshot`, −1 for unknown users."""
     has_new_items: BoolArray
     """(n_users,) users with items in ``split.train`` that the incumbent has not learned."""
     excluded: dict[str, int]
-    """The number of users that do not take part, by the reason."""
+    """The number of users that do not take part, by reason."""
 
     @property
     def users(self) -> IntArray:
@@ -75,18 +75,19 @@ class FairHoldOut:
 def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
     """Select the part of the challenger's hold-out that is fair to both models.
 
-    It is fair when neither model has learned what is held out, and both know the same of the users:
+    A hold-out is fair if neither model has learned its items, and both models know the same of the
+    users:
 
-    * A user takes part if the incumbent has learned neither of their two held-out items. The
-      incumbent is evaluated as it was before it learned its own held-out items
-      (`EvaluationSnapshot`), and it cannot have learned what came after its training.
-    * The challenger was trained on what such a user has done since then, up to the held-out items.
-      The incumbent's vector of the user is fitted to the same, as it would be for a served list.
-    * Candidates are the items that both models know. Users whose held-out item only one of them
-      knows are excluded. That a new model knows new items is in its favour, but no measure of its
+    * A user takes part if the incumbent has learned neither of the user's two held-out items. The
+      gate evaluates the incumbent's `EvaluationSnapshot`, which has not learned the incumbent's own
+      held-out items. Events after its training are unknown to the incumbent.
+    * The challenger was trained on the user's events since then, up to the held-out items. A
+      fold-in fits the incumbent's vector of the user to the same events, as for a served list.
+    * Candidates are the items that both models know. A user whose held-out item only one model
+      knows is excluded. Knowledge of new items favours the challenger, but does not measure its
       ranking.
 
-    Whether a user is excluded depends on when things were done, not on how well a model ranks them.
+    The exclusion of a user depends on the times of events, not on the quality of a model's ranking.
     """
     train = split.train
     knowledge = _IncumbentKnowledge(train, incumbent)
@@ -124,7 +125,7 @@ def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
 
 
 def leaked_users(split: Split, incumbent: Incumbent) -> BoolArray:
-    """(n_users,) users of whom the incumbent's snapshot has learned a held-out item."""
+    """(n_users,) users with a held-out item that the incumbent's snapshot has learned."""
     users = np.flatnonzero(split.test >= 0)
     leaked = np.zeros(split.train.n_users, dtype=np.bool_)
     leaked[users] = _IncumbentKnowledge(split.train, incumbent).learned_held_out(split, users)
@@ -132,7 +133,7 @@ def leaked_users(split: Split, incumbent: Incumbent) -> BoolArray:
 
 
 class _IncumbentKnowledge:
-    """What the incumbent knows of the challenger's users and items; rows are −1 for unknown ones.
+    """The incumbent's rows of the challenger's users and items, −1 for unknown ones.
 
     ``snapshot_rows`` are the users' rows in the `EvaluationSnapshot`.
     """
@@ -148,9 +149,9 @@ class _IncumbentKnowledge:
         self._trained_on, self._compared = incumbent.trained_on, incumbent.compared
 
     def learned_held_out(self, split: Split, users: IntArray) -> BoolArray:
-        """Whether the snapshot was trained on a held-out item of each user, or on its preferences.
+        """Whether the snapshot has learned a held-out item of each user, or a preference about one.
 
-        Items that it held out itself count as not learned.
+        The snapshot has not learned the items that the incumbent held out itself.
         """
         result = np.zeros(len(users), dtype=np.bool_)
         for items in (split.test[users], split.validation[users]):
@@ -182,14 +183,14 @@ ENOUGH_USERS = 500
 MIN_USERS = 20
 
 OnDone = Callable[[int, int], None]
-"""Called with the number of passes over the users that are done, and of all passes."""
+"""Called with the number of finished passes over the users, and of all passes."""
 GateFinding = Literal["not_worse", "not_shown", "worse", "too_few_users"]
 GateProtocol = Literal["full", "sampled"]
 
 
 @dataclass(frozen=True)
 class GateDecision:
-    """What the comparison of a challenger with the incumbent showed, and its figures."""
+    """The result of the comparison of a challenger with the incumbent, and its figures."""
 
     passed: bool
     """Whether the challenger may be served."""
@@ -209,20 +210,20 @@ class GateDecision:
     """How much worse the challenger may be, in units of NDCG."""
     users: int
     protocol: GateProtocol = "full"
-    """What decided: the whole catalogue, or sampled candidates."""
+    """The candidates that decided: the whole catalogue, or a sample."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """All fields, for JSON."""
         return asdict(self)
 
 
 def decide(challenger: FloatArray, incumbent: FloatArray, relative_margin: float) -> GateDecision:
     """Decide by the (n,) NDCG of the same users under both models.
 
-    With `ENOUGH_USERS` the challenger passes if the lower end of the interval of the mean
-    difference is above −margin: it is shown not to be worse by so much. With fewer, an equal model
-    would often fail for want of users; it passes unless it is shown to be worse (the interval below
-    0 and the mean below −margin). Below `MIN_USERS` nothing can be shown, and it passes.
+    With `ENOUGH_USERS` or more users, the challenger passes if the lower end of the interval of the
+    mean difference is above −margin. With fewer users, an equal model would often fail that test.
+    There the challenger passes unless the interval is below 0 and the mean difference below
+    −margin. With fewer than `MIN_USERS` users, the challenger always passes.
 
     Args:
         challenger: (n,) NDCG@10 of the new model, by user.
@@ -258,11 +259,11 @@ class GateEvaluation:
     full_challenger: Evaluation
     full_incumbent: Evaluation
     folded_in: bool
-    """Whether the incumbent's figures are those with users' vectors fitted to what they have done
-    since its training, as in served lists. Else the vectors as trained were better."""
+    """Whether the incumbent's figures are with users' vectors that are fitted to events since its
+    training, as in served lists. If False, the vectors as trained were better."""
 
     def decide(self, relative_margin: float) -> GateDecision:
-        """The decision by the whole catalogue, and by sampled candidates if it shows nothing."""
+        """The decision by the whole catalogue, or by sampled candidates after ``not_shown``."""
         by_full = decide(self.full_challenger.ndcg, self.full_incumbent.ndcg, relative_margin)
         if by_full.finding != "not_shown":
             return by_full
@@ -290,11 +291,11 @@ def compare(
     """Compare a challenger, trained on ``split``, with the incumbent, and decide.
 
     Args:
-        split: what the challenger was trained on; its test items are held out.
+        split: the split that the challenger was trained on; its test items are held out.
         challenger: the new model.
         incumbent: the served model.
         relative_margin: see `decide`.
-        on_done: told of the progress.
+        on_done: called with the progress.
     """
     hold_out = fair_hold_out(split, incumbent)
     if len(hold_out.users) < MIN_USERS:
@@ -315,10 +316,10 @@ def evaluate_both(
 ) -> GateEvaluation:
     """Compute NDCG@10 and HR@10 of each user that takes part, under both models.
 
-    Where users have new items since the incumbent's training, it is evaluated twice, with their
-    vectors fitted to these and as trained, and the better mean counts: the new items may be wrong,
-    and have then spoilt the fitted vectors as they have spoilt the challenger. Raises ValueError if
-    no user takes part.
+    If users have new items since the incumbent's training, the incumbent is evaluated twice: with
+    these users' vectors fitted to the new items, and as trained. The better mean counts, because
+    wrong new items spoil the fitted vectors as they spoil the challenger. Raises ValueError if no
+    user takes part.
     """
     rows = torch.from_numpy(hold_out.users).to(challenger.device)
     with torch.inference_mode():
@@ -349,8 +350,9 @@ def evaluate_both(
 def incumbent_vectors(hold_out: FairHoldOut, incumbent: Incumbent, *, folded_in: bool) -> Tensor:
     """(n, E) the incumbent's vectors of the users that take part.
 
-    Users that it has never seen are folded in by the items that both models know. With
-    ``folded_in``, so are users with items that it has not learned, as in served lists.
+    Users unknown to the incumbent are folded in by the items that both models know. With
+    ``folded_in``, users with items that the incumbent has not learned are folded in too, as in
+    served lists.
     """
     model = incumbent.evaluated.model
     users = hold_out.users
@@ -376,7 +378,7 @@ class _VectorRanker:
         self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
 
     def ranks(self, candidates: CandidateSet, users: IntArray) -> IntArray:
-        """(n,) ranks of the held-out items; ``users`` are those of the vectors, ascending."""
+        """(n,) ranks of the held-out items; ``users`` are the users of the vectors, ascending."""
         in_model_rows = CandidateSet(
             np.searchsorted(users, candidates.users),
             self._rows[candidates.held_out],
@@ -385,7 +387,7 @@ class _VectorRanker:
         return ranks_of(self, in_model_rows, K)
 
     def full_ranks(self, split: Split, held_out: IntArray, users: IntArray) -> IntArray:
-        """(n,) ranks of held-out items among all items that were not interacted with."""
+        """(n,) ranks of held-out items among all items without an interaction of the user."""
         blocks = full_candidates(split, held_out, 0)
         return np.concatenate([self.ranks(block, users) for block in blocks])
 

@@ -1,4 +1,4 @@
-"""The errors of ncr_core on what a caller gives it. Each message is one line for a user."""
+"""The errors of ncr_core for its callers. Each message is one line for a user."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class NcrError(Exception):
-    """The root of the tree: something a user can read and act on."""
+    """The base of all errors of ncr_core; a user can read the message and act on it."""
 
 
 class DataError(NcrError):
-    """The interactions given cannot be read or cannot be learned from."""
+    """The given data, such as interactions, cannot be read, used or learned from."""
 
 
 class ConfigError(NcrError):
@@ -18,22 +18,22 @@ class ConfigError(NcrError):
 
 
 class CheckpointError(NcrError):
-    """A checkpoint that is missing, damaged, or not one of ours."""
+    """A checkpoint that is missing, damaged, or of another format."""
 
 
 class CheckpointReadError(CheckpointError):
-    """A checkpoint that could not be read: it may be whole, and another try may read it."""
+    """A checkpoint that could not be read but may be whole: another try may succeed."""
 
 
 class StoreUnavailable(CheckpointReadError):  # noqa: N818 - named after the HTTP error
-    """A store could not be used, which says nothing about the files in it."""
+    """A store that could not be used; its files may be whole."""
 
 
 class TrainingError(NcrError):
-    """Training could not go on, for example because the loss became NaN.
+    """Training could not continue, for example because the loss became NaN.
 
-    ``model`` and ``history`` are what was being trained, set back to its best epoch, where at least
-    one epoch was good; else None.
+    ``model`` is the model at its best epoch, and ``history`` the history of its training. Both are
+    None if no epoch was good.
     """
 
     def __init__(self, message: str, model: Any = None, history: Any = None) -> None:

@@ -1,6 +1,6 @@
 """Manifests of checkpoints: reading them, and verifying files against their SHA-256 sums.
 
-Needs neither the model nor torch.
+The module needs neither the model nor torch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def file_sha256(path: Path) -> str:
 def verify_file(path: Path, sha256: str) -> None:
     """Checks a file against its SHA-256.
 
-    Raises CheckpointError if the file is missing or has another SHA-256; CheckpointReadError if the
-    file could not be read; another try may read it.
+    Raises CheckpointError if the file is missing or has another SHA-256. Raises CheckpointReadError
+    if the file could not be read; another try may succeed.
     """
     with _reading(path):
         actual = file_sha256(path)
@@ -58,7 +58,7 @@ def verify_file(path: Path, sha256: str) -> None:
 
 
 def read_verified(path: Path, sha256: str) -> bytes:
-    """The content of a file, checked as by `verify_file`: the bytes summed are those returned."""
+    """The content of a file; the returned bytes are checked as by `verify_file`."""
     with _reading(path):
         content = path.read_bytes()
     _compare(path, hashlib.sha256(content).hexdigest(), sha256)
@@ -82,5 +82,5 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _label(path: Path) -> str:
-    """A checkpoint's file as messages name it, which may be shown to clients: no path."""
+    """The name of a checkpoint's file for messages: without its path, as clients may see them."""
     return f"{path.name} of {path.parent.name}"

@@ -1,4 +1,4 @@
-"""What a model is made of: its kind and its sizes."""
+"""The configuration of a model: its kind and its sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Init = Literal["xavier", "paper"]
 Users = Literal["free", "history"]
 
 HEADS = 2
-"""Of each layer of self-attention."""
+"""The number of heads of each layer of self-attention."""
 MAX_FACTORS = 1024
 MAX_REQUEST_FACTORS = 512  # more are for models in closed form
 MAX_EMBEDDING = 4096
@@ -53,7 +53,7 @@ class ModelConfig:
     layers: int = parameter(
         4, "The number of hidden layers N of the tower.", ge=1, le=6, request={}
     )
-    """The concatenation counts as the first."""
+    """The concatenation counts as the first layer."""
 
     activation: Activation = parameter("tanh", "The activation function of the layers.")
 
@@ -71,7 +71,7 @@ class ModelConfig:
     """NeuPR with one embedding for both parts (eq. 24) instead of one each (eq. 25)."""
 
     shared_towers: bool = parameter(False, "Use a twotower with one set of hidden layers.")
-    """One set for the preferred and the other item."""
+    """The preferred and the other item share one set."""
 
     users: Users = parameter(
         "free",
@@ -91,7 +91,7 @@ class ModelConfig:
     """Whether each window has a matrix (d, d), in place of a number; see ``PooledUsers``."""
 
     by_length: bool = parameter(False, option=False)
-    """Whether a pooled vector depends on how many items it is made of; see ``PooledUsers``."""
+    """Whether a pooled vector depends on the number of pooled items; see ``PooledUsers``."""
 
     by_gap: bool = parameter(False, option=False)
     """Whether a vector depends on the time since the last interaction; see ``PooledUsers``."""
@@ -100,7 +100,8 @@ class ModelConfig:
         0, "The number of causal self-attention layers over the latest items (windowed history).",
         ge=0, le=4,
     )  # fmt: skip
-    """Above 0 they are added to what the windows pool; see ``CausalEncoder``."""
+    """Above 0, the output of the layers is added to the pools of the windows; see
+    ``CausalEncoder``."""
 
     item_bias: bool = parameter(False, "Add item biases.")
     """Adds b_i − b_j to the element-wise part."""
@@ -151,25 +152,25 @@ class ModelConfig:
     def tower_embedding(self) -> int:
         """e, the embedding size of the tower: d · 2^(N−2), so that its last layer is d wide.
 
-        With one hidden layer, the concatenation itself, there is no such rule: 32 (Fig. 6).
+        With one hidden layer, the concatenation itself, e is 32 (Fig. 6).
         """
         return 32 if self.layers == 1 else int(self.factors * 2 ** (self.layers - 2))
 
     @property
     def tower_width(self) -> int:
-        """The width of the last hidden layer: d, or that of the concatenation where it is that."""
+        """The width of the last hidden layer: d, or with one layer that of the concatenation."""
         if self.layers > 1:
             return self.factors
         return (2 if self.kind == "twotower" else 3) * self.tower_embedding
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of a user's items plays a part."""
+        """Whether a user's vector depends on the order of the user's items."""
         return self.users == "history" and self.windows != (0,)
 
     @property
     def embedding_std(self) -> float:
-        """Embeddings start from N(0, 0.01²); larger where two item tables multiply each other."""
+        """The initial embeddings' standard deviation: 0.01, or 0.05 if two item tables multiply."""
         return 0.05 if self.users == "history" and self.init == "xavier" else 0.01
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of ``as_dict``. Raises ConfigError for a field that there is not."""
+        """The inverse of ``as_dict``. Raises ConfigError for an unknown field."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:

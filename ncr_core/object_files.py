@@ -1,6 +1,7 @@
-"""Files in object storage, or in whatever else fsspec has a file system for.
+"""Files in object storage, or in any other file system of fsspec.
 
-Every call ends in bounded time. Errors are one line that an operator can act on, without secrets.
+Every call to an asynchronous file system, such as S3, ends in bounded time. An error is one line
+without secrets, which an operator can act on.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _REASONS = {
 
 
 class ObjectFiles:
-    """Files below a URL, by their names relative to it.
+    """Files below a URL, by their names relative to the URL.
 
-    Every method blocks and may raise whatever fsspec raises; see `store_errors`.
+    Every method blocks, and may raise any error of fsspec; see `store_errors`.
     """
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError where there is no file system for the URL."""
+        """Raises ConfigError if fsspec has no file system for the URL."""
         self._fs, root = _file_system(url)
         self._root = root.rstrip("/")
         self._closed = threading.Event()
@@ -87,7 +88,10 @@ class ObjectFiles:
         self._call("put_file", str(path), self._path(name), mode=mode, seconds=seconds)
 
     def get(self, name: str, file: IO[bytes], size: int) -> str:
-        """Downloads the ``size`` bytes of a file into another and returns their SHA-256."""
+        """Downloads the ``size`` bytes of a file into another and returns their SHA-256.
+
+        Raises CheckpointError if the store returns another number of bytes.
+        """
         digest, position = hashlib.sha256(), 0
         while position < size:
             end = min(position + BLOCK_BYTES, size)
@@ -100,7 +104,7 @@ class ObjectFiles:
         return digest.hexdigest()
 
     def list(self, folder: str) -> dict[str, float]:
-        """Names below a folder, each with the time it was written (seconds since 1970)."""
+        """The files below a folder: write times by name, in seconds since 1970, ∞ if unknown."""
         top = self._path(folder).rstrip("/")
         try:
             files = self._call("find", top, detail=True)
@@ -121,14 +125,18 @@ class ObjectFiles:
             pass
 
     def close(self) -> None:
-        """Ends calls in progress, and lets no new one begin."""
+        """Ends calls: a call that is in progress or begins later may last 0.2 seconds at most."""
         self._closed.set()
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     def _call(self, method: str, *args: Any, seconds: float | None = None, **options: Any) -> Any:
-        """Calls a method of the file system; gives up after some time or when the store closes."""
+        """Calls a method of the file system.
+
+        A call to an asynchronous file system raises TimeoutError after ``seconds``, by default
+        ``CALL_SECONDS``, or when the store closes.
+        """
         if not self._fs.async_impl:
             return getattr(self._fs, method)(*args, **options)
         deadline = time.monotonic() + (CALL_SECONDS if seconds is None else seconds)

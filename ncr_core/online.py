@@ -1,10 +1,10 @@
-"""Tests on what users click: interleaving, and whether click-through has dropped.
+"""Tests on users' clicks: interleaving, and tests of differences in click-through.
 
 Interleaving shows two rankers in one list (Radlinski, Kurup & Joachims, CIKM'08). Every user sees
-both at the same positions, so differences between users, hours and pages cancel out. That takes
-some tens of times fewer lists than an A/B test.
+both rankers at the same positions, so differences between users, hours and pages cancel. A test by
+interleaving takes some tens of times fewer lists than an A/B test with separate lists.
 
-The test of click-through is sequential: valid however often it is looked at.
+The tests of click-through are sequential: they are valid at any number of looks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ncr_core.evaluation.significance import sign_test_p, student_t_quantile
 T = TypeVar("T", bound=Hashable)
 
 Outcome = Literal[0, 1, 2]
-"""Who won a list: A, B, or neither."""
+"""The winner of a list: 0 for A, 1 for B, 2 for neither."""
 
 LEVEL = 0.95
 """The level of the interval, and 1 − the significance level of the test."""
@@ -45,7 +45,7 @@ class Teams(NamedTuple, Generic[T]):
 
 
 class Draft(NamedTuple, Generic[T]):
-    """An interleaved list, and which ranker put which item there."""
+    """An interleaved list, and the items in it by ranker."""
 
     merged: list[T]
     teams: Teams[T]
@@ -54,9 +54,9 @@ class Draft(NamedTuple, Generic[T]):
 def team_draft(a: Sequence[T], b: Sequence[T], n: int, rng: RandomSource) -> Draft[T]:
     """Interleave the first ``n`` items of two rankings, as two captains choose teams in turns.
 
-    In each round a coin decides who chooses first; each ranker chooses its best item that is not in
-    the list yet (algorithm 2 of the paper). Where one ranking is used up, the rest of the other
-    follows and belongs to neither team.
+    In each round a coin decides which ranker chooses first. Each ranker chooses its best item that
+    is not in the list yet (algorithm 2 of the paper). Where one ranking is used up, the rest of the
+    other ranking follows and belongs to neither team.
     """
     rankings, position = (a, b), [0, 0]
     in_list: set[T] = set()
@@ -93,19 +93,20 @@ def credit(clicked: Collection[T], teams: Teams[T]) -> tuple[int, int]:
 
 
 def outcome_of(credit_a: int, credit_b: int) -> Outcome:
-    """Who won a list with so many clicked items of each team."""
+    """The winner of a list by the number of clicked items of each team."""
     return 0 if credit_a > credit_b else 1 if credit_b > credit_a else 2
 
 
 def planned_clicked(difference: float, power: float = 0.8) -> int:
-    """The number of clicked lists after which a difference Δ is found.
+    """The number of clicked lists with which a test finds a difference Δ.
 
-    By the normal approximation of the binomial share of lists that B wins, for a two-sided test at
-    1 − `LEVEL` and lists of different users; lists of the same users tell less.
+    The number is by the normal approximation of the binomial share of lists that B wins, for a
+    two-sided test at 1 − `LEVEL`. The number holds for lists of different users; lists of the same
+    users tell less.
 
     Args:
         difference: Δ, from (0, 1/2).
-        power: the probability to find it.
+        power: the probability that the test finds Δ.
 
     Raises:
         ValueError: ``difference`` or ``power`` is not between its bounds.
@@ -120,7 +121,7 @@ def planned_clicked(difference: float, power: float = 0.8) -> int:
 
 @dataclass(frozen=True)
 class InterleavingResult:
-    """Which of two rankers users prefer, by the lists on which some item was clicked."""
+    """The users' preference between two rankers, by the lists with a click."""
 
     wins_a: int
     """Lists that A won."""
@@ -130,8 +131,8 @@ class InterleavingResult:
     users: int
     """Users with a click."""
     difference: float | None
-    """Δ = (wins_b + ties/2) / (wins_a + wins_b + ties) − 1/2, above 0, up to 1/2, where B is
-    preferred (Chapelle, Joachims, Radlinski & Yue, TOIS 2012, eq. 1); None without a click."""
+    """Δ = (wins_b + ties/2) / (wins_a + wins_b + ties) − 1/2 (Chapelle, Joachims, Radlinski & Yue,
+    TOIS 2012, eq. 1): above 0, up to 1/2, if users prefer B; None without a click."""
     interval: tuple[float, float] | None
     """The interval of Δ at `LEVEL`; None without a click."""
     p: float | None
@@ -147,7 +148,7 @@ class InterleavingResult:
         return "a" if self.interval[1] < 0 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All fields and the level, for JSON."""
         return {
             "wins_a": self.wins_a,
             "wins_b": self.wins_b,
@@ -165,19 +166,19 @@ def interleaving_result(tallies: NDArray[np.int64]) -> InterleavingResult:
 
     A user's lists are alike, so users are counted, not lists:
 
-    - p: each user has one vote, for the ranker that won more of their lists; the exact two-sided
-      sign test on these votes. A user with a thousand lists does not outvote the others.
-    - interval: Wilson's of B's share of the lists (Wilson 1927), with the number of lists that
-      would be as informative if they were independent (Korn & Graubard, Survey Methodology 1998):
-      by the variance of the share in the jackknife over users (Efron & Stein 1981), and at most as
-      many as there are. In place of the normal quantile it has Student's t, with as many degrees of
-      freedom as users with lists of one number would have (Satterthwaite 1946). It stays within
-      [−1/2, 1/2] and never has the width 0.
+    - p: the exact two-sided sign test on votes. Each user has one vote, for the ranker that won
+      more of the user's lists. A user with a thousand lists does not outvote the others.
+    - interval: Wilson's interval of B's share of the lists (Wilson 1927), with an effective number
+      of lists (Korn & Graubard, Survey Methodology 1998). The effective number is that of
+      independent lists with the same variance of the share, and at most the number of lists. The
+      variance is by the jackknife over users (Efron & Stein 1981). Student's t replaces the normal
+      quantile, with the degrees of freedom of as many users with equal numbers of lists
+      (Satterthwaite 1946). The interval stays within [−1/2, 1/2] and never has the width 0.
 
     Both are valid for one look, after a number of lists that was fixed in advance.
 
     Args:
-        tallies: (n_users, 3) lists that A won, that B won, and ties with a click, of each user.
+        tallies: (n_users, 3) each user's lists that A won, lists that B won, and ties with a click.
 
     Raises:
         ValueError: ``tallies`` has another shape.
@@ -202,8 +203,8 @@ def interleaving_over_time(
 ) -> list[InterleavingResult]:
     """Compare two rankers by the first lists of a trial, for several numbers of lists.
 
-    A chart of them shows how the interval narrows. Only one of them is a test: that after the
-    number of lists that was fixed in advance.
+    A chart of the results shows how the interval narrows. Only one result is a test: the result
+    after the number of lists that was fixed in advance.
 
     Args:
         users: (n,) the number of each clicked list's user, from 0, in the order of the lists.
@@ -211,7 +212,7 @@ def interleaving_over_time(
         counts: numbers of lists, up to n.
 
     Returns:
-        A result for each count, in their order.
+        A result for each count, in the order of ``counts``.
     """
     n_users = int(users.max()) + 1 if len(users) else 0
     results: dict[int, InterleavingResult] = {}
@@ -256,9 +257,9 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class ClickThroughDrop:
-    """Clicked lists of a new version beside those that its predecessor's rates lead to expect.
+    """Clicked lists of a new version beside their expected number by its predecessor's rates.
 
-    Only hours of the day count in which both versions gave out lists.
+    The comparison takes only the hours of the day in which both versions gave out lists.
     """
 
     lists_before: int
@@ -268,12 +269,12 @@ class ClickThroughDrop:
     clicked: int
     """Lists of the new version that were clicked."""
     expected: float
-    """Clicked lists if those of each hour of the day were clicked as often as before."""
+    """The number of clicked lists at the predecessor's rate in each hour of the day."""
     dispersion: float
-    """The variance of rates as a multiple of that of independent lists, at least 1."""
+    """The variance of rates as a multiple of the variance with independent lists, at least 1."""
     expected_std: float
-    """The standard deviation of ``expected``: for how few lists there were before, and for how days
-    differ where too few of them are known."""
+    """The standard deviation of ``expected``, by the predecessor's number of lists. If too few days
+    are known, it includes an assumed difference between days."""
     tuned_lists: int
     """The number of lists at which the test is sharpest."""
 
@@ -286,7 +287,7 @@ class ClickThroughDrop:
     def p(self) -> float:
         """The probability of *ever* seeing so clear a drop, at any of all looks, if there is none.
 
-        It is the smallest α at which `bound` is passed.
+        p is the smallest α at which the shortfall passes `bound`.
         """
         shortfall = self.expected - self.clicked
         if shortfall <= self.bound(1.0):
@@ -299,12 +300,12 @@ class ClickThroughDrop:
         return math.exp(high)
 
     def bound(self, alpha: float) -> float:
-        """The shortfall ``expected`` − ``clicked`` that is passed with probability ``alpha``.
+        """The shortfall ``expected`` − ``clicked`` that chance passes with probability ``alpha``.
 
-        One half of α is for the walk of the clicks around their mean, which is looked at again and
-        again: the one-sided normal mixture boundary (Robbins 1970; Howard, Ramdas, McAuliffe &
-        Sekhon, Annals of Statistics 2021, eq. 14) is crossed with that probability however often
-        one looks. The other half is for ``expected``, an estimate that looking does not change.
+        One half of α is for the walk of the clicks around their mean, over any number of looks. The
+        walk crosses the one-sided normal mixture boundary with that probability (Robbins 1970;
+        Howard, Ramdas, McAuliffe & Sekhon, Annals of Statistics 2021, eq. 14). The other half is
+        for ``expected``, an estimate that further looks do not change.
         """
         half = alpha / 2
         rate = self.expected / self.lists
@@ -321,21 +322,21 @@ def click_through_drop(
     baseline: NDArray[np.int64],
     tuned_lists: int,
 ) -> ClickThroughDrop | None:
-    """Compare click-through rates hour of the day by hour of the day.
+    """Compare the click-through rates of two versions by hour of the day.
 
-    Rates differ between night and day, and a new version has seen little of either; so hours are
-    compared with the same hours of the day before.
+    Rates differ between night and day, and a new version has served few hours. So each hour of the
+    new version is compared with the same hour of the day under its predecessor.
 
-    Lists of one user, one hour or one day are alike, so rates vary by more than the binomial's
-    variance. By how much is taken from ``baseline``: the larger of Pearson's χ² per degree of
-    freedom of hours and of days, at least 1 (McCullagh & Nelder 1989, 4.5). Fewer than six days do
-    not show it; days are then assumed to differ by a tenth.
+    Lists of one user, one hour or one day are alike, so rates vary by more than the binomial
+    variance. ``baseline`` gives the factor: the larger of Pearson's χ² per degree of freedom of
+    hours and of days, at least 1 (McCullagh & Nelder 1989, 4.5). Fewer than six days do not show
+    the factor. The standard deviation between days is then assumed to be a tenth of the rate.
 
     Args:
-        previous: (n, 3) rows of the version before: hours since 1970, the lists given out in that
-            hour, and those of them that were clicked. Hours without lists are left out.
-        current: the same of the new version.
-        baseline: the same of whatever was served in the days before.
+        previous: (n, 3) rows of the predecessor: hours since 1970, the lists given out in that
+            hour, and the clicked lists among them. Hours without lists are left out.
+        current: the rows of the new version.
+        baseline: the rows of all versions that were served in the days before.
         tuned_lists: the number of lists at which the test is sharpest.
 
     Returns:
@@ -371,7 +372,7 @@ def _count_days(hours: NDArray[np.int64]) -> int:
 
 
 def _dispersion(baseline: NDArray[np.int64]) -> float:
-    """The larger variance, by hour or by day, as a multiple of the binomial's; at least 1."""
+    """The larger variance, by hour or by day, as a multiple of the binomial one; at least 1."""
     if _count_days(baseline) < _MIN_DAYS:
         return 1.0
     hours, lists, clicked = baseline.T
@@ -391,13 +392,13 @@ def _dispersion(baseline: NDArray[np.int64]) -> float:
 
 
 MIN_ARM_USERS = 30
-"""Users of each arm below which a difference has no interval: its variance is not known."""
+"""The minimum number of users of each arm for an interval; with fewer, the variance is unknown."""
 POWER = 0.8
-"""The probability with which `ClickThroughDifference.detectable` is found."""
+"""The probability that a trial finds the difference `ClickThroughDifference.detectable`."""
 
 
 class ArmCounts(NamedTuple):
-    """What one arm of an A/B test has served, with sums over its users."""
+    """The lists of one arm of an A/B test, with sums over its users."""
 
     users: int
     """Users with a list."""
@@ -405,11 +406,11 @@ class ArmCounts(NamedTuple):
     clicked: int
     """Lists with a click."""
     lists_squared: int
-    """The sum of the squares of the users' lists."""
+    """The sum over users of the squared number of lists."""
     clicked_squared: int
-    """The sum of the squares of the users' clicked lists."""
+    """The sum over users of the squared number of clicked lists."""
     lists_times_clicked: int
-    """The sum of the products of both."""
+    """The sum over users of the product of both numbers."""
 
     @property
     def rate(self) -> float | None:
@@ -417,16 +418,16 @@ class ArmCounts(NamedTuple):
         return self.clicked / self.lists if self.lists else None
 
     def plus(self, other: ArmCounts) -> ArmCounts:
-        """The sum of both, whose users differ."""
+        """The counts of two arms together, which have different users."""
         return ArmCounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def variance(self, both: ArmCounts) -> float:
         """The variance of the rate over users, whose lists are alike; for an arm with lists.
 
-        It is that of a ratio of two means by the delta method (Deng, Knoblich & Lu, KDD 2018). The
-        few clicks of a small arm show too small a one: it is at least that of independent lists
-        with two clicked and two others more (Agresti & Coull 1998), times the design effect of both
-        arms together.
+        The variance is that of a ratio of two means by the delta method (Deng, Knoblich & Lu, KDD
+        2018). The few clicks of a small arm give too small a value. So the variance is at least
+        that of independent lists with two clicked and two other lists added (Agresti & Coull 1998),
+        times the design effect of both arms together.
         """
         likely = (self.clicked + 2) / (self.lists + 4)
         independent = likely * (1 - likely) / self.lists
@@ -448,10 +449,10 @@ class ArmCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class ClickThroughDifference:
-    """How much more the lists of arm B are clicked than those of arm A, at any look.
+    """The difference of the click-through of arm B from that of arm A, valid at any look.
 
-    The interval is a confidence sequence: it covers the true difference at all looks together with
-    probability `LEVEL`, so that one may look as often as one likes and stop at a clear result. It
+    The interval is a confidence sequence: with probability `LEVEL` it covers the true difference at
+    all looks together. An operator may look at any time, and stop at a clear result. The sequence
     is the asymptotic one of the normal mixture (Robbins 1970; Waudby-Smith, Arbour, Sinha, Kennedy
     & Ramdas, Annals of Statistics 2024, theorem 2.2), with the number of lists as its clock.
     """
@@ -464,7 +465,7 @@ class ClickThroughDifference:
     lists: int
     """Lists of both arms."""
     planned_lists: int
-    """The lists of both arms at which the interval is narrowest for their number."""
+    """The number of lists of both arms for which the interval is tuned to be narrowest."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -481,14 +482,14 @@ class ClickThroughDifference:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a fraction of A's rate; None where that is 0."""
+        """The difference as a fraction of A's rate; None if A's rate is 0."""
         return self.difference / self.rate_a if self.rate_a else None
 
     @property
     def detectable(self) -> float | None:
-        """The fraction of A's rate that is found with probability `POWER` by ``planned_lists``.
+        """The fraction of A's rate that ``planned_lists`` find with probability `POWER`.
 
-        None where the rate is 0.
+        None if A's rate is 0.
         """
         std = self.std * math.sqrt(self.lists / self.planned_lists)
         found = std * (_mixture_quantile(1.0) + _NORMAL.inv_cdf(POWER))
@@ -523,7 +524,7 @@ def click_through_difference(
 
 _LOG = -2 * math.log(1 - LEVEL)
 _MIXTURE_SCALE = _LOG + math.log(_LOG + 1)
-"""Makes the interval narrowest at the planned number of lists (the paper's equation 24)."""
+"""The scale with the narrowest interval at the planned lists (the paper's equation 24)."""
 
 
 def _mixture_quantile(progress: float) -> float:

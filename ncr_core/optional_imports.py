@@ -1,4 +1,4 @@
-"""Libraries that need not be there: imported when they are first asked for, or done without."""
+"""Optional libraries, which are imported at their first use if they are installed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def require(module: str, extra: str) -> Any:
 
 @cache
 def numba_kernel(module: str) -> ModuleType | None:
-    """A module of numba functions, compiled for the types it is called with, once a process.
+    """A module of numba functions, compiled once a process for the types of its calls.
 
-    The module has ``compile_all()``. What cannot be kept on disk, or is damaged there, is compiled
-    for this process alone. Returns None where numba is missing or its compiler is switched off,
-    and, with a warning, where compilation fails: callers then go on in torch.
+    The module has ``compile_all()``. If the compiled code cannot be stored on disk or is damaged
+    there, the functions are compiled for this process alone. Returns None if numba is missing or
+    its compiler is switched off, and with a warning if compilation fails. Callers then use torch.
     """
     try:
         import numba

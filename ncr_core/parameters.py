@@ -1,7 +1,7 @@
 """Hyper-parameters as dataclass fields: each field says its bounds, its help and where it is set.
 
-``ncr train`` makes an option, and ``POST /admin/train`` a field, of what is declared here: a new
-hyper-parameter is one new field of ``ModelConfig`` or ``TrainConfig``.
+``ncr train`` makes its options, and ``POST /admin/train`` its fields, from these declarations. A
+new hyper-parameter is one new field of ``ModelConfig`` or ``TrainConfig``.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _KEY = "parameter"
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a hyper-parameter beside its type and its default."""
+    """The declaration of a hyper-parameter beside its type and its default."""
 
     help: str = ""
     """One line for the help of a command."""
 
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """What the library accepts: any of ``ge``, ``gt``, ``le`` and ``lt``."""
+    """The bounds of the library: any of ``ge``, ``gt``, ``le`` and ``lt``."""
 
     name: str | None = None
-    """The name of the option and of the request's field, where it is not the dataclass's."""
+    """The name of the option and of the request's field, if it differs from the dataclass's."""
 
     negation: str | None = None
     """The option that switches a boolean off, such as ``--no-pretrain``."""
 
     option: bool = True
-    """Whether ``ncr train`` has an option for it."""
+    """Whether ``ncr train`` has an option for the hyper-parameter."""
 
     request: Mapping[str, float] | None = None
-    """Bounds of a request for training on top of ``bounds``; None if requests do not have it."""
+    """Further bounds in a request for training; None if requests do not have the field."""
 
     request_type: Any = None
     """The type in a request, where the service accepts fewer values than the library."""
 
     by_setting: bool = False
-    """Whether a setting of the service (``default_…``) decides where a request does not."""
+    """Whether a setting of the service (``default_…``) gives the default of a request."""
 
 
 def parameter(
@@ -72,7 +72,7 @@ class ConfigField:
 
     @property
     def public_name(self) -> str:
-        """Its name in options and requests."""
+        """The name in options and requests."""
         return self.parameter.name or self.name
 
 

@@ -1,7 +1,7 @@
-"""Named recipes: a model's configuration with that of its training, chosen to go together.
+"""Named recipes: model configurations together with their training configurations.
 
-The one source of hyper-parameters: `ncr train`, ``POST /admin/train``, the service's settings, the
-reproduction of the paper and ``ncr_core.Recommender`` all begin from a recipe of this module.
+This module is the one source of hyper-parameters. `ncr train`, ``POST /admin/train``, the service's
+settings, the reproduction of the paper and ``ncr_core.Recommender`` all begin from its recipes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZES = (8, 16, 24, 32, 64)
 """The numbers of predictive factors of the paper's tables."""
 
 WINDOWS = (1, 2, 4, 8, 16, 64, 0)
-"""The latest items that the vector of a user is pooled from, 0 for all; see docs/experiments.md."""
+"""The numbers of a user's latest items that are pooled, 0 for all; see docs/experiments.md."""
 
 Sections = dict[str, Any]
 """Overrides by section: ``{"model": {…}, "training": {…}}``, fields of the two configurations."""
@@ -30,14 +30,14 @@ _TRAINING_FIELDS = {f.name: f.default for f in fields(TrainConfig)}
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that a training needs beside the data."""
+    """A named model configuration together with its training configuration."""
 
     name: str
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        """Checks that the start is one of this model's. Raises ConfigError."""
+        """Raises ConfigError if the model cannot begin from the start."""
         start, model = self.training.start, self.model
         if start != "random" and model.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
@@ -49,9 +49,9 @@ class Recipe:
     def with_(self, **overrides: Any) -> Recipe:
         """This recipe with other values for some fields of ``ModelConfig`` and ``TrainConfig``.
 
-        A choice of the recipe that another kind of model does not have returns to its default; one
-        that is among ``overrides`` is never dropped. Raises ConfigError if a field is unknown, or
-        the values do not fit each other.
+        A choice that the new kind of model does not have returns to its default, unless the choice
+        is among ``overrides``. Raises ConfigError if a field is unknown, or the values do not fit
+        each other.
         """
         unknown = sorted(overrides.keys() - _MODEL_FIELDS.keys() - _TRAINING_FIELDS.keys())
         if unknown:
@@ -68,7 +68,7 @@ class Recipe:
         )
 
     def public_values(self) -> dict[str, Any]:
-        """The hyper-parameters that a request may give, by the names that it gives them."""
+        """The hyper-parameters that a request may give, by their names in requests."""
         return {
             spec.public_name: self.value(spec.name)
             for config in (ModelConfig, TrainConfig)
@@ -102,7 +102,7 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
 
 
 def merge_sections(sections: Sections, overrides: Mapping[str, Any]) -> Sections:
-    """Settings with some of them replaced, section by section."""
+    """Settings with some values replaced, section by section."""
     result = dict(sections)
     for key, value in overrides.items():
         nested = isinstance(value, Mapping)
@@ -126,7 +126,7 @@ def _sections(kind: str, training: Sections, **model: Any) -> Sections:
 
 
 def _factor_training(factors: int) -> Sections:
-    """More factors fit more of the noise, and want a larger λ."""
+    """The training of factors: more factors fit more noise, and need a larger λ."""
     l2 = 1e-3 if factors <= 16 else 3e-3 if factors <= 32 else 1e-2
     return {"epochs": 15, "negatives": 8, "l2": l2}
 
@@ -208,13 +208,13 @@ TUNED: dict[str, Callable[[int], Sections]] = {
     "DNCR history": _dncr_history,
     "NeuPR history": _neupr_history,
 }
-"""The tuned models by the names of docs/results.md: their settings at so many factors."""
+"""Settings by the number of factors, for each tuned model by its name in docs/results.md."""
 
 
 def tuned(method: str, factors: int = 8) -> Recipe:
-    """The recipe of a tuned model with so many factors.
+    """The recipe of a tuned model with a number of factors.
 
-    Raises ConfigError if there is no such model in ``TUNED``.
+    Raises ConfigError if ``TUNED`` does not have the model.
     """
     if method not in TUNED:
         raise ConfigError(f"unknown model {method!r}: {', '.join(TUNED)}")
@@ -222,7 +222,7 @@ def tuned(method: str, factors: int = 8) -> Recipe:
 
 
 def from_sections(name: str, sections: Mapping[str, Any], factors: int) -> Recipe:
-    """A recipe of settings by section; what they leave out takes the default."""
+    """A recipe of settings by section; missing settings take their defaults."""
     model = ModelConfig.from_dict({**sections["model"], "factors": factors})
     return Recipe(name, model, TrainConfig(**sections.get("training", {})))
 
@@ -235,7 +235,7 @@ def _slug(method: str) -> str:
 
 
 def _from_next_item(kind: str, **training: Any) -> Sections:
-    """Few passes at a low rate: the start knows already what follows what."""
+    """Few passes at a low learning rate, because the start already predicts next items."""
     few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
     few["early_weight"] = 2.0
     training = {**_shared(16), **few, "validation": "full", **training}
@@ -244,14 +244,14 @@ def _from_next_item(kind: str, **training: Any) -> Sections:
 
 
 def _with_attention() -> Sections:
-    """The whole catalogue, where it is not large, tells more than a sample a batch."""
+    """Self-attention with many negatives: a whole small catalogue tells more than a sample."""
     many = {"shared_negatives": 4096, "epochs": 4}
     sections = _from_next_item("nbpr", **many)
     return merge_sections(sections, {"model": {"attention_layers": 1}})
 
 
 def _als_nbpr() -> Sections:
-    """More negatives at a lower rate than `_from_als`, whose passes make this start worse."""
+    """More negatives at a lower learning rate than `_from_als`, whose passes harm this start."""
     few = {"start": "als", "epochs": 3, "learning_rate": 4e-4, "dropout": 0.1}
     return _sections("nbpr", {**_shared(16), "shared_negatives": 2048, **few})
 
@@ -261,7 +261,7 @@ def _validated_in_full(sections: Sections) -> Sections:
 
 
 AUTO_RECIPE = "auto"
-"""The name that stands for the best of ``auto_recipes`` on the data at hand."""
+"""The name for the best of ``auto_recipes`` on the data at hand."""
 
 SMALL_DATA = 300_000  # interactions
 CLOSED_FORM_FACTORS = 256
@@ -285,24 +285,24 @@ _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
 
 
 def on_small_data(name: str) -> dict[str, Any]:
-    """What training changes in a recipe of the choice `auto` where there are few interactions."""
+    """Training settings of a recipe of the choice `auto` that change for few interactions."""
     changes = _ON_SMALL_DATA.get(name, {})
     return {key: value for key, value in changes.items() if key in _TRAINING_FIELDS}
 
 
 def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
-    """What the recipe ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
+    """The recipes that ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
-    Of many interactions with many items ALS is tried before the closed form is trained on: such
-    data are often no sequences, and the time may not do for both.
+    For many interactions with many items, ALS comes before trainings that start from the closed
+    form. Such data are often no sequences, and the time may be too short for both.
 
-    Few interactions leave time for many factors of the closed form, and for more passes; there
-    self-attention is no better than the model without it, and left out.
+    Few interactions leave time for many factors of the closed form, and for more passes. There
+    self-attention is left out, because it is no better than the model without it.
 
-    Of many users or items each has fewer factors: no table of embeddings has more than
-    ``MAX_TABLE_CELLS`` numbers while that leaves ``MIN_FACTORS``, and the closed form of many items
-    and interactions is to take about a minute, as is ALS of many users and items. They are a
-    multiple of ``HEADS``, which share them out.
+    For many users or items, each recipe has fewer factors. A table of embeddings has at most
+    ``MAX_TABLE_CELLS`` numbers, unless that leaves fewer than ``MIN_FACTORS`` factors. The closed
+    form of many items and interactions takes about a minute, and so does ALS of many users and
+    items. The number of factors is a multiple of ``HEADS``, because the heads share the factors.
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
@@ -377,14 +377,15 @@ SERVICE_RECIPES = (AUTO_RECIPE, "default", "history", *(each.name for each in _A
 """The recipes that a request for training may name."""
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}
-"""``default``; ``paper``, its settings; ``history``, for users' vectors pooled from their items;
-and each tuned model with 8 factors, such as ``nbpr-pooled``."""
+"""All recipes by name: ``default``; ``paper`` with the paper's settings; ``history`` with users'
+vectors pooled from items; each tuned model with 8 factors, such as ``nbpr-pooled``; and the recipes
+that ``auto`` chooses from."""
 
 
 def recipe(name: str) -> Recipe:
     """A recipe by its name.
 
-    Raises ConfigError if there is none of that name; the message lists those there are.
+    Raises ConfigError if the name is unknown; the message lists the known names.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}: {', '.join(RECIPES)}")

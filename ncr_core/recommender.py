@@ -1,4 +1,4 @@
-"""The front door of the library: fit a model, recommend, explain, save and load it."""
+"""The main entry point of the library: fit a model, recommend, explain, save and load it."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class ScoredItem:
     item: str
     score: float
     """The mean probability that the user prefers the item to the model's reference items, which are
-    spread over popularity. In answers of `Recommender.similar`, the similarity."""
+    spread over popularity. In answers of `Recommender.similar`, the similarity, −1 to 1."""
     preferred_over_next: float | None = None
-    """The probability that the user prefers it to the item one rank below; None for the last."""
+    """The probability that the user prefers the item to the next item; None for the last."""
     title: str | None = None
     because: tuple[tuple[str, float], ...] = ()
-    """The user's own items with the largest effects, and by how much the log-odds of this item
-    would be lower without each; see `Recommender.explain`."""
+    """The user's own items with the largest effects on this item, each with its effect: the
+    decrease of this item's log-odds without the own item; see `Recommender.explain`."""
 
 
 class ItemComparison(NamedTuple):
@@ -92,15 +92,15 @@ class Recommender:
 
     Args:
         recipe: the model and its training: a name in `RECIPES`, a `Recipe`, or ``auto``, which
-            tries a few and keeps the best for the data. By default ``auto``, and ``default`` with
-            hyper-parameters.
-        budget_seconds: for what ``auto`` tries; see `select_recipe`.
-        candidates: how many items are ranked exactly a user. More cost more, and lose less of the
-            exact list in large catalogues.
+            tries a few recipes and keeps the best for the data. The default is ``auto``, or
+            ``default`` with hyper-parameters.
+        budget_seconds: the time for the recipes that ``auto`` tries; see `select_recipe`.
+        candidates: how many items of a user are ranked exactly. More candidates take more time, and
+            lose less of the exact list in large catalogues.
         hyperparameters: other values for fields of `ModelConfig` and `TrainConfig`.
 
     Raises:
-        ConfigError: there is no such recipe or hyper-parameter, or a value does not fit.
+        ConfigError: the recipe or a hyper-parameter is unknown, or a value does not fit.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Recommender:
             recipe = "default"
         chosen = named_recipe(recipe) if isinstance(recipe, str) else recipe
         self.recipe = chosen.with_(**hyperparameters)
-        """What is trained; of ``auto``, once fitted, what was chosen."""
+        """The recipe to train; with ``auto``, the chosen recipe after `fit`."""
         self.tried: list[TriedRecipe] = []
-        """What ``auto`` tried, in its order."""
+        """The recipes that ``auto`` tried, in order."""
         self.budget_seconds = budget_seconds
         self.candidates = candidates
         self.metrics: dict[str, Any] = {}
-        """HR@10 and NDCG@10 on held-out items, by protocol; empty where nothing was held out."""
+        """HR@10 and NDCG@10 on held-out items, by protocol; empty without held-out items."""
         self._checkpoint: Checkpoint | None = None
         self._calibration: dict[str, Any] | None = None
         self._interactions: Interactions | None = None
@@ -154,8 +154,8 @@ class Recommender:
         """Trains the model.
 
         The latest items of some users choose the epoch, measure the model (`metrics`) and calibrate
-        its probabilities; the model learns them in the end. From a `Split` it learns the training
-        items alone, for `evaluate`.
+        its probabilities. At the end the model learns these items too. From a `Split` the model
+        learns the training items alone, for `evaluate`.
 
         Args:
             interactions: a path that `ncr import` takes, arrays, a data frame, rows, or a split;
@@ -164,10 +164,10 @@ class Recommender:
             item: the column that holds the item.
             timestamp: the column that holds the time.
             rating: the column that holds the rating.
-            item_attributes: by the ids of items, for `add_items`: strings, numbers, booleans, lists
-                of strings, and as ``embedding`` a vector of your own, such as that of a text.
-                Those that tell where an item lies are found on items left out.
-            user_attributes: by the ids of users, for `recommend_for`.
+            item_attributes: attributes by item id, for `add_items`: strings, numbers, booleans,
+                lists of strings, and as ``embedding`` a vector of your own, such as that of a text.
+                The model uses the attributes that predict the vectors of items left out.
+            user_attributes: attributes by user id, for `recommend_for`.
             on_progress: called after each epoch.
 
         Raises:
@@ -272,13 +272,13 @@ class Recommender:
 
         Args:
             folder: the checkpoint.
-            interactions: what users have seen, where the checkpoint does not hold it: those of the
-                service do not.
-            device: where the model runs.
-            candidates: how many items are ranked exactly a user.
+            interactions: the items that users have seen, for a checkpoint without them, such as one
+                of the service.
+            device: the device that the model runs on.
+            candidates: how many items of a user are ranked exactly.
 
         Raises:
-            CheckpointError: the folder holds no checkpoint of this version, or it is damaged.
+            CheckpointError: the folder has no checkpoint of this format, or a damaged one.
             DataError: the interactions cannot be read.
         """
         path = Path(folder)
@@ -333,13 +333,14 @@ class Recommender:
             allowed: the only items that may be recommended: their ids, or an (n_items,) mask in the
                 order of `item_ids`.
             diversity: the share of the order that is given up for variety, 0 to 1.
-            at: the time of the list, in seconds since 1970 where it is a number. Users who come
-                back after more than an hour then get what the model has learned of such breaks. By
-                default the list goes on where the user's interactions end.
+            at: the time of the list; a number is in seconds since 1970. After a break of more than
+                an hour, the model ranks as it has learned from such breaks. By default the list
+                continues from the user's last interaction without a break.
 
         Raises:
-            DataError: the user is unknown, no item is allowed, or what users have seen, or with
-                ``at`` when, is unknown.
+            DataError: the user is unknown, no item is allowed, or the recommender does not have the
+                seen items, or for ``at`` their times.
+            ConfigError: ``n`` is below 1, or ``diversity`` is not 0 to 1.
         """
         return self.recommend_many(
             [user], n, exclude_seen=exclude_seen, allowed=allowed, diversity=diversity, at=at
@@ -355,7 +356,7 @@ class Recommender:
         diversity: float = 0.0,
         at: datetime | float | None = None,
     ) -> list[list[ScoredItem]]:
-        """The list of each user, as of `recommend`, many in one pass."""
+        """The list of each user, as of `recommend`, with many users in one pass."""
         mask = self._mask(allowed)
         _check_list(n, diversity)
         requests = []
@@ -368,16 +369,16 @@ class Recommender:
         return self._rank(requests)
 
     def add_items(self, attributes: Mapping[str, Mapping[str, Any]]) -> Self:
-        """Adds items that training has not seen, each where its attributes say that it lies.
+        """Adds items that training has not seen, each with the vector that its attributes predict.
 
-        They are recommended and compared like the others. Users' vectors stay as they are.
+        The new items are recommended and compared like the others. Users' vectors stay unchanged.
 
         Args:
-            attributes: by the ids of the new items, as of ``item_attributes`` of `fit`.
+            attributes: attributes by new item id, as ``item_attributes`` of `fit`.
 
         Raises:
-            DataError: one of the items is known, or the model was fitted without attributes of
-                items, or none of them told where an item lies.
+            DataError: one of the items is known, the model was fitted without attributes of items,
+                or no attribute predicted their vectors.
         """
         checkpoint = self.checkpoint
         placement = checkpoint.content.items
@@ -417,21 +418,22 @@ class Recommender:
         allowed: Iterable[str] | BoolArray | None = None,
         diversity: float = 0.0,
     ) -> list[ScoredItem]:
-        """The best items for somebody who was not trained on, by what is known of them.
+        """The best items for a user that training has not seen, by items and attributes.
 
         Args:
-            items: their items, the oldest first; ids that the model does not know are left out.
+            items: the user's items, oldest first; unknown ids are left out.
             n: the number of items, at most.
-            attributes: their attributes, as of ``user_attributes`` of `fit`: the less they took up,
-                the more these count.
-            disliked: items that they do not want.
-            exclude_seen: leave out ``items``; ``disliked`` ones always are.
+            attributes: the user's attributes, as ``user_attributes`` of `fit`. With fewer items,
+                attributes count more.
+            disliked: items that the user does not want.
+            exclude_seen: leave out ``items``; ``disliked`` items are always left out.
             allowed: as of `recommend`.
             diversity: as of `recommend`.
 
         Raises:
-            DataError: the model knows none of the items and nothing by attributes, or no item is
+            DataError: the model knows none of the items and cannot use attributes, or no item is
                 allowed.
+            ConfigError: as of `recommend`.
         """
         _check_list(n, diversity)
         placement = self.checkpoint.content.users
@@ -450,18 +452,20 @@ class Recommender:
     def rerank(self, user: str | int, items: Iterable[str | int]) -> list[ScoredItem]:
         """The given items in the order in which a user prefers them, by Algorithm 1.
 
-        Of more than 200 items the best 200 by their mean margin over the anchors are ranked so, and
-        the others follow in the order of that margin.
+        An additive model ranks all items exactly. Any other model ranks exactly the best 200 items
+        by their mean margin over the anchors; further items follow in the order of that margin.
 
-        Raises: DataError: the user or one of the items is unknown, or the request has no items.
+        Raises:
+            DataError: the user or one of the items is unknown, or the request has no items.
         """
         request = RerankRequest(UserState(self._user_row(user)), self._item_rows(items))
         return self._scored(self._fitted_engine.rerank([request])[0])
 
     def compare(self, user: str | int, items: Iterable[str | int]) -> ItemComparison:
-        """The probability that a user prefers each of the items to each other.
+        """The probability that a user prefers one item to another, for all pairs of the items.
 
-        Raises: DataError: the user or one of the items is unknown, or the request has no items.
+        Raises:
+            DataError: the user or one of the items is unknown, or the request has no items.
         """
         rows = self._item_rows(items)
         request = RerankRequest(UserState(self._user_row(user)), rows)
@@ -473,10 +477,11 @@ class Recommender:
     def similar(
         self, item: str | int, n: int = 10, *, allowed: Iterable[str] | BoolArray | None = None
     ) -> list[ScoredItem]:
-        """The items most similar to an item, by what the model knows beyond their popularity.
+        """The items most similar to an item, by the model's vectors without popularity.
 
         Raises:
             DataError: the item is unknown, or no item is allowed.
+            ConfigError: ``n`` is below 1.
         """
         _check_list(n, 0.0)
         row = int(self._item_rows([item])[0])
@@ -494,10 +499,11 @@ class Recommender:
         exclude_seen: bool = True,
         allowed: Iterable[str] | BoolArray | None = None,
     ) -> list[ScoredItem]:
-        """The list of `recommend`, each item with the user's own items that it is due to most.
+        """The list of `recommend`, each item with the user's own items of the largest effects.
 
         Raises:
-            DataError: as `recommend`; also where the checkpoint does not hold what users have seen.
+            DataError: as of `recommend`; the recommender always needs the seen items.
+            ConfigError: ``n`` is below 1.
         """
         _check_list(n, 0.0)
         row = self._user_row(user)
@@ -643,7 +649,7 @@ class Recommender:
 
 
 def evaluate(recommender: Recommender, split: Split, *, seed: int = 0) -> dict[str, Metrics]:
-    """HR@10 and NDCG@10 of a recommender that was fitted to a split, on its test items.
+    """HR@10 and NDCG@10 of a recommender that was fitted to a split, on the split's test items.
 
     Args:
         recommender: fitted to the split.
@@ -651,7 +657,7 @@ def evaluate(recommender: Recommender, split: Split, *, seed: int = 0) -> dict[s
         seed: draws the negatives of the sampled protocol.
 
     Returns:
-        The metrics by protocol: ``sampled`` ranks each test item among 100 drawn ones (He et al.
+        The metrics by protocol: ``sampled`` ranks each test item among 100 drawn items (He et al.
         2017), ``full`` among the whole catalogue.
 
     Raises:
@@ -682,7 +688,7 @@ def _of_attributes(
     ids: Sequence[str],
     counts: IntArray,
 ) -> ContentPlacement | None:
-    """`map_items` or `map_users` of attributes by ids."""
+    """The placement by `map_items` or `map_users`, from attributes by id."""
     if attributes is None:
         return None
     by_id = {str(each): of_id for each, of_id in attributes.items()}
@@ -713,7 +719,7 @@ def _pack_interactions(interactions: Interactions, titles: Mapping[str, str]) ->
 def _read_interactions(
     folder: Path, checkpoint: Checkpoint
 ) -> tuple[Interactions | None, dict[str, str]]:
-    """What a checkpoint holds of its users' interactions, and titles by item id."""
+    """A checkpoint's interactions, None without any, and its titles by item id."""
     file = checkpoint.manifest["files"].get(INTERACTIONS)
     if file is None:
         return None, {}

@@ -1,4 +1,4 @@
-"""How a model is trained."""
+"""The configuration of a training."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class TrainConfig:
         ge=0,
         request={"le": 1_000_000},
     )
-    """0 takes 256 to 4,096 by the number of positives."""
+    """0 takes 256 to 4,096 positives, by the number of positives in the data."""
 
     negatives: int = parameter(
         4, "The number of negatives per positive (paper: 1).", ge=1, request={"le": 100}
     )
-    """Drawn anew each epoch."""
+    """Each epoch draws new negatives."""
 
     shared_negatives: int = parameter(
         0,
@@ -53,8 +53,9 @@ class TrainConfig:
         le=MAX_SHARED_NEGATIVES,
     )
     """Above 0, all positives of a batch are compared with the same items, drawn anew each batch,
-    in place of ``negatives`` of their own: products of matrices instead of look-ups. For nbpr, and
-    the nbpr part of a pre-trained neupr. The whole catalogue where it is no larger."""
+    in place of ``negatives`` of their own. Products of matrices then replace look-ups. Shared
+    negatives are for nbpr, and for the nbpr part of a pre-trained neupr. A catalogue of no more
+    items is used whole."""
 
     start: Start = parameter(
         "random",
@@ -78,21 +79,22 @@ class TrainConfig:
     ``listwise`` is −log of the probability that the positive beats all its negatives."""
 
     stated_weight: float = parameter(1.0, ge=0, option=False)
-    """How much a stated preference, or a positive beside an item that the user dislikes, counts
-    next to a positive beside all its negatives. 0 leaves them out."""
+    """The weight of a stated preference, or of a positive against a disliked item, relative to a
+    positive against all its negatives. 0 leaves both out."""
 
     early_weight: float = parameter(1.0, gt=0, option=False)
-    """How much each of a user's first ten positives counts, beside a later one. Only models of
-    ordered histories learn newcomers' next items from them."""
+    """The weight of each of a user's first ten positives, relative to a later one. Only models of
+    ordered histories learn newcomers' next items from early positives."""
 
     l2: float = parameter(0.0, "The L2 regularisation λ on the embeddings of each batch.", ge=0)
     """λ of λ‖Θ‖² (eq. 3)."""
 
     dropout: float = parameter(0.0, "The dropout rate of user vectors in training.", ge=0, lt=1)
-    """The share of each user vector's coordinates that is left out at random."""
+    """The share of each user vector's coordinates that training leaves out at random."""
 
     optimizer: Optimizer = parameter("auto", option=False)
-    """Adam on whole tables (``dense``) or on the rows of each batch (``sparse``), by table."""
+    """Adam on whole tables (``dense``) or on a batch's rows (``sparse``). ``auto`` chooses for each
+    table."""
 
     stopping: Stopping = parameter(
         "validation", "The stopping rule: the validation NDCG@10, or the 0.1 % rule of the paper."
@@ -100,7 +102,7 @@ class TrainConfig:
     """``validation``: NDCG@10 with ``patience``; ``paper``: the loss falls by less than 0.1 %."""
 
     validation: Validation = parameter("sampled", option=False)
-    """What a validation item is ranked among: ``sampled`` items, or the ``full`` catalogue."""
+    """The items that a validation item is ranked among: ``sampled``, or the ``full`` catalogue."""
 
     patience: int = parameter(4, ge=1, option=False)
     """Epochs without a better validation NDCG@10 before training stops."""
@@ -108,18 +110,18 @@ class TrainConfig:
     pretrain: bool = parameter(
         True, "Start NeuPR from a trained NBPR and DNCR.", negation="--no-pretrain", request={}
     )
-    """By eq. 26."""
+    """NeuPR starts from the two parts by eq. 26."""
 
     alpha: float = parameter(0.5, "The share α of the NBPR part in eq. 26.", ge=0, le=1, request={})
 
     fine_tune_epochs: int = parameter(8, ge=0, option=False)
-    """Passes after the two parts of a pre-trained NeuPR are put together, at most."""
+    """The maximum number of passes over a NeuPR after its two pre-trained parts are joined."""
 
     fine_tune_rate: float = parameter(1e-3, gt=0, option=False)
-    """The learning rate of these passes: the parts have converged already."""
+    """The learning rate of the fine-tuning, which begins with converged parts."""
 
     seed: int = parameter(0, "The seed of all random choices.", ge=0, request={"lt": 2**31})
-    """Of initialisation, shuffling and sampling."""
+    """The seed of initialisation, shuffling and sampling."""
 
     device: str = parameter("auto", "The device: auto, cpu, cuda or cuda:N.")
 
@@ -130,11 +132,11 @@ class TrainConfig:
             raise ConfigError("epochs must be at least 1 for a random start")
 
     def batch_size_for(self, positives: int) -> int:
-        """The batch size for so many positives: about 80 steps an epoch where it is chosen."""
+        """The batch size for a number of positives; by default for about 80 steps an epoch."""
         return self.batch_size or min(4096, max(256, positives // 80))
 
     def torch_device(self) -> torch.device:
-        """The device to train on. Raises ConfigError for one that is not there."""
+        """The device to train on. Raises ConfigError for an unknown or missing device."""
         return resolve_device(self.device)
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,7 +145,10 @@ class TrainConfig:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is one. Raises ConfigError for a device that is not there."""
+    """The device of a name; ``auto`` is CUDA if available, else the CPU.
+
+    Raises ConfigError for an unknown or missing device.
+    """
     import torch  # the configurations are read where nothing is trained
 
     if name == "auto":

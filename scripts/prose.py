@@ -1,4 +1,4 @@
-"""Checks the prose of documents, settings and the OpenAPI document by the project's rule.
+"""Checks the prose of documents, docstrings, settings and the OpenAPI document by the rule.
 
     python scripts/prose.py                 what breaks the rule, a line each; exit status 1 if any
     python scripts/prose.py draw N SEED     N sentences at random, to be judged by a reader
@@ -11,6 +11,8 @@ leading zero, and what proselint finds.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import random
 import re
@@ -64,6 +66,9 @@ SYNONYMS: dict[str, str] = {
 _OFF = ("typography", "restricted", "misc", "needless_variants", "dates_times")
 _PROSELINT = PROSELINT | {"checks": {**PROSELINT["checks"], **dict.fromkeys(_OFF, False)}}
 
+PACKAGES = ("ncr_core", "app")
+SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Yields|Example|Examples|Note):$")
+ENTRY = re.compile(r" {4}\*{0,2}[\w.]+(?: \([^)]*\))?: (?=\S)|\s*[-*] ")
 FENCED = re.compile(r"^(```|~~~).*?^\1$", re.M | re.S)
 LEADING_ZERO = re.compile(r"(?<![\w.)\]])\.\d")
 
@@ -77,12 +82,12 @@ class Sentence:
 
 
 def sentences() -> Iterator[Sentence]:
-    """All sentences of documents, settings and the OpenAPI document."""
+    """All sentences of documents, docstrings, settings and the OpenAPI document."""
     for path in documents():
         for number, block in _blocks(path.read_text(encoding="utf-8")):
             for text in _split(block):
                 yield Sentence(f"{path.relative_to(ROOT)}:{number}", text)
-    for where, description in _descriptions():
+    for where, description in itertools.chain(_docstrings(), _descriptions()):
         for text in _split(description):
             yield Sentence(where, text)
 
@@ -112,6 +117,31 @@ def _blocks(markdown: str) -> Iterator[tuple[int, str]]:
         if not block:
             first = number
         block.append(re.sub(r"^\s*(?:[-*+]|\d+\.)\s+", "", line).strip())
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    """Paragraphs and entries of the docstrings of the library and the service."""
+    for folder in PACKAGES:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                        yield from ((where, part) for part in _parts(inspect.cleandoc(text)))
+
+
+def _parts(docstring: str) -> Iterator[str]:
+    """Paragraphs, list items and the entries of ``Args`` and ``Raises``; no code."""
+    part: list[str] = []
+    code = False
+    for line in [*docstring.splitlines(), ""]:
+        text = line.strip()
+        code = (code and bool(text)) or text.startswith(">>>")
+        if part and (code or not text or SECTION.match(text) or ENTRY.match(line)):
+            yield " ".join(part)
+            part = []
+        if text and not code and not SECTION.match(text):
+            part.append(ENTRY.sub("", line).strip())
 
 
 def _descriptions() -> Iterator[tuple[str, str]]:
@@ -144,7 +174,7 @@ def _split(block: str) -> list[str]:
         code.append(match[0])
         return f"\x00{len(code) - 1}\x00"
 
-    plain = re.sub(r"`[^`]*`", keep, plain)
+    plain = re.sub(r"``[^`]+``|`[^`]*`", keep, plain)
     parts = re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\x00*])", plain.replace("**", ""))
     parts = [re.sub("\x00(\\d+)\x00", lambda m: code[int(m[1])], part).strip() for part in parts]
     return [part for part in parts if len(part.split()) >= 4 and re.search(r"[a-z]{3}", part)]
@@ -154,7 +184,7 @@ def problems(sentence: Sentence) -> Iterator[str]:
     """What breaks the rule, as far as a program sees it."""
     counter = itertools.count(1)
     # Each is another word: two in a row are no repetition.
-    text = re.sub(r"`[^`]*`", lambda _: f"code{next(counter)}", sentence.text)
+    text = re.sub(r"``[^`]+``|`[^`]*`", lambda _: f"code{next(counter)}", sentence.text)
     words = len(text.split())
     if words > MAX_WORDS:
         yield f"{words} words, at most {MAX_WORDS}: make two sentences of it"

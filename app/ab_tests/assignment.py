@@ -1,11 +1,11 @@
-"""Which users a trial includes: by a hash, the same on all servers and in the whole trial."""
+"""Assignment of users to trials by a hash: the same on all servers and in the whole trial."""
 
 from __future__ import annotations
 
 import hashlib
 
 USER_NUMBERS = 2**63
-"""How many numbers of users there are; each fits a signed 64-bit column."""
+"""The number of possible user numbers. Each number fits a signed 64-bit column."""
 
 
 def user_number(trial_id: str, user: str) -> int:

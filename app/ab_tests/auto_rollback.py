@@ -1,6 +1,6 @@
-"""Automatic rollback of a version whose lists are clicked less than those of the version before.
+"""Automatic rollback of a version with a lower click-through than the version before.
 
-An optional module: only the worker's wiring imports it, and only if NCR_RETURN_DROP is above 0.
+The module is optional. Only the worker imports it, and only if NCR_RETURN_DROP is above 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ncr_core.online import ClickThroughDrop, click_through_drop
 log = get_logger(__name__)
 
 WINDOW_HOURS = 7 * 24
-"""The hours before and after a version's activation whose lists count: whole weeks, because
-weekdays differ. A later drop has other causes than the new version."""
+"""The number of hours before and after a version's activation whose lists count. The window is a
+whole week, because weekdays differ. A later drop has other causes than the new version."""
 MAX_P = 0.01
 HOUR_US = 3_600_000_000
 
@@ -36,14 +36,14 @@ def significant_drop(
     usual: Mapping[int, ClickCounts],
     settings: Settings,
 ) -> ClickThroughDrop | None:
-    """The drop for which a version is rolled back; None if there is none.
+    """The drop that justifies a rollback of a version; None without one.
 
     See `ncr_core.online`.
 
     Args:
-        before: counts by hour of the version before.
+        before: counts by hour of the previous version.
         since: counts by hour of the new version.
-        usual: counts by hour of all other versions, which show how much the hours vary.
+        usual: counts by hour of all other versions, which show the variation between hours.
         settings: the smallest drop and the smallest number of lists.
     """
     drop = click_through_drop(_rows(before), _rows(since), _rows(usual), 2 * settings.return_lists)
@@ -53,9 +53,9 @@ def significant_drop(
 
 
 class AutoRollback:
-    """Watches the click-through of a version that was activated by its training.
+    """Watches the click-through of a version that a training activated.
 
-    A version that an administrator activated, rolled back to or pinned stays.
+    A version that an administrator activated, rolled back to or pinned stays active.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class AutoRollback:
         self._settings = settings
 
     async def check(self, now: int | None = None) -> Activation | None:
-        """Rolls back to the version before if there is reason to, and then returns what is active.
+        """Rolls back to the previous version after a drop; returns the activation, or None.
 
-        Any number of workers may check at the same time: only one rolls back.
+        Any number of workers may check at the same time, but only one rolls back.
 
         Args:
             now: the hour, in hours since 1970; by default the current one.
@@ -130,8 +130,8 @@ class AutoRollback:
     async def _trial_hours(self, first: int, after: int) -> set[int]:
         """The hours of trials whose lists users saw.
 
-        In these hours the users that get a version's own lists are not the usual ones: there are
-        more new users among them.
+        In these hours, the share of new users is higher among the users who get a version's own
+        lists.
         """
         periods = await self._repository.shown_periods(first * HOUR_US, after * HOUR_US)
         return {

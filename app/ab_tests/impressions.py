@@ -1,4 +1,4 @@
-"""Lists that were served: the buffer that counts them, and the share that was clicked."""
+"""Served lists: the buffer that counts them, and their click-through."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from app.events.click_attribution import ClickAttribution
 from app.registry.schemas import ClickThrough
 
 MAX_IMPRESSIONS = 20_000
-"""Impressions in memory, of about a kilobyte each. More are dropped and counted, because a response
-never waits for them."""
+"""The largest number of impressions in memory, of about 1 kB each. Further impressions are dropped
+and counted, because a response never waits for a write."""
 MAX_TRIAL_USERS = 200_000
-"""Users of a settings trial whose new lists are in memory. Those of more users are dropped."""
+"""The largest number of users of settings trials whose new lists are in memory. The lists of
+further users are dropped."""
 GROUP_ROWS = 1_000
 
 
 class Impression(NamedTuple):
-    """The row of an interleaved list that was served."""
+    """The row of a served interleaved list."""
 
     recommendation_id: str
     trial_id: str
     user_id: int | None
     teams: str
-    """JSON."""
+    """Internal item ids by version (``a`` and ``b``), as JSON."""
     created_at: int
 
 
 class ImpressionBuffer:
-    """Counts in memory what `write` adds to the database. For one event loop."""
+    """Counts served lists in memory, for `write` to add to the database.
+
+    A buffer belongs to one event loop.
+    """
 
     def __init__(self, database: Database) -> None:
         self._repository = ABTestRepository(database)
@@ -52,7 +56,8 @@ class ImpressionBuffer:
         self.lists: Counter[str] = Counter()
         """Lists served since the process began, by version."""
         self.impressions = {"recorded": 0, "dropped": 0}
-        """Interleaved lists served since the process began, by what became of their record."""
+        """Interleaved lists served since the process began, by the outcome of their record. Lists
+        of settings trials count only as dropped."""
 
     def add_lists(self, version: str, n: int = 1) -> None:
         """Counts lists that a version served."""
@@ -73,7 +78,7 @@ class ImpressionBuffer:
         self._new_trial_lists[key] += 1
 
     def forget(self, user: str) -> int:
-        """Drops the counts of a user that are not written yet; returns how many."""
+        """Drops the counts of a user that are not written yet; returns their number."""
         trials = {trial_id for trial_id, _, _ in self._new_trial_lists}
         numbers = {trial_id: user_number(trial_id, user) for trial_id in trials}
         own = [key for key in self._new_trial_lists if key[2] == numbers[key[0]]]
@@ -89,7 +94,7 @@ class ImpressionBuffer:
         team_a: Sequence[int],
         team_b: Sequence[int],
     ) -> None:
-        """Records an interleaved list; drops it if too many wait to be written."""
+        """Records an interleaved list, or drops the list if too many lists wait."""
         if len(self._impressions) >= MAX_IMPRESSIONS:
             self.impressions["dropped"] += 1
             return
@@ -98,11 +103,11 @@ class ImpressionBuffer:
         self._impressions.append(Impression(recommendation_id, trial_id, user_id, teams, now_us()))
 
     def unwritten_lists(self, version: str) -> int:
-        """Lists of a version that are not in the database yet."""
+        """The number of lists of a version that are not in the database yet."""
         return sum(n for (name, _), n in self._new_lists.items() if name == version)
 
     async def write(self) -> None:
-        """Writes everything reported until now, and waits for a write in progress."""
+        """Writes all impressions and counts, and waits for a write in progress."""
         await self.write_impressions()
         await self.write_counts()
 
@@ -130,7 +135,7 @@ class ImpressionBuffer:
                     self.impressions["dropped"] += 1
 
     async def write_counts(self) -> None:
-        """Writes the counts. After an error they are added by the next call."""
+        """Writes the counts. After an error, the counts wait for the next call."""
         async with self._writing:
             trial_lists, self._new_trial_lists = self._new_trial_lists, Counter()
             try:
@@ -154,7 +159,7 @@ class ImpressionBuffer:
 
 
 class ClickCounts(NamedTuple):
-    """Lists that were served, and how many of them were clicked."""
+    """The number of served lists, and the number of clicked lists among them."""
 
     lists: int
     clicked: int
@@ -186,20 +191,21 @@ class ClickThroughStatistics:
     async def by_hour(
         self, version: str, first: int, after: int, within: int | None = None
     ) -> dict[int, ClickCounts]:
-        """Counts of the lists served in each hour that has any.
+        """The counts of served lists by hour, for hours with lists.
 
         Args:
             version: the version that served the lists.
             first: the first hour, in hours since 1970.
             after: the hour after the last one.
-            within: leaves out clicks that came more than so many hours after the hour.
+            within: the number of hours, after the end of a list's hour, in which clicks count;
+                None: clicks count at any time.
         """
         lists = await self._repository.lists_by_hour(version, first, after)
         clicked = await self._attribution.clicked_by_hour(version, sorted(lists), within)
         return {hour: ClickCounts(n, min(clicked.get(hour, 0), n)) for hour, n in lists.items()}
 
     async def of_all_by_hour(self, first: int, after: int) -> dict[int, ClickCounts]:
-        """As `by_hour`, of all versions together."""
+        """The counts of served lists of all versions together, see `by_hour`."""
         total: dict[int, ClickCounts] = {}
         for version in await self._repository.versions_with_lists(first, after):
             for hour, counts in (await self.by_hour(version, first, after)).items():
@@ -207,7 +213,7 @@ class ClickThroughStatistics:
         return total
 
     async def last_day(self, version: str) -> ClickCounts:
-        """Counts of the last 24 whole hours."""
+        """The counts of a version's lists in the last 24 whole hours."""
         now = hour_now()
         hours = await self.by_hour(version, now - 24, now)
         return reduce(ClickCounts.plus, hours.values(), ClickCounts(0, 0))

@@ -1,4 +1,4 @@
-"""Interleaving trials: lists drafted from two versions, and which version gets the clicks."""
+"""Interleaving trials: lists with items of two versions, and the clicks on each version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ncr_core.online import (
 )
 
 MAX_POINTS = 60
-"""Of the difference over time, which is stored with the trial."""
+"""The largest number of steps in a report's difference over time."""
 _MINUTE_US = 60_000_000
 _STEPS = tuple(minutes * _MINUTE_US for minutes in (1, 5, 15, 60, 120, 180, 360, 720, 1440))
 
@@ -46,7 +46,7 @@ class InterleavingTrials:
         """The running trial, as `ABTestService.refresh` last read it."""
 
     def includes(self, trial: RunningABTest, user: str) -> bool:
-        """Whether a user takes part: always in the whole trial, or never."""
+        """Whether a user takes part. The answer is the same in the whole trial."""
         return is_in_share(user_number(trial.trial_id, user), trial.share)
 
     def record(
@@ -91,13 +91,13 @@ class InterleavingTrials:
 
 
 _ClickedList = tuple[int, int, Outcome]
-"""When it was served, the number of its user, and which version won it."""
+"""Time of serving in microseconds since 1970, number of the user, and version that won."""
 
 
 def _results(
     trial: ABTestRow, clicked_lists: list[_ClickedList]
 ) -> tuple[InterleavingResult, dict[str, Any]]:
-    """The result of all lists, and what is added to the report: `series` and `planned`."""
+    """The result of all lists, and the fields `series` and `planned` of the report."""
     clicked_lists.sort()
     rows = np.array(clicked_lists, dtype=np.int64).reshape(-1, 3)
     times, planned = rows[:, 0], trial.planned_clicked
@@ -121,7 +121,7 @@ def _results(
 
 
 def _ends(begin: int, end: int) -> list[int]:
-    """Times at equal distances, the last the end: as many as a chart shows."""
+    """Times at equal distances for a chart, followed by the end, in microseconds since 1970."""
     step = next((step for step in _STEPS if end - begin <= MAX_POINTS * step), end - begin)
     inner = range((begin // step + 1) * step, end, step)
     return [*inner, end]

@@ -28,7 +28,7 @@ _ABSENT = {
     "planned_lists": sa.cast(sa.null(), sa.BigInteger).label("planned_lists"),
     "planned_clicked": sa.cast(sa.null(), sa.BigInteger).label("planned_clicked"),
 }
-"""What a table of trials has no column for."""
+"""The values of columns that a table of trials lacks."""
 
 
 def _columns_of(table: sa.Table) -> sa.Select[Any]:
@@ -51,15 +51,18 @@ _IMPRESSION = ("recommendation_id", "trial_id", "user_id", "teams", "created_at"
 async def _lock_trial_lists(conn: AsyncConnection) -> None:
     """Lets no other process write users' lists of trials until the transaction ends.
 
-    Each changes rows of several users, in an order of its own: two at a time could wait for each
-    other.
+    Each write changes rows of several users, in its own order. Two writes at a time could wait for
+    each other.
     """
     if conn.dialect.name == "postgresql":
         await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(AdvisoryLock.TRIAL_LISTS.value)))
 
 
 class ABTestRepository:
-    """Each read on its own connection, each write in its own transaction unless one is given."""
+    """Reads and writes trials, impressions and served lists.
+
+    A write has a transaction of its own, unless the caller gives a connection.
+    """
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -72,12 +75,12 @@ class ABTestRepository:
             await conn.execute(table.insert().values(values))
 
     async def get(self, trial_id: str) -> ABTestRow | None:
-        """A trial; None if there is none."""
+        """A trial; None for an unknown id."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(_ALL.c.trial_id == trial_id))
         return ABTestRow(*rows[0]) if rows else None
 
     async def page(self, below: Place | None, n: int) -> list[ABTestRow]:
-        """Trials, newest first."""
+        """At most ``n`` trials below a place, newest first."""
         query = newest_first(sa.select(*_COLUMNS), _ALL.c.created_at, _ALL.c.trial_id, below)
         rows = await self.database.fetch(query.limit(n))
         return [ABTestRow(*row) for row in rows]
@@ -92,7 +95,7 @@ class ABTestRepository:
         return {v for trial in await self.running() for v in (trial.version_a, trial.version_b)}
 
     async def end(self, kind: Kind, trial_id: str, report: dict[str, Any]) -> bool:
-        """Ends a trial; false if it has ended already."""
+        """Ends a trial. Returns False if the trial has ended already."""
         table = _TABLES[kind]
         async with self.database.write() as conn:
             updated = await conn.execute(
@@ -110,7 +113,7 @@ class ABTestRepository:
             )
 
     async def add_lists(self, lists: Mapping[tuple[str, int], int]) -> None:
-        """Adds to the lists served by version and hour."""
+        """Adds to the numbers of served lists by version and hour."""
         await self._add(served_lists, ("version", "hour"), "lists", lists)
 
     async def add_sums(self, sums: Mapping[tuple[str, str], float]) -> None:
@@ -118,7 +121,7 @@ class ABTestRepository:
         await self._add(trial_sums, ("trial_id", "name"), "value", sums)
 
     async def add_trial_lists(self, lists: Mapping[tuple[str, str, int], int]) -> None:
-        """Adds to the lists of a trial by arm and user number."""
+        """Adds to the numbers of lists by trial, arm and user number."""
         if lists:
             async with self.database.write() as conn:
                 await _lock_trial_lists(conn)
@@ -145,7 +148,7 @@ class ABTestRepository:
         return {row[0]: row[1] for row in rows}
 
     async def lists_by_arm(self, trial_id: str) -> dict[str, tuple[int, int, int]]:
-        """Users, lists and the sum of the squares of users' lists, by arm of a trial."""
+        """The numbers of users and lists, and the sum of squares of users' lists, by arm."""
         lists = trial_lists.c.lists
         rows = await self.database.fetch(
             sa.select(
@@ -162,7 +165,7 @@ class ABTestRepository:
     async def lists_of_users(
         self, trial_id: str, arm: Arm, numbers: Collection[int]
     ) -> dict[int, int]:
-        """The lists of those of the users who got any in an arm of a trial, by user number."""
+        """The number of lists of each user with lists in an arm of a trial, by user number."""
         rows = await self.database.fetch(
             sa.select(trial_lists.c.user_number, trial_lists.c.lists).where(
                 trial_lists.c.trial_id == trial_id,
@@ -182,7 +185,7 @@ class ABTestRepository:
     async def impressions(
         self, trial_id: str, recommendation_ids: Collection[str]
     ) -> list[tuple[str, int | None, dict[str, list[int]], int]]:
-        """`(recommendation id, user, teams, created at)` of the lists that are the trial's."""
+        """`(recommendation id, user, teams, created at)` of the lists that belong to a trial."""
         rows = await self.database.fetch(
             sa.select(
                 impressions.c.recommendation_id,
@@ -197,7 +200,10 @@ class ABTestRepository:
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     async def delete_impressions(self, ended_before: int, limit: int) -> int:
-        """Deletes impressions of trials that ended before a time; returns how many."""
+        """Deletes at most ``limit`` impressions of trials that ended before a time.
+
+        The time is in microseconds since 1970. Returns the number of deleted impressions.
+        """
         old = sa.select(trials.c.trial_id).where(trials.c.ended_at < ended_before)
         some = (
             sa.select(impressions.c.recommendation_id)
@@ -211,7 +217,10 @@ class ABTestRepository:
         return deleted.rowcount
 
     async def delete_trial_lists(self, ended_before: int, limit: int) -> int:
-        """Deletes users' lists of trials that ended before a time; returns how many rows."""
+        """Deletes at most ``limit`` rows of users' lists of trials that ended before a time.
+
+        The time is in microseconds since 1970. Returns the number of deleted rows.
+        """
         old = sa.select(settings_trials.c.trial_id).where(settings_trials.c.ended_at < ended_before)
         key = sa.tuple_(*trial_lists.primary_key.columns)
         some = (
@@ -224,9 +233,9 @@ class ABTestRepository:
         return deleted.rowcount
 
     async def erase(self, conn: AsyncConnection, user_id: int | None, user: str) -> int:
-        """Deletes a user's impressions and lists in the caller's transaction; returns the rows.
+        """Deletes a user's impressions and lists in the caller's transaction.
 
-        Somebody without an internal id has no impressions that name them.
+        A user without an internal id has no impressions. Returns the number of deleted rows.
         """
         deleted = 0
         if user_id is not None:
@@ -241,7 +250,7 @@ class ABTestRepository:
     async def merge_users(
         self, conn: AsyncConnection, user_id: int, user: str, into_id: int, into: str
     ) -> None:
-        """Gives a user's impressions and lists to another in the caller's transaction."""
+        """Gives a user's impressions and lists to another user in the caller's transaction."""
         await conn.execute(
             impressions.update().where(impressions.c.user_id == user_id).values(user_id=into_id)
         )
@@ -258,7 +267,7 @@ class ABTestRepository:
             await _add_to(conn, trial_lists, _TRIAL_LISTS, "lists", rows)
 
     async def _settings_trials(self, conn: AsyncConnection) -> Sequence[str]:
-        """The trials that have counted any user's lists; only a few have them at a time."""
+        """The settings trials with counts of users' lists. Such trials are few at a time."""
         found = await conn.execute(
             sa.select(settings_trials.c.trial_id)
             .where(sa.exists().where(trial_lists.c.trial_id == settings_trials.c.trial_id))
@@ -276,7 +285,7 @@ class ABTestRepository:
         return int(rows[0][0])
 
     async def shown_periods(self, first: int, after: int) -> list[tuple[int, int]]:
-        """Beginnings and ends of trials whose lists users saw, between two times, in µs."""
+        """Beginnings and ends of trials with shown lists between two times, in µs since 1970."""
         rows = await self.database.fetch(
             sa.select(_ALL.c.created_at, sa.func.coalesce(_ALL.c.ended_at, after)).where(
                 _ALL.c.kind != "shadow",
@@ -287,7 +296,7 @@ class ABTestRepository:
         return [(row[0], row[1]) for row in rows]
 
     async def versions_with_lists(self, first: int, after: int) -> list[str]:
-        """Versions that served lists from one hour to before another."""
+        """Versions that served lists from hour ``first`` to before hour ``after``."""
         rows = await self.database.fetch(
             sa.select(served_lists.c.version)
             .where(served_lists.c.hour >= first, served_lists.c.hour < after)
@@ -296,7 +305,7 @@ class ABTestRepository:
         return [row[0] for row in rows]
 
     async def lists_by_hour(self, version: str, first: int, after: int) -> dict[int, int]:
-        """Lists that a version served by hour, from one hour to before another."""
+        """The number of a version's served lists by hour, from ``first`` to before ``after``."""
         rows = await self.database.fetch(
             sa.select(served_lists.c.hour, served_lists.c.lists).where(
                 served_lists.c.version == version,

@@ -37,14 +37,14 @@ class RunningABTest(NamedTuple):
     trial_id: str
     kind: Kind
     version_a: str
-    """The version that was active when the trial began; the trial is on only while it is."""
+    """The version that was active at the start. The trial needs this version to stay active."""
     version_b: str
     share: float
     """The share of users (interleaving) or requests (shadow) that take part, or of users who get
     the settings, in (0, 1]."""
     created_at: int
     settings: dict[str, Any] | None = None
-    """Of a settings trial, the settings of arm B by name."""
+    """The settings of arm B in a settings trial, by name."""
 
 
 class ABTestRow(NamedTuple):
@@ -62,7 +62,7 @@ class ABTestRow(NamedTuple):
     settings: dict[str, Any] | None = None
     planned_lists: int | None = None
     planned_clicked: int | None = None
-    """The lists with a click after which the difference is read; None where none was decided."""
+    """The planned number of lists with a click, for interleaving; None without a plan."""
 
 
 def _checked(version: str) -> str:
@@ -192,11 +192,11 @@ AnyABTestParams = ABTestParams | SettingsTestParams
 
 
 def parse_trial(body: Any) -> AnyABTestParams:
-    """The parameters in a body.
+    """The parameters of a trial in a parsed body.
 
     Raises:
-        Unprocessable: there is no such kind of trial.
-        ValidationError: a field is wrong.
+        Unprocessable: the kind of trial is unknown.
+        ValidationError: a field is invalid.
     """
     kind = body.get("kind") if isinstance(body, dict) else None
     if kind == "settings":

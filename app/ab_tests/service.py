@@ -1,4 +1,4 @@
-"""A/B tests: trials of a second version, or of other settings, against what is served."""
+"""A/B tests: trials of a second version, or of other settings, against the served version."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ DELETE_ROWS = 5_000
 
 
 class TrialKind(Protocol):
-    """What the service needs of a kind of trial."""
+    """A kind of trial, as the service needs it."""
 
     kind: Kind
     running: RunningABTest | None
 
     async def report(self, trial: ABTestRow) -> dict[str, Any]:
-        """The result so far."""
+        """The report of a trial so far."""
 
 
 class ABTestService:
     """Begins, follows, reports and ends trials.
 
     A server calls `start()` to follow the trials that other servers begin and end. `close()` writes
-    what has been recorded.
+    the remaining records.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ABTestService:
         shadow: ShadowTrials | None = None,
         settings_trials: SettingsTrials | None = None,
     ) -> None:
-        """The last two are optional: without them, trials of their kinds are refused."""
+        """Builds the service. Without an optional kind of trial, `begin` refuses the kind."""
         self.impressions = impressions
         self.click_through = click_through
         self.interleaving = interleaving
@@ -93,12 +93,12 @@ class ABTestService:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Reads which trials run, and begins to follow them and to write what is recorded."""
+        """Reads the running trials, and starts the tasks that follow trials and write records."""
         await self.refresh()
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._write())]
 
     async def close(self) -> None:
-        """Stops the background tasks and writes the rest, if the database answers."""
+        """Stops the background tasks, and writes the remaining records if the database answers."""
         self._stopping.set()
         if self._tasks:
             # Not cancelled at once: nobody knows whether a cancelled write was committed.
@@ -113,13 +113,13 @@ class ABTestService:
             log.warning("impressions lost", error=_first_line(error))
 
     async def refresh(self) -> None:
-        """Reads which trials run."""
+        """Reads the running trials."""
         running = {trial.kind: trial for trial in await self._repository.running()}
         for name, kind in self.kinds.items():
             kind.running = running.get(name)
 
     async def flush(self) -> None:
-        """Writes what has been recorded in this process."""
+        """Writes the records of this process."""
         await self.impressions.write()
 
     async def _follow(self) -> None:
@@ -146,14 +146,14 @@ class ABTestService:
         return self._stopping.is_set()
 
     async def begin(self, params: AnyABTestParams) -> ABTestRow:
-        """Begins a trial of a version or of settings against what is served.
+        """Begins a trial of a version or of settings against the active version.
 
         Raises:
             NotFound: `unknown_model`.
             Unprocessable: `same_version`, or a kind that is not installed.
             Conflict: `no_trials`, `no_active_model`, `deleted_model`, `checkpoint_damaged` or
                 `trial_running`.
-            Unavailable: the checkpoint store is away.
+            Unavailable: the store of checkpoints does not answer.
         """
         if params.kind not in self.kinds:
             raise Unprocessable(f"kind: {params.kind} trials are not installed")
@@ -199,7 +199,7 @@ class ABTestService:
         return trial
 
     async def _other(self, version: str, active: str | None) -> str:
-        """The version beside the active one, checked."""
+        """The version to test, after checks of its status and files."""
         row = await self._models.get(version)
         if active is None:
             raise Conflict("no version is active", code="no_active_model")
@@ -221,18 +221,18 @@ class ABTestService:
             raise checkpoint_unusable(error) from None
 
     async def get(self, trial_id: str) -> ABTestRow:
-        """A trial, with its report so far if it is running. Raises NotFound."""
+        """A trial, with a preliminary report if the trial is running. Raises NotFound."""
         row = await self._row(trial_id)
         return row if row.status == "ended" else row._replace(report=await self._report(row))
 
     async def page(self, below: Place | None, n: int) -> tuple[list[ABTestRow], Place | None]:
-        """Trials, newest first, and where the next page goes on."""
+        """Trials, newest first, and the place of the next page; None after the last page."""
         rows = await self._repository.page(below, n + 1)
         last = rows[n - 1] if len(rows) > n else None
         return rows[:n], None if last is None else Place(last.created_at, last.trial_id)
 
     async def end(self, trial_id: str, reason: str = "stopped") -> ABTestRow:
-        """Ends a trial and stores its report. Raises Conflict `trial_ended`."""
+        """Ends a trial and stores its report. Raises NotFound, and Conflict `trial_ended`."""
         row = await self._row(trial_id)
         report = await self._report(row) | {"ended": reason}
         if not await self._repository.end(row.kind, trial_id, report):
@@ -242,7 +242,7 @@ class ABTestService:
         return await self._row(trial_id)
 
     async def end_outdated(self) -> None:
-        """Ends trials whose versions have changed, and those that ran long enough."""
+        """Ends trials whose versions changed, and trials at a limit of days or lists."""
         active = (await self._models.activation()).version
         for trial in await self._repository.running():
             reason = await self._reason_to_end(trial, active)
@@ -265,7 +265,7 @@ class ABTestService:
         return None
 
     async def delete_old_impressions(self) -> None:
-        """Deletes what is stored of users in trials that ended long ago; their reports stay."""
+        """Deletes users' data of trials that ended 30 days ago or earlier. The reports stay."""
         ended_before = now_us() - KEEP_IMPRESSIONS_DAYS * DAY_US
         repository = self._repository
         for delete in (repository.delete_impressions, repository.delete_trial_lists):
@@ -275,18 +275,18 @@ class ABTestService:
                 await asyncio.sleep(0)  # lets others write between two groups
 
     async def erase(self, conn: AsyncConnection, user_id: int | None, user: str) -> int:
-        """Deletes what is stored of a user, in the transaction that erases the user.
+        """Deletes the data of a user, in the transaction that erases the user.
 
-        What other servers have counted in the last seconds and not written yet may follow; it goes
-        with the trial's other counts.
+        Other servers may write counts of the last seconds afterwards. The service deletes these
+        counts with the other counts of the trial.
 
         Args:
             conn: the connection of the transaction.
-            user_id: the internal id; None for somebody without events.
+            user_id: the internal id; None for a user without events.
             user: the client's id.
 
         Returns:
-            how many rows there were.
+            The number of deleted rows and counts.
         """
         forgotten = self.impressions.forget(user)
         return forgotten + await self._repository.erase(conn, user_id, user)
@@ -294,7 +294,7 @@ class ABTestService:
     async def merge_users(
         self, conn: AsyncConnection, user_id: int, user: str, into_id: int, into: str
     ) -> None:
-        """Gives what is stored of a user to another, in the transaction that merges them.
+        """Gives the data of a user to another user, in the transaction that merges the users.
 
         Args:
             conn: the connection of the transaction.

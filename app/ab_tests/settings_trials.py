@@ -1,6 +1,7 @@
-"""Settings trials: a share of the users gets lists by other settings, and who clicks more.
+"""Settings trials: a share of the users gets other settings, and reports compare click-through.
 
-An optional module: only `app.wiring` imports it, and without it a trial of this kind is refused.
+The module is optional. Only `app.wiring` constructs `SettingsTrials`. Without the
+module, the service refuses trials of this kind.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class TrialArm(NamedTuple):
     trial_id: str
     arm: Arm
     version: str
-    """The version that ranks its lists."""
+    """The version that ranks the lists of the arm."""
     settings: dict[str, Any]
-    """By name; none in arm A."""
+    """The settings by name; empty in arm A."""
 
     @property
     def source(self) -> str:
-        """What the recommendation ids and cursors of its lists begin with."""
+        """The prefix of the recommendation ids and cursors of the arm's lists."""
         return source_of(self.trial_id, self.arm)
 
 
 def source_of(trial_id: str, arm: Arm) -> str:
-    """What the recommendation ids and cursors of an arm's lists begin with."""
+    """The prefix of the recommendation ids and cursors of an arm's lists."""
     return f"{trial_id}-{arm}"
 
 
@@ -66,7 +67,7 @@ class SettingsTrials:
         )
 
     async def find_arm(self, source: str) -> TrialArm | None:
-        """The arm, of a trial that may have ended, whose lists name a source; None for another."""
+        """The arm with a source, also of an ended trial; None for a source of no settings trial."""
         match = _SOURCE.fullmatch(source)
         if match is None:
             return None
@@ -84,19 +85,19 @@ class SettingsTrials:
         return _arm(trial, arm)
 
     def record(self, arm: TrialArm, user: str) -> None:
-        """Counts a list of a user, if the trial runs; see `is_running`."""
+        """Counts a list of a user. Callers check first that the trial runs, see `is_running`."""
         self._impressions.add_lists(arm.source)
         number = user_number(arm.trial_id, user)
         self._impressions.add_trial_list(arm.trial_id, arm.arm, number)
 
     def is_running(self, arm: TrialArm) -> bool:
-        """Whether lists of an arm are counted as its own."""
+        """Whether the trial of an arm runs, so that lists count for the arm."""
         return self.running is not None and self.running.trial_id == arm.trial_id
 
     async def totals(self, trial_id: str) -> dict[Arm, ClickCounts]:
         """The lists and the clicked lists of each arm, as far as servers have written them.
 
-        A click counts here whoever reports it; the report counts those of users with lists.
+        All clicks count here. The report counts only the clicks of users with lists.
         """
         lists = await self._repository.lists_by_arm(trial_id)
         return {
@@ -143,9 +144,9 @@ class SettingsTrials:
     async def _counts(
         self, trial_id: str, arm: Arm, users: int, lists: int, lists_squared: int
     ) -> ArmCounts:
-        """The counts of an arm, with no more clicked lists of a user than they got.
+        """The counts of an arm, with at most as many clicked lists of a user as served lists.
 
-        So forged ids count for nobody, and lists that were lost with a server lose their clicks.
+        The limit bounds the effect of forged ids, and of clicks on lists that a killed server lost.
         """
         clicked = clicked_squared = product = 0
         by_user = await self._attribution.clicked_by_user(source_of(trial_id, arm))

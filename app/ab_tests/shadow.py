@@ -1,6 +1,7 @@
-"""Shadow trials: requests that are also ranked by another version, whose list nobody sees.
+"""Shadow trials: another version also ranks requests, and its lists are not shown.
 
-An optional module: only `app.wiring` imports it, and without it a trial of this kind is refused.
+The module is optional. Only `app.wiring` constructs `ShadowTrials`. Without the
+module, the service refuses trials of this kind.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ncr_core.evaluation.metrics import RBO_P, overlap, rank_biased_overlap
 
 
 class ShadowTrials:
-    """Decides which requests take part, and sums up how far the lists of both versions agree."""
+    """Decides which requests take part, and sums up the agreement of both versions' lists."""
 
     kind: Kind = "shadow"
 

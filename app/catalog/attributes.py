@@ -1,9 +1,9 @@
 """Attributes of items in memory: a typed column for each name and kind, for filters.
 
-A number is a float, a string a code in a dictionary, a boolean 0 or 1; of a list of strings each
-string has a row. A column of few items holds their ids, one of many stands by internal id. An item
-has a name in one kind at most. What is nothing of these (an object, another list, a string of more
-than 256 bytes) exists, and is equal to nothing; null is missing.
+A number is a float, a string is a code in a dictionary, and a boolean is 0 or 1. In a list of
+strings, each string has a row. A column of few items holds their ids, and a column of many items
+stands by internal id. An item has a name in one kind at most. Any other value (an object, another
+list, a string of more than 256 bytes) exists, but equals no value. A null is missing.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Column:
     """The values of one kind: numbers, codes of strings, or booleans."""
 
     values: NDArray[Any]
-    """By internal id, −1 (of numbers NaN) where it is missing; or of the ``ids``."""
+    """(size,) by internal id, −1 (NaN for numbers) for a missing value; or (k,) of the ``ids``."""
     ids: Ids | None = None
-    """Ascending; None: the values stand by internal id."""
+    """(k,) internal ids, ascending; None: the values stand by internal id."""
 
     @classmethod
     def of(cls, ids: Ids, values: NDArray[Any]) -> Column | None:
-        """The column of ascending ids, in the form that takes less memory; None without any."""
+        """The column of ascending ids, in the form that takes less memory; None without ids."""
         if not len(ids):
             return None
         size = int(ids[-1]) + 1
@@ -71,7 +71,7 @@ class Column:
         return np.flatnonzero(~_is_missing(self.values)).astype(np.int32)
 
     def at(self, ids: Ids) -> NDArray[Any]:
-        """The values of ids, with what stands for a missing one."""
+        """The values of ids, −1 (NaN for numbers) for a missing value."""
         found = np.full(len(ids), _missing(self.values.dtype), self.values.dtype)
         if self.ids is None:
             known = ids < len(self.values)
@@ -83,7 +83,7 @@ class Column:
         return found
 
     def spread(self, hits: Bools, size: int) -> Bools:
-        """(size,) by internal id: what holds of the values; False where one is missing."""
+        """(size,) hits by internal id, from the hits by value; False for ids without a value."""
         if self.ids is None and len(hits) == size:
             return hits
         mask = np.zeros(size, np.bool_)
@@ -94,7 +94,7 @@ class Column:
         return mask
 
     def replaced(self, ids: Ids, values: NDArray[Any]) -> Column | None:
-        """With these values of ascending ids, missing ones too."""
+        """The column with these values of ascending ids, some missing; None if no value is left."""
         if self.ids is None:
             size = max(len(self.values), int(ids[-1]) + 1)
             dense = np.full(size, _missing(values.dtype), values.dtype)
@@ -121,7 +121,8 @@ def _missing(dtype: np.dtype[Any]) -> Any:
 class Words:
     """The strings of an attribute, each with a code.
 
-    States share it, and it only grows: an earlier state does not have the later codes.
+    States of the catalogue share an instance, which only grows. An earlier state has no values with
+    later codes.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -129,7 +130,10 @@ class Words:
         self._ordered: tuple[list[str], NDArray[np.int64], int] | None = None
 
     def in_order(self) -> tuple[list[str], NDArray[np.int64], int]:
-        """The strings in order, the code of each, and their number; kept until one is added."""
+        """The strings in order, the code of each string, and the number of strings.
+
+        The result is cached until a string is added.
+        """
         known = self._ordered
         if known is None or known[2] != len(self.codes):
             pairs = sorted(self.codes.items())  # of a copy: another thread may add to it
@@ -138,7 +142,7 @@ class Words:
         return known
 
     def add(self, word: str) -> int:
-        """The string's code, a new one if need be."""
+        """The code of a string. A new string gets a new code."""
         return self.codes.setdefault(word, len(self.codes))
 
 
@@ -147,7 +151,7 @@ class Attribute:
     """An attribute in one state of the catalogue."""
 
     seq: int
-    """The number of the latest change of it."""
+    """The number of the latest change of the attribute."""
     words: Words = field(default_factory=Words)
     number: Column | None = None
     string: Column | None = None
@@ -155,25 +159,25 @@ class Attribute:
     list_ids: Ids = field(default_factory=lambda: _NO_IDS)
     """Ids of the items that have a list of strings, ascending."""
     entries: Ids = field(default_factory=lambda: _NO_IDS)
-    """The id of each string in these lists, in any order."""
+    """(m,) the id of the item of each string in these lists, in any order."""
     entry_codes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    """The string's code."""
+    """(m,) the code of each string in these lists, in the order of ``entries``."""
     other: Ids = field(default_factory=lambda: _NO_IDS)
-    """Ids of the items that have something else, ascending."""
+    """Ids of the items that have a value of no kind, ascending."""
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of which some item has a value."""
+        """The kinds of the values that items have."""
         scalar = [k for k in ("number", "string", "boolean") if getattr(self, k) is not None]
         return [*scalar, "list"] if len(self.list_ids) else scalar
 
     @property
     def is_empty(self) -> bool:
-        """Whether no item has it."""
+        """Whether no item has the attribute."""
         return not self.kinds and not len(self.other)
 
     def exists(self, size: int) -> Bools:
-        """(size,) the items that have it."""
+        """(size,) whether an item has the attribute, by internal id."""
         mask = np.zeros(size, np.bool_)
         for column in (self.number, self.string, self.boolean):
             if column is not None:
@@ -183,12 +187,12 @@ class Attribute:
         return mask
 
     def updated(self, seq: int, ids: Ids, given: dict[int, Any]) -> Attribute:
-        """The attribute after a change of these items; itself where none of them had another value.
+        """The attribute after a change of items; the same object if no value changed.
 
         Args:
             seq: the number of the change.
             ids: the items that changed, ascending.
-            given: the values of those that have one.
+            given: the values of the items that have one, by internal id.
         """
         by_kind = _by_kind(given)
         words = self.words
@@ -230,7 +234,7 @@ class Attribute:
     def _lists(
         self, ids: Ids, new_ids: list[int], lists: list[list[str]], words: Words
     ) -> tuple[Ids, Ids, NDArray[np.int32]] | None:
-        """The arrays of lists after a change; None where they stay."""
+        """The arrays of lists after a change; None if they stay the same."""
         had = _members(self.list_ids, ids)
         if not len(had) and not new_ids:
             return None
@@ -251,7 +255,7 @@ class Attribute:
 
 
 def _members(ascending: Ids, ids: Ids) -> Ids:
-    """Those of the ids that are among the ascending ones."""
+    """The ids that are among the ascending ids."""
     if not len(ascending):
         return _NO_IDS
     places = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
@@ -260,7 +264,7 @@ def _members(ascending: Ids, ids: Ids) -> Ids:
 
 
 def _with_ids(ascending: Ids, ids: Ids, new: Ids) -> Ids:
-    """The ascending ids with the ``new`` ones of those that changed; the same array if all stay."""
+    """The ascending ids with ``new`` in place of ``ids``; the same array if all ids stay."""
     if np.array_equal(_members(ascending, ids), new):
         return ascending
     left = np.delete(ascending, np.searchsorted(ascending, _members(ascending, ids)))
@@ -269,7 +273,7 @@ def _with_ids(ascending: Ids, ids: Ids, new: Ids) -> Ids:
 
 
 def _by_kind(given: dict[int, Any]) -> dict[str, tuple[list[int], list[Any]]]:
-    """The values by their kind, with their ids, ascending."""
+    """The ascending ids and the values, by kind."""
     by_kind: dict[str, tuple[list[int], list[Any]]] = {kind: ([], []) for kind in (*KINDS, "other")}
     for item in sorted(given):
         value = given[item]
@@ -298,7 +302,7 @@ def _pairs(ids: Ids, codes: NDArray[np.int32]) -> list[tuple[int, int]]:
 
 
 def _compact(attribute: Attribute) -> Attribute:
-    """The same with fewer words, where most are of no item any more."""
+    """The attribute without unused words, if most words are unused."""
     if len(attribute.words.codes) <= SPARE_CODES:
         return attribute
     string = attribute.string
@@ -327,21 +331,21 @@ def _compact(attribute: Attribute) -> Attribute:
 class Attributes:
     """Attributes of all items in a state of the catalogue. A change makes another instance.
 
-    Those that no filter has named yet are not there: see `CatalogService.attributes`.
+    Attributes that no filter has named yet are missing, see `CatalogService.with_attributes`.
     """
 
     by_name: dict[str, Attribute] = field(default_factory=dict)
     seq: int = 0
-    """The number of the latest change of any of them."""
+    """The number of the latest change of an attribute."""
     size: int = 0
     """One more than the highest internal id that has had attributes."""
     loaded: frozenset[str] | None = None
-    """The names that are there; None: all."""
+    """The names of the loaded attributes; None: all."""
     known: frozenset[str] | None = None
-    """The names of all attributes, loaded or not; None: nobody has looked."""
+    """The names of all attributes, loaded or not; None: not read yet."""
 
     def missing(self, names: Iterable[str]) -> set[str]:
-        """Those of the names that some item may have and that are not loaded."""
+        """The names that some item may have and that are not loaded."""
         if self.loaded is None:
             return set()
         missing = set(names) - self.loaded
@@ -349,11 +353,11 @@ class Attributes:
 
     @classmethod
     def nothing(cls, names: Iterable[str] = ()) -> Attributes:
-        """The state without items in which these names are loaded."""
+        """A state without items, with these names loaded."""
         return cls(loaded=frozenset(names))
 
     def joined(self, other: Attributes) -> Attributes:
-        """With the attributes of another one, of the same state."""
+        """The attributes of both instances, which are of the same state of the catalogue."""
         return replace(
             self,
             by_name=self.by_name | other.by_name,
@@ -364,7 +368,7 @@ class Attributes:
         )
 
     def updated(self, rows: Sequence[tuple[int, int, str]]) -> Attributes:
-        """The state after changes of items: (internal id, number of the change, JSON) each."""
+        """The state after changes of items: rows of internal id, number of the change, and JSON."""
         given: dict[str, dict[int, Any]] = defaultdict(dict)
         names: set[str] = set()
         for item, _, text in rows:
@@ -401,13 +405,13 @@ class Attributes:
         return replace(self, by_name=self.by_name | changed, seq=seq, size=size)
 
     def state(self, names: Iterable[str]) -> tuple[int, ...]:
-        """What filters on these attributes depend on: the number of the latest change of each."""
+        """The number of the latest change of each of these attributes, for cache keys."""
         return tuple(
             0 if (attribute := self.by_name.get(name)) is None else attribute.seq for name in names
         )
 
     def mask(self, wanted: AttributeFilter, size: int) -> Bools:
-        """(size,) the items that fit; ``size`` is more than any internal id.
+        """(size,) whether an item fits a filter; ``size`` is above every internal id.
 
         Raises:
             Unprocessable: the filter compares values of a kind that no item has.
@@ -463,7 +467,7 @@ class Attributes:
 
 
 def attributes_of(text: str) -> dict[str, Any]:
-    """The attributes in JSON as a database gives it."""
+    """The attributes in JSON from a database."""
     try:
         loaded: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError:  # numbers that PostgreSQL writes with all their digits
@@ -506,7 +510,7 @@ def _one_of(attribute: Attribute, kind: str, wanted: list[Any], size: int) -> Bo
 def _with_codes(
     values: NDArray[np.int32], wanted: Sequence[int] | NDArray[np.int64], n_codes: int
 ) -> Bools:
-    """Which codes are among those wanted; −1, which is missing, is the last of the table."""
+    """Whether each code is wanted; −1, for a missing value, is the last entry of the table."""
     table = np.zeros(n_codes + 1, np.bool_)
     table[np.asarray(wanted, np.int64)] = True
     hits: Bools = table[values]

@@ -1,4 +1,4 @@
-"""When items may be recommended: from one moment on, and until another."""
+"""Availability of items: the times from which and until which lists can have the items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONE: Int64s = np.zeros(0, np.int64)
 
 
 class Window(NamedTuple):
-    """When an item may be recommended, in microseconds since 1970."""
+    """The time in which lists can have an item, in microseconds since 1970; None: no limit."""
 
     item: int
     opens: int | None
@@ -30,14 +30,14 @@ class Availability:
     ids: Int64s = field(default_factory=lambda: _NONE)
     """Internal ids, ascending."""
     opens: Int64s = field(default_factory=lambda: _NONE)
-    """From when on each is available, in microseconds since 1970."""
+    """The time from which each item is available, in microseconds since 1970."""
     closes: Int64s = field(default_factory=lambda: _NONE)
-    """From when on it no longer is."""
+    """The time from which each item is no longer available, in microseconds since 1970."""
     changes: Int64s = field(default_factory=lambda: _NONE)
-    """The moments at which an item comes or goes, ascending."""
+    """The times at which an item becomes available or unavailable, ascending."""
 
     def updated(self, windows: Sequence[Window]) -> Availability:
-        """The state after a change of these items; itself where nothing changes."""
+        """The state after a change of items; the same object if no time changes."""
         limited = [one for one in windows if one.opens is not None or one.closes is not None]
         if not limited and not len(self.ids):
             return self
@@ -58,7 +58,7 @@ class Availability:
         return Availability(ids[order], all_opens[order], all_closes[order], moments)
 
     def _has(self, window: Window) -> bool:
-        """Whether an item has just these times."""
+        """Whether an item has exactly these times."""
         place = int(np.searchsorted(self.ids, window.item))
         if place == len(self.ids) or self.ids[place] != window.item:
             return False
@@ -73,11 +73,11 @@ class Availability:
         return self.ids[(self.opens > at) | (self.closes <= at)]
 
     def last_change(self, at: int) -> int:
-        """The latest moment up to a time at which an item came or went; 0 before the first."""
+        """The latest of ``changes`` up to a time; 0 before the first."""
         before = int(np.searchsorted(self.changes, at, side="right"))
         return int(self.changes[before - 1]) if before else 0
 
     def next_change(self, at: int) -> int:
-        """The first such moment after a time."""
+        """The first of ``changes`` after a time; ``NEVER_ENDS`` after the last."""
         before = int(np.searchsorted(self.changes, at, side="right"))
         return int(self.changes[before]) if before < len(self.changes) else NEVER_ENDS

@@ -1,8 +1,8 @@
-"""Filters by attributes: their language, its limits, and one form for all that say the same.
+"""Filters by attributes: the language, its limits, and the normal form of a filter.
 
-A filter is a JSON object. Its keys are names of attributes, or ``and``, ``or`` and ``not``; all of
-them must hold. The value of an attribute is a value, a list of values (any of them), or an object
-of operators.
+A filter is a JSON object. Its keys are names of attributes, or ``and``, ``or`` and ``not``. The
+conditions of all keys must hold. An attribute takes a value, a list of values (any of them), or an
+object of operators.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OneOf:
     values: tuple[Value, ...]
     """Sorted, each once."""
     operator: str = "eq"
-    """As the client wrote it, for messages; no part of the form."""
+    """The operator that the client wrote, for messages. The normal form leaves the operator out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """Whether an attribute is a list of strings with this one."""
+    """Whether an attribute is a list of strings with a certain string."""
 
     name: str
     value: str
@@ -100,11 +100,11 @@ Condition = OneOf | Compared | Contains | Exists | Every | Some | Not
 
 @dataclass(frozen=True, slots=True)
 class AttributeFilter:
-    """A filter that was checked, in one form for all that say the same in another order."""
+    """A valid filter in its normal form, which is the same for every order of the conditions."""
 
     condition: Condition
     names: tuple[str, ...]
-    """The attributes that it depends on, sorted."""
+    """The names of the attributes that the filter depends on, sorted."""
     key: str
     """A digest of the condition: part of cache keys."""
 
@@ -118,24 +118,24 @@ class AttributeFilter:
 
 @dataclass(frozen=True, slots=True)
 class Boost:
-    """Log-odds that are added to the preference for the items that a filter selects."""
+    """Log-odds that the service adds to the preference for the items that a filter selects."""
 
     filter: AttributeFilter
     by: float
 
 
 def parse_filter(value: Any, where: str = "filter") -> AttributeFilter | None:
-    """The filter of parsed JSON; None for one that leaves every item.
+    """The filter of parsed JSON; None for a filter that every item fits.
 
     Raises:
-        Unprocessable: it is no filter, or a limit is exceeded.
+        Unprocessable: the value is no filter, or exceeds a limit.
     """
     condition = _Parser(where).filter(value)
     return None if condition == Every(()) else AttributeFilter.of(condition)
 
 
 def read_filter(text: str | None) -> AttributeFilter | None:
-    """The filter in a query string; None where there is none. Raises as `parse_filter`."""
+    """The filter in a query string; None without a filter. Raises as `parse_filter`."""
     return None if text is None else parse_filter(_read_json(text, "filter"))
 
 
@@ -149,10 +149,10 @@ BOOST = (
 
 
 def parse_boosts(value: Any) -> tuple[Boost, ...]:
-    """The boosts of parsed JSON in one form, without those that change nothing.
+    """The boosts of parsed JSON in a normal form, without boosts that have no effect.
 
     Raises:
-        Unprocessable: they are no boosts, or a limit is exceeded.
+        Unprocessable: the value is no list of boosts, or exceeds a limit.
     """
     if not isinstance(value, list):
         raise _bad_boost("boost: a boost list has objects with `filter` and `by`")
@@ -204,18 +204,18 @@ _OPERATORS = ("eq", "ne", "in", "nin", *_COMPARED, "exists", "contains")
 
 
 class _Parser:
-    """Reads one filter, and counts what its limits are about."""
+    """Reads filters, and counts conditions and values for the limits."""
 
     def __init__(self, where: str) -> None:
         self._root = where
         self._conditions = self._values = 0
 
     def start(self, where: str) -> None:
-        """Go on with another filter, which problems are told of; what was counted stays."""
+        """Begin another filter, which messages call ``where``. The counts go on."""
         self._root = where
 
     def filter(self, value: Any, where: str = "", depth: int = 1) -> Condition:
-        """The normal form of an object."""
+        """The normal form of a filter. Raises Unprocessable."""
         if not isinstance(value, dict):
             self._refuse(where, "a filter is a JSON object")
         if depth > MAX_DEPTH:
@@ -339,7 +339,7 @@ def _in_order(by_form: dict[str, Condition]) -> tuple[Condition, ...]:
 
 
 def _form(condition: Condition) -> str:
-    """What a condition says, without how it was written."""
+    """The normal form of a condition as text, without the operator that the client wrote."""
     match condition:
         case OneOf(name, values, _):
             return f"in{(name, values)!r}"

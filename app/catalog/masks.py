@@ -1,4 +1,4 @@
-"""Which items a filter leaves: one mask, made once for a state of the attributes, and kept."""
+"""Masks of the items that fit a filter, made once for a state of the attributes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OVERHEAD_BYTES = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedRows:
-    """The rows of a model whose items fit."""
+    """The rows of a model whose items fit a filter."""
 
     mask: Bools
     """(n_items,)."""
     few: NDArray[np.int64] | None
-    """The rows, ascending, where they are at most ``FEW_ROWS``."""
+    """The rows, ascending; None if they are more than ``FEW_ROWS``."""
 
 
 class FilterMask:
-    """The items that fit a filter, also in later states in which the attributes are the same."""
+    """The items that fit a filter, also in later states with the same attributes."""
 
     def __init__(self, by_id: Bools, otherwise: bool) -> None:
         self._by_id = by_id
@@ -38,7 +38,7 @@ class FilterMask:
         self._rows: tuple[NDArray[np.int64], SelectedRows] | None = None
 
     def of(self, size: int) -> Bools:
-        """(size,) by internal id. Callers share the array: nobody writes to it."""
+        """(size,) whether an item fits, by internal id. Callers must not change the array."""
         mask = self._by_id
         if len(mask) < size:
             longer = np.full(size, self._otherwise, np.bool_)
@@ -47,12 +47,12 @@ class FilterMask:
         return mask[:size]
 
     def has_rows(self, internal: NDArray[np.int64]) -> bool:
-        """Whether `rows` of the same array has nothing to compute."""
+        """Whether the result of `rows` for the same array is cached."""
         kept = self._rows
         return kept is not None and kept[0] is internal
 
     def rows(self, internal: NDArray[np.int64]) -> SelectedRows:
-        """The rows of a model; ``internal`` (n_items,) are the ids of its rows, −1 for none."""
+        """The rows of a model; ``internal`` (n_items,) has the id of each row, −1 for none."""
         kept = self._rows
         if kept is None or kept[0] is not internal:
             mask = np.zeros(len(internal), np.bool_)
@@ -65,10 +65,10 @@ class FilterMask:
 
 
 class FilterMasks:
-    """Makes the masks of filters, and keeps those that were used last.
+    """Makes the masks of filters, and caches the masks that were used last.
 
     Args:
-        cache_bytes: the memory for masks.
+        cache_bytes: the memory for masks, in bytes.
     """
 
     def __init__(self, cache_bytes: int) -> None:
@@ -76,7 +76,7 @@ class FilterMasks:
         self._flights: SingleFlight[Hashable, FilterMask] = SingleFlight()
 
     async def get(self, wanted: AttributeFilter, catalogue: Catalogue) -> FilterMask:
-        """The mask of a filter in a state of the catalogue, whose attributes are loaded.
+        """The mask of a filter in a state of the catalogue with loaded attributes.
 
         Raises:
             Unprocessable: the filter compares values of a kind that no item has.

@@ -148,7 +148,7 @@ class CatalogRepository:
         )
 
     async def embedding_length(self, conn: AsyncConnection, but: Collection[str]) -> int:
-        """Return the numbers of an item's embedding; 0 where none has one, but for these items."""
+        """Return the length of the embeddings of all items except ``but``; 0 without embeddings."""
         others = ~one_of(items.c.external_id, but, self._dialect)
         bytes_ = await conn.scalar(
             sa.select(sa.func.length(items.c.embedding)).where(EMBEDDED, others).limit(1)
@@ -158,7 +158,7 @@ class CatalogRepository:
     async def described_or_deleted(
         self, conn: AsyncConnection, external_ids: Collection[str]
     ) -> set[str]:
-        """Return those of the items that are described or deleted."""
+        """Return the clients' ids of the items that are described or deleted."""
         rows = await conn.execute(
             sa.select(items.c.external_id).where(
                 items.c.described | items.c.deleted,
@@ -170,7 +170,7 @@ class CatalogRepository:
     async def ids_of(
         self, external_ids: Collection[str], conn: AsyncConnection | None = None
     ) -> dict[str, int]:
-        """Return the internal ids of those items that exist, deleted ones included."""
+        """Return the internal ids of the items that exist, deleted ones included."""
         query = sa.select(items.c.external_id, items.c.id).where(
             one_of(items.c.external_id, external_ids, self._dialect)
         )
@@ -206,7 +206,7 @@ class CatalogRepository:
         return [row[0] for row in await self._database.fetch(query)]
 
     async def search(self, text: str, n: int) -> list[Item]:
-        """Return at most ``n`` items whose title has a text in it, without deleted ones."""
+        """Return at most ``n`` items whose title contains a text, without deleted ones."""
         query = sa.select(*_ITEM).where(
             ~items.c.deleted, items.c.title.icontains(text, autoescape=True)
         )
@@ -229,7 +229,7 @@ class CatalogRepository:
         return [row[0] for row in await self._database.fetch(query)]
 
     async def by_external_ids(self, external_ids: Collection[str]) -> list[Item]:
-        """Return those of the items that exist, in any order, without deleted ones."""
+        """Return the items that exist, in any order, without deleted ones."""
         query = sa.select(*_ITEM).where(
             one_of(items.c.external_id, external_ids, self._dialect), ~items.c.deleted
         )
@@ -241,16 +241,16 @@ class CatalogRepository:
     async def changed_since(self, seq: int, *, attributes: bool) -> list[CatalogueRow]:
         """Return the items that changed after a number of the catalogue, deleted ones included.
 
-        Without ``attributes`` these are not read.
+        Without ``attributes``, the rows have empty attributes.
         """
         columns = _CATALOGUE_ROW if attributes else _WITHOUT_ATTRIBUTES
         rows = await self._database.fetch(sa.select(*columns).where(items.c.seq > seq))
         return [CatalogueRow(*row) for row in rows]
 
     async def attributes_in_order(self, after: int, n: int) -> list[tuple[int, int, str]]:
-        """Return at most ``n`` items that have attributes above an internal id, oldest first.
+        """Return at most ``n`` items with attributes above an internal id, oldest first.
 
-        Each is the internal id, the number of the item's last change, and its attributes as JSON.
+        A row has the internal id, the number of the item's last change, and the attributes as JSON.
         """
         query = (
             sa.select(items.c.id, items.c.seq, _ATTRIBUTES)

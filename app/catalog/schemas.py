@@ -1,4 +1,4 @@
-"""Items as clients send them, as they are stored, and as answers show them."""
+"""Items in requests, in the database and in answers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Item:
     hidden: bool
     attributes: dict[str, Any]
     available_from: int | None = None
-    """In microseconds since 1970; None: always."""
+    """The start of availability in microseconds since 1970; None: no start."""
     available_until: int | None = None
     embedding: bytes | None = None
-    """Numbers of float32, see `embedding_numbers`."""
+    """The bytes of float32 numbers, see `embedding_numbers`."""
 
     @property
     def embedding_length(self) -> int:
-        """The numbers of the embedding; 0 without one."""
+        """The length of the embedding, in numbers; 0 without an embedding."""
         return 0 if self.embedding is None else len(self.embedding) // _NUMBER_BYTES
 
     def content(self) -> dict[str, Any]:
-        """Return what tells what the item is like, as `ncr_core.content` takes it."""
+        """Return attributes, categories and embedding of the item, for `ncr_core.content`."""
         content = dict(self.attributes)
         if self.categories:
             content["categories"] = self.categories
@@ -216,7 +216,7 @@ def parse_item(
 
 
 def embedding_numbers(packed: bytes | None) -> list[float] | None:
-    """The numbers of a stored embedding, with no more digits than tell them apart."""
+    """The numbers of a stored embedding, each with the fewest digits that identify the float32."""
     if packed is None:
         return None
     digits = orjson.dumps(np.frombuffer(packed, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
@@ -244,7 +244,7 @@ def _embedding_problem(embedding: Any) -> str | None:
 
 
 def other_length(item: Item, length: int) -> ItemProblem:
-    """The problem of an item whose embedding is not as long as those of the catalogue."""
+    """The problem of an item whose embedding has another length than other embeddings."""
     return ItemProblem(
         "embedding_length",
         f"embedding has {item.embedding_length:,} numbers, but the embeddings of other items "
@@ -274,7 +274,7 @@ def _categories_problem(categories: Any) -> str | None:
 
 
 def patched_attributes(base: dict[str, Any], change: dict[str, Any] | None) -> dict[str, Any]:
-    """Apply a merge patch: an attribute set to null goes, and all go where the change is null."""
+    """Apply a merge patch: a null removes an attribute, and a null change removes all."""
     merged = {} if change is None else {**base, **change}
     return {key: value for key, value in merged.items() if value is not None}
 

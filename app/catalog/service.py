@@ -34,7 +34,7 @@ MAX_INLINE_NAMES = 100  # of attributes: each is looked at with every change
 
 ITEM_COUNT = "SELECT count(*) FROM items"
 AVAILABLE_ITEMS = "SELECT id, external_id FROM items WHERE NOT deleted"
-"""Queries for the training snapshot, which is read past SQLAlchemy."""
+"""Queries for the training snapshot, which bypasses SQLAlchemy."""
 
 
 def _parsed(
@@ -72,8 +72,8 @@ class CatalogService:
         """Return the catalogue in memory, brought up to date.
 
         Args:
-            min_seq: the catalogue's number, if the caller has read it, as in a `Profile`; without
-                it the number is read here.
+            min_seq: the catalogue's number, if the caller has read it, as in a `Profile`; None: the
+                call reads the number.
         """
         if min_seq is None:
             min_seq = await self.catalog_seq()
@@ -87,7 +87,7 @@ class CatalogService:
         return self._catalogue
 
     async def _follow_time(self) -> None:
-        """Take in which items have come and gone by their times."""
+        """Take in the items that became available or unavailable by their times."""
         catalogue, now = self._catalogue, now_us()
         if len(catalogue.availability.ids) > MAX_INLINE_ITEMS:
             self._catalogue = await asyncio.to_thread(catalogue.at, now)
@@ -109,13 +109,13 @@ class CatalogService:
         self._catalogue = replace(changed, seq=max(changed.seq, min_seq))
 
     async def with_attributes(self, catalogue: Catalogue, names: Collection[str]) -> Catalogue:
-        """Return the state with attributes by their names, which may be those of a later state.
+        """Return the catalogue with these attributes, which may be of a later state.
 
-        Attributes are in memory from the first request on that names them: those of a million items
-        take seconds each to read, and most of them no filter ever names.
+        The first request that names an attribute loads it. An attribute of a million items takes
+        seconds to read, and filters never name most attributes.
 
         Raises:
-            Unavailable: they are still being read.
+            Unavailable: the attributes are still being read.
         """
         attributes = catalogue.attributes
         while missing := attributes.missing(names):
@@ -140,7 +140,7 @@ class CatalogService:
             await self._load(self._catalogue.attributes.missing(names))
 
     async def _load(self, names: set[str]) -> None:
-        """Read attributes by their names, while others go on with what is there."""
+        """Read attributes by their names, while other requests use the loaded attributes."""
         if not names:
             return
         since, after = self._catalogue.seq, 0
@@ -193,7 +193,7 @@ class CatalogService:
     async def ids_of(
         self, external_ids: Collection[str], conn: AsyncConnection | None = None
     ) -> dict[str, int]:
-        """Return the internal ids of those items that exist, deleted ones included."""
+        """Return the internal ids of the items that exist, deleted ones included."""
         return await self._repository.ids_of(external_ids, conn)
 
     async def described(self, ids: Collection[int]) -> dict[int, Item]:
@@ -205,7 +205,7 @@ class CatalogService:
         return await self._repository.ids_changed_since(seq, limit)
 
     async def by_external_ids(self, external_ids: Collection[str]) -> dict[str, Item]:
-        """Return those of the items that exist by the clients' ids, without deleted ones."""
+        """Return the items that exist by the clients' ids, without deleted ones."""
         return {item.id: item for item in await self._repository.by_external_ids(external_ids)}
 
     async def external_ids_of(self, ids: Collection[int]) -> dict[int, str]:
@@ -234,14 +234,14 @@ class CatalogService:
         return await self._repository.bare(n)
 
     async def search(self, text: str, n: int) -> list[Item]:
-        """Return at most ``n`` items whose title has a text in it, the one with that id first."""
+        """Return at most ``n`` items whose title contains a text, first the item with that id."""
         exact = await self._repository.get(text)
         found = await self._repository.search(text, n)
         rest = [item for item in found if exact is None or item.id != exact.id]
         return [*([exact] if exact else []), *rest][:n]
 
     async def put(self, external_id: str, row: object) -> tuple[Item, bool]:
-        """Create or replace an item; return it, and whether it is new.
+        """Create or replace an item; return the item, and whether the item is new.
 
         Raises:
             AppError: the item is invalid.
@@ -269,7 +269,7 @@ class CatalogService:
         return item
 
     async def _check_embedding(self, conn: AsyncConnection, item: Item) -> None:
-        """Refuse an embedding that is not as long as the others."""
+        """Refuse an embedding with another length than the others. Raises Unprocessable."""
         _, refused = await self._of_one_length(conn, [item])
         for problem in refused.values():
             raise Unprocessable(problem.detail, code=problem.code)
@@ -296,7 +296,7 @@ class CatalogService:
         return kept, refused
 
     async def delete(self, external_id: str) -> None:
-        """Delete an item. Its row stays without a description: events and models refer to it.
+        """Delete an item. The row stays without a description: events and models refer to it.
 
         Raises:
             NotFound: the item is unknown or deleted.
@@ -309,7 +309,7 @@ class CatalogService:
     async def upsert_rows(
         self, rows: Sequence[object]
     ) -> tuple[int, list[tuple[int, ItemProblem]]]:
-        """Create or replace the valid items; return their number, and the others' problems."""
+        """Create or replace the valid items; return their number, and problems of the others."""
         work = _parsed(rows)
         is_long = len(rows) > MAX_ROWS_AT_ONCE
         valid, rejected = await in_turn(work) if is_long else at_once(work)
@@ -328,10 +328,10 @@ class CatalogService:
         items: Iterable[Item],
         on_refused: Callable[[str, ItemProblem], None] = lambda item, problem: None,
     ) -> int:
-        """Store those items that are neither described nor deleted yet; return their number.
+        """Store the items that are neither described nor deleted yet; return their number.
 
-        For imports: importing a file again does not undo later changes. ``on_refused`` is called
-        with the ids of items whose embeddings are not as long as the others.
+        Later changes survive a second import of a file. ``on_refused`` gets the ids of items
+        whose embedding has another length than the others, and the problems.
         """
         distinct = {item.id: item for item in items}
         if not distinct:
@@ -355,7 +355,7 @@ class CatalogService:
         Args:
             below: only items below this internal id.
             n: the size of the page.
-            categories: only items in any of these; all items without them.
+            categories: only items in any of these categories; empty: all items.
             prefix: only items whose id begins with this.
 
         Returns:

@@ -27,7 +27,7 @@ class CatalogueRow(NamedTuple):
     deleted: bool
     seq: int
     attributes: str = "{}"
-    """JSON; empty where attributes are not loaded."""
+    """A JSON object, which is empty if attributes are not loaded."""
     available_from: int | None = None
     available_until: int | None = None
 
@@ -53,20 +53,21 @@ class Catalogue:
     deleted: frozenset[int] = frozenset()
     """Internal ids of deleted items."""
     shown: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(size,) the number of each item's latest change of what lists depend on."""
+    """(size,) the number of each item's latest change that lists depend on."""
     shown_seq: int = 0
     """The highest number in ``shown``; part of cache keys."""
     attributes: Attributes = field(default_factory=Attributes)
-    """What filters look at, as far as it is loaded. A change of it voids the lists with a filter
-    that depends on it."""
+    """The loaded attributes, for filters. A change of an attribute makes cached lists with a filter
+    on the attribute stale."""
     listed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     """(size,) whether the item is neither hidden nor deleted, at any time."""
     availability: Availability = field(default_factory=Availability)
     moment: int = 0
-    """When an item last came or went by its times, in microseconds since 1970; part of cache
-    keys."""
+    """The last time at which an item became available or unavailable, in microseconds since 1970;
+    part of cache keys."""
     next_change: int = NEVER_ENDS
-    """When one will, and this state is over."""
+    """The next time at which an item becomes available or unavailable, in microseconds since 1970.
+    This state ends at that time."""
 
     @property
     def size(self) -> int:
@@ -105,7 +106,7 @@ class Catalogue:
     def updated(self, rows: Sequence[CatalogueRow]) -> Catalogue:
         """Return the state after these changes, in any order.
 
-        A change that lists do not show, as of an attribute, leaves everything but ``seq`` and
+        A change that lists do not show, such as a change of an attribute, changes only ``seq`` and
         ``attributes``.
         """
         seq = max([self.seq, *(row.seq for row in rows)])
@@ -172,11 +173,11 @@ class Catalogue:
         return replace(changed_state, visible=changed_state._visible_at(self.moment))
 
     def shown_rows(self, rows: Sequence[CatalogueRow]) -> Sequence[CatalogueRow]:
-        """The rows that lists may depend on; all of many."""
+        """The rows that lists may depend on; all rows, if they are more than ``MAX_COMPARED``."""
         return rows if len(rows) > MAX_COMPARED else [row for row in rows if self._is_shown(row)]
 
     def _is_shown(self, row: CatalogueRow) -> bool:
-        """Return whether lists depend on what the row changes."""
+        """Return whether the row changes data that lists depend on."""
         if row.id >= self.size:
             return True
         now = (row.external_id, row.title, not (row.hidden or row.deleted), row.deleted)
@@ -193,6 +194,6 @@ class Catalogue:
 
 
 def _has(ids: NDArray[np.int64], wanted: int) -> bool:
-    """Return whether ascending ids have one of them."""
+    """Return whether ascending ids contain an id."""
     position = int(ids.searchsorted(wanted))
     return position < len(ids) and int(ids[position]) == wanted

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     _missing = error.name
 
     def main() -> None:
-        """Says what to install: the library is here, the packages of the service are not."""
+        """Exits with the command that installs the missing packages of the service."""
         sys.exit(
             f"ncr: {_missing} is not installed; run pip install "
             "'neural-collaborative-ranking[service]'"

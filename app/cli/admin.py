@@ -32,7 +32,7 @@ trials = typer.Typer(
 keys = typer.Typer(help="Manage API keys.", no_args_is_help=True, rich_markup_mode=None)
 
 COMMAND = "ncr"
-"""Who acts, in the history of active versions: no key's id."""
+"""The actor of commands in the history of activations, in place of a key's id."""
 
 Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="The maximum number of rows.")]
 
@@ -120,7 +120,7 @@ def download(
 
 
 def _content(job: dict[str, Any]) -> str:
-    """What a job is about: the model that it trains, or its kind."""
+    """The content of a job: the model of a training, or the kind of another job."""
     if job["kind"] != "train":
         return str(job["kind"])
     return f"{job['params'].get('model')} {job['params'].get('factors')}"

@@ -42,7 +42,7 @@ def bar(*, counted: bool = False) -> Progress:
 
 
 def logged_settings(**overrides: Any) -> Settings:
-    """The settings of a service, whose log has a warning for each variable that is no setting."""
+    """The settings of a service. The log gets a warning for each variable that is no setting."""
     from app.core.logging import configure_logging, get_logger
     from app.core.settings import load_settings, unknown_variables
 
@@ -65,7 +65,7 @@ def quiet_settings(**overrides: Any) -> Settings:
 
 @asynccontextmanager
 async def services_of(settings: Settings, *, reads: bool = False) -> AsyncIterator[Services]:
-    """The services, closed at the end of a command. One that ``reads`` only migrates nothing."""
+    """The services, closed at the end of a command. With ``reads`` an older schema is an error."""
     from app.wiring import build_services
 
     services = await build_services(settings, may_migrate=not reads)

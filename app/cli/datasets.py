@@ -79,7 +79,7 @@ def import_(
 async def run_import(
     services: Services, path: Path, format_: Format, columns: Columns
 ) -> ImportReport:
-    """Imports with a progress bar and says what came of it."""
+    """Imports a data set with a progress bar, and prints the outcome."""
     from ncr_core.data.readers import open_source
 
     source = open_source(path, format_, columns)
@@ -128,7 +128,7 @@ async def _import(
 
 
 def _account() -> str | None:
-    """Who runs the command; None where the machine has no name for them."""
+    """The account that runs the command; None if the account has no name."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from app.wiring import Services
 
 SYNTHETIC_US = 1_767_225_600_000_000
-"""The first of the synthetic events, in microseconds since 1970: 1 January 2026."""
+"""The time of the first synthetic event, in microseconds since 1970: 1 January 2026."""
 
 
 def register(app: typer.Typer) -> None:
@@ -115,7 +115,7 @@ async def _import_synthetic(services: Services) -> None:
 
 
 async def _train(services: Services, settings: Settings) -> None:
-    """Through the queue and the worker, as in production."""
+    """Trains a model through the queue and the worker, as in production."""
     from app.jobs.schemas import ENDED, TrainParams
     from app.worker.worker import Worker
     from ncr_core.errors import TrainingError
@@ -163,7 +163,7 @@ async def _report(services: Services) -> None:
 
 
 async def _what_to_try(services: Services, settings: Settings, port: int) -> None:
-    """Shows one user's history beside their list, and commands to go on with."""
+    """Prints the history and the list of a user, and requests to try."""
     from app.recommend.schemas import RecommendationQuery
     from app.recommend.wiring import RecommendFeature
 
@@ -216,7 +216,7 @@ def _line(item: dict[str, Any], categories: list[str]) -> str:
 
 
 def _slug(path: Path) -> str:
-    """A name for the data set's folder: two sets of one name are two."""
+    """A name for the data set's folder. Data sets of one name at two paths get two names."""
     full = path.resolve()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", full.name).strip(".-") or "data"
     return f"{name}-{hashlib.sha256(str(full).encode()).hexdigest()[:6]}"

@@ -16,10 +16,11 @@ LAST_REQUEST_SECONDS = 0.2
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM it is not ready at once, and refuses connections after ``notice`` seconds.
+    """A server that is not ready from SIGTERM on, and refuses connections ``notice`` seconds later.
 
-    A load balancer sees that it is not ready and sends new connections elsewhere. Connections that
-    are kept alive end with their next response, so that no request meets a closed one.
+    A load balancer sees that the server is not ready, and sends new connections to other servers.
+    Persistent connections end with their next response, so that no request meets a closed
+    connection.
     """
 
     def __init__(self, config: uvicorn.Config, readiness: Readiness, notice: float) -> None:

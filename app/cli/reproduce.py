@@ -1,4 +1,4 @@
-"""`ncr reproduce`: the paper's tables and figures on real data, and what goes beyond them."""
+"""`ncr reproduce`: the paper's tables and figures on real data, and further experiments."""
 
 from __future__ import annotations
 

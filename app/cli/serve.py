@@ -70,7 +70,7 @@ def run_server(settings: Settings, host: str, port: int, *, with_worker: bool) -
 
 
 def http_protocol() -> Any:
-    """The protocol with limits; without httptools uvicorn's `h11`, which has limits itself."""
+    """The protocol with limits. Without httptools, uvicorn's `h11` has limits of its own."""
     try:
         from app.core.http_protocol import BoundedProtocol
     except ImportError:
@@ -79,7 +79,7 @@ def http_protocol() -> Any:
 
 
 def ensure_free(host: str, port: int) -> None:
-    """Refuse an occupied port before anything is loaded or trained.
+    """Refuse an occupied port before the command loads or trains a model.
 
     Raises:
         SettingsError: the port cannot be bound.

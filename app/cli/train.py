@@ -134,8 +134,8 @@ def train(
 def with_hyperparameters(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command an option for every hyper-parameter.
 
-    The command takes those that were given as the argument ``hyperparameters``: values by the name
-    of the configuration's field, for ``Recipe.with_``.
+    The command gets the given values as the argument ``hyperparameters``, by the names of the
+    configurations' fields, for ``Recipe.with_``.
     """
 
     @functools.wraps(command)
@@ -238,7 +238,7 @@ def evaluate(
 
 
 def _trained_protocol(checkpoint: Path, loaded: Checkpoint) -> Protocol:
-    """The protocol that a checkpoint was trained for. Raises DataError where that is not known."""
+    """The protocol of a checkpoint's training. Raises DataError for an unknown protocol."""
     data = loaded.manifest["data"]
     if "min_interactions" not in data:
         raise DataError(
@@ -368,16 +368,17 @@ def read_split(
         path: A file or a folder; for p2 the folder that holds ncf-ml-1m and ml-1m.
         protocol: p1: the latest item of each user is for test; p2: the published NCF split;
             temporal: see `temporal_split`.
-        format_: What the files are.
-        columns: The names of their columns.
-        min_interactions: Interactions that an item needs, by p1; by temporal before the cut.
+        format_: The format of the files.
+        columns: The names of the files' columns.
+        min_interactions: The minimum number of interactions of an item. Protocol temporal
+            counts interactions before the cut, and p2 ignores the argument.
         quantile: The share of interactions before the cut, by temporal.
 
     Returns:
         The split, and a description of the data set for a checkpoint's manifest.
 
     Raises:
-        DataError: The data cannot be read, or leaves nothing to rank for some users.
+        DataError: The data cannot be read, or some users have no items left to rank.
     """
     from ncr_core.data.splits import check_rankable, leave_latest_out
 
@@ -401,7 +402,7 @@ def read_split(
 def read_temporal_split(
     path: Path, format_: Format, columns: Columns, min_interactions: int, quantile: float
 ) -> TemporalSplit:
-    """A data set split at one time for all users; says who is left out."""
+    """A data set split at one time for all users. Prints the numbers of omitted items and users."""
     from ncr_core.data.splits import temporal_split
 
     # Which items are kept must not depend on what comes after the cut.
@@ -416,7 +417,7 @@ def read_temporal_split(
 
 
 def read_published_split(root: Path) -> PublishedSplit:
-    """The published NCF split under a folder. Raises DataError where the rows have other ids."""
+    """The published NCF split under a folder. Raises DataError if the rows have other ids."""
     from ncr_core.reproduction.datasets import load_ncf
 
     split = load_ncf(root)
@@ -425,7 +426,7 @@ def read_published_split(root: Path) -> PublishedSplit:
 
 
 def read_interactions(path: Path, format_: Format, columns: Columns, at_least: int) -> Interactions:
-    """Reads a data set and drops items with fewer interactions; prints what is left."""
+    """Reads a data set, drops items below ``at_least`` interactions, and prints the counts."""
     from ncr_core.data import min_interactions
     from ncr_core.data.dataset import read_source as read
     from ncr_core.data.readers import open_source
@@ -446,7 +447,7 @@ def read_interactions(path: Path, format_: Format, columns: Columns, at_least: i
 
 
 def described(interactions: Interactions) -> str:
-    """The counts of a data set, as a sentence has them."""
+    """The counts of a data set, in words."""
     return (
         f"{interactions.n_users:,} users, {interactions.n_items:,} items, "
         f"{interactions.nnz:,} interactions"
@@ -454,7 +455,7 @@ def described(interactions: Interactions) -> str:
 
 
 def counts(interactions: Interactions) -> dict[str, int]:
-    """The counts of a data set, as a manifest has them."""
+    """The counts of a data set, for a manifest."""
     return {
         "users": interactions.n_users,
         "items": interactions.n_items,

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _Steps:
-    """A progress bar for each step; nothing is shown before the first."""
+    """A progress bar for each step, shown from the first step on."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb

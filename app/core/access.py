@@ -28,7 +28,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class Role(StrEnum):
-    """What an API key permits. A route declares one that is not a bundle."""
+    """A permission of an API key. A route declares one role, never `READ` or `INGEST`."""
 
     RECOMMEND = "recommend"
     """Lists, comparisons, questions, descriptions of items, and the documentation."""
@@ -51,7 +51,7 @@ class Role(StrEnum):
     INGEST = "ingest"
     """The bundle of `events`, `delete` and `catalog`."""
     ADMIN = "admin"
-    """The bundle of everything; alone it opens trainings, jobs, models and trials."""
+    """The bundle of all roles. Only `admin` opens trainings, jobs, models and trials."""
 
 
 BUNDLES: Mapping[Role, frozenset[Role]] = {
@@ -73,21 +73,22 @@ class RouteAccess:
     max_body_bytes: int | None = None
     """Size limit of the body. None: the setting `NCR_MAX_BODY_BYTES`."""
     streamed: bool = False
-    """Whether the route accepts NDJSON, or as a page CSV, which it reads in pieces and which has no
+    """Whether the route accepts streamed bodies: NDJSON, or CSV for a page. A streamed body has no
     size limit."""
     concurrency: str | None = None
     """The concurrency class, whose requests share one limit. None: no limit."""
     for_tokens: bool = False
-    """Whether a user's token opens the route; its endpoint calls `check_user`."""
+    """Whether a user's token opens the route. The endpoint then calls `check_user`."""
     page: bool = False
-    """Whether the route is for a browser: a session opens it, it takes forms, from pages of this
-    origin only, and its errors are pages."""
+    """Whether the route is for a browser. A session opens such a route, and its errors are pages.
+    The route accepts forms only from pages of its own origin."""
     cached: bool = False
-    """Whether the answer is the same for everybody and for ever, and says so itself."""
+    """Whether the answer never changes and is the same for all callers. The endpoint sets the
+    header `Cache-Control` itself."""
 
     @property
     def audited(self) -> bool:
-        """Whether the log says which key sent a request: of writes, and of `ADMIN` routes."""
+        """Whether the log names the key of a request: true for writes and for `ADMIN` routes."""
         return self.role not in _NOT_AUDITED
 
 
@@ -127,10 +128,10 @@ def declared_access(route: BaseRoute) -> RouteAccess | None:
 
 
 class AccessTable:
-    """Finds the rules of a request. One regular expression a method, in the order of the routes.
+    """Finds the rules of a request by one regular expression for each HTTP method.
 
-    The routing of the framework comes after the middleware, and is not repeated here: the patterns
-    are those that the framework compiled, so that both choose the same route.
+    The framework routes a request only after the middleware. The table joins the patterns that the
+    framework compiled, in the order of the routes, so that both choose the same route.
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
@@ -157,7 +158,7 @@ class AccessTable:
         }
 
     def find(self, method: str, path: str) -> RouteAccess:
-        """The rules of a request, also of one that no declared route takes."""
+        """The rules of a request, also for paths and methods without a declared route."""
         pattern = self._patterns.get(method)
         match = None if pattern is None else pattern.match(path)
         if match is None or match.lastgroup is None:
@@ -165,9 +166,9 @@ class AccessTable:
         return self._access[match.lastgroup]
 
     def allowed_methods(self, path: str) -> list[str]:
-        """The methods of a path, sorted; the framework names those of its first route only.
+        """The methods of a path, sorted. The framework names only the methods of the first route.
 
-        As in OpenAPI, a path without parameters goes before one with them that matches too.
+        As in OpenAPI, a path without parameters has precedence over a path with parameters.
         """
         by_parameters = sorted(self._paths.items(), key=lambda entry: entry[0].count("{"))
         for _, (pattern, methods) in by_parameters:
@@ -178,8 +179,8 @@ class AccessTable:
     def _undeclared(self, method: str, path: str) -> RouteAccess:
         """Rules of the documentation's pages, of wrong methods, and of paths that do not exist.
 
-        The role follows the routes with the same first segment. Without any, reading needs
-        `RECOMMEND` and everything else `ADMIN`.
+        The role follows the routes with the same first segment. If no route has that segment, reads
+        need `RECOMMEND` and writes `ADMIN`.
         """
         same_path = [
             self.find(allowed, path)
@@ -206,9 +207,9 @@ def _area(path: str) -> str:
 
 
 class ResolveRoute:
-    """Outermost middleware: sets the path to route on, and looks up the rules of its route.
+    """Outermost middleware: sets the path for routing, and finds the rules of the route.
 
-    The path stays percent-encoded as it was sent, so that an id with `%2F` in it is one segment.
+    The path keeps the client's percent-encoding, so that an id with `%2F` is one segment.
     """
 
     def __init__(self, app: ASGIApp, *, table: AccessTable) -> None:

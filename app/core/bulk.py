@@ -1,8 +1,8 @@
 """Bulk statements: many rows or values in one parameter, on SQLite and on PostgreSQL.
 
-On PostgreSQL they are sent as JSON: the driver builds arrays value by value in Python, which for
-events took several times as long as everything else. From some thousands on, COPY sends rows, and
-Arrow columns as they are.
+On PostgreSQL the parameter is JSON. The driver would build arrays value by value in Python, which
+for events took several times as long as all other work. COPY sends ``MIN_COPY_ROWS`` rows and more,
+and Arrow columns of any length.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MIN_COPY_ROWS = 2_000
-"""From this number of rows on COPY is faster by about a fifth; below there is no difference."""
+"""From this number of rows on, COPY is faster by about a fifth. Below, the times are equal."""
 _BINARY = {"int64": ">i8", "double": ">f8"}
 _BINARY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _BINARY_TRAILER = b"\xff\xff"
@@ -36,8 +36,8 @@ def one_of(
 ) -> sa.ColumnElement[bool]:
     """The condition `column IN values` with one parameter, for any number of values.
 
-    Neither database accepts tens of thousands of parameters, and each number of them would be
-    another statement to compile.
+    Neither database accepts tens of thousands of parameters. Each number of parameters would also
+    be another statement to compile.
     """
     json_values = sa.literal(orjson.dumps(list(values)).decode(), sa.Text)
     if dialect == "sqlite":
@@ -63,7 +63,8 @@ def each_of(parameter: sa.BindParameter[str], dialect: str) -> sa.TableValuedAli
 def begins_with(column: sa.ColumnElement[str], prefix: str, dialect: str) -> sa.ColumnElement[bool]:
     """The condition that an id begins with a prefix, in the form that an index serves.
 
-    SQLite's LIKE ignores the case. An id has at most 256 bytes: 64 of the highest character.
+    SQLite's LIKE ignores case, so the condition there is a range. An id has at most 256 bytes,
+    which hold the highest character 64 times.
     """
     if dialect == "sqlite":
         return column.between(prefix, prefix + "\U0010ffff" * 64)
@@ -71,7 +72,7 @@ def begins_with(column: sa.ColumnElement[str], prefix: str, dialect: str) -> sa.
 
 
 class _JsonbText(sa.types.UserDefinedType[str]):
-    """jsonb that is already serialised."""
+    """A jsonb parameter whose value is already serialised."""
 
     cache_ok = True
 
@@ -94,7 +95,7 @@ def _sql_type(column: sa.Column[Any]) -> str:
 
 
 def _selected(column: sa.Column[Any]) -> str:
-    """The value of a column in a record of JSON."""
+    """The SQL expression for a column's value in a JSON record."""
     if isinstance(column.type, sa.JSON):
         return f"v.{column.name}::jsonb"
     if isinstance(column.type, sa.LargeBinary):
@@ -112,8 +113,8 @@ async def insert_many(
 ) -> None:
     """Insert rows of plain values.
 
-    It bypasses SQLAlchemy's insert, which for these sizes spends more time on parameters than the
-    database spends on rows.
+    The function bypasses SQLAlchemy's insert. For many rows SQLAlchemy spends more time on
+    parameters than the database spends on rows.
 
     Args:
         conn: a connection in a transaction.
@@ -147,7 +148,7 @@ async def insert_many(
 async def insert_columns(
     conn: AsyncConnection, table: sa.Table, columns: Mapping[str, pa.Array]
 ) -> None:
-    """As `insert_many` for tens of thousands of rows in columns of text, `int64` or `float64`."""
+    """Insert tens of thousands of rows from Arrow columns of text, `int64` or `float64`."""
     if conn.dialect.name == "postgresql":
         await _copy(conn, table, list(columns), _binary_rows(list(columns.values())))
     else:
@@ -156,9 +157,9 @@ async def insert_columns(
 
 
 def _binary_rows(columns: Sequence[pa.Array]) -> memoryview:
-    """The rows as COPY's binary format has them: each value after its length in bytes.
+    """The rows in COPY's binary format: each value follows its length in bytes.
 
-    Arrow joins the values of each row, so that no value becomes an object of Python's.
+    Arrow joins the values of each row, so that no value becomes a Python object.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -194,7 +195,7 @@ async def _copy(
 ) -> None:
     """Insert rows by COPY, in the caller's transaction.
 
-    Rows of values are sent as text, which the driver escapes; a view of bytes has `_binary_rows`.
+    The driver sends rows of values as escaped text. A ``memoryview`` is a result of `_binary_rows`.
     """
     driver = (await conn.get_raw_connection()).driver_connection
     assert isinstance(driver, psycopg.AsyncConnection)  # noqa: S101 - there is only this driver

@@ -17,10 +17,10 @@ ENTRY_BYTES = 400  # overhead of an entry: key, links and object headers
 
 
 class ByteCache(Generic[K, V]):
-    """An LRU cache bounded in bytes; 0 bytes disables it. For any thread.
+    """An LRU cache with a limit in bytes, for any thread. A limit of 0 bytes disables the cache.
 
-    Nothing expires: a key contains everything that its value depends on, or the owner of the cache
-    removes what has become stale, as `ProfileCache` does.
+    No entry expires. A key contains all that its value depends on, or the owner of the cache
+    removes stale entries, as `ProfileCache` does.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -29,7 +29,7 @@ class ByteCache(Generic[K, V]):
         self._lock = Lock()
 
     def get(self, key: K) -> V | None:
-        """The value of a key; None if it is absent. Counts a hit or a miss."""
+        """The value of a key; None if the key is absent. Counts a hit or a miss."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -45,7 +45,7 @@ class ByteCache(Generic[K, V]):
                 self._entries[key] = value, size + ENTRY_BYTES
 
     def has(self, key: K) -> bool:
-        """Whether a key is present, without counting it as a use."""
+        """Whether a key is present, without counting the call as a use."""
         return key in self._entries
 
     def pop(self, key: K) -> None:
@@ -54,7 +54,7 @@ class ByteCache(Generic[K, V]):
             self._entries.pop(key, None)
 
     def items(self) -> list[tuple[K, V]]:
-        """All keys with their values, without counting it as a use."""
+        """All keys with their values, without counting the call as a use."""
         with self._lock:
             return [(key, Cache.__getitem__(self._entries, key)[0]) for key in self._entries]
 
@@ -65,7 +65,7 @@ class ByteCache(Generic[K, V]):
 
     @property
     def size(self) -> int:
-        """Bytes in use, by the sizes given to `put`."""
+        """Bytes in use: the sizes given to `put`, plus ``ENTRY_BYTES`` for each entry."""
         return int(self._entries.currsize)
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class _Flight(Generic[V]):
 
     task: asyncio.Task[V]
     waiting: int = 0
-    """The number of its callers."""
+    """The number of callers that wait for the result."""
     is_slow: bool = False
     on_slow: list[Callable[[], None]] = field(default_factory=list)
 
@@ -90,7 +90,7 @@ class _Flight(Generic[V]):
 class SingleFlight(Generic[K, V]):
     """Shares one computation of a key among all concurrent callers.
 
-    A computation that no caller waits for any more is cancelled.
+    When the last caller stops waiting, the computation is cancelled.
 
     Args:
         keep: called with the key and each result, unless the key was forgotten meanwhile.
@@ -110,8 +110,8 @@ class SingleFlight(Generic[K, V]):
 
         Args:
             key: names the computation.
-            make: begins it.
-            on_slow: called once the computation, whoever began it, has called `turn_slow`.
+            make: begins the computation.
+            on_slow: called when the computation calls `turn_slow`, and at once if it already has.
         """
         flight = self._flights.get(key)
         # A computation that is done only waits to be removed; its result may be outdated.
@@ -131,7 +131,7 @@ class SingleFlight(Generic[K, V]):
                 flight.task.cancel()
 
     def turn_slow(self, key: K) -> None:
-        """Tell all callers, also those to come, that the running computation is going to wait."""
+        """Tell all present and later callers that the running computation is going to wait."""
         if self.is_current(key):
             flight = self._flights[key]
             flight.is_slow = True

@@ -19,7 +19,7 @@ _UNTIL_SUNDAY = re.compile(r"(?<![a-z0])([a-z]{3}|[1-6])-sun\b")
 class CronSchedule:
     """The times that a cron expression names.
 
-    If both days are restricted, one of them suffices, as in cron.
+    If an expression restricts both day fields, a match of one field suffices, as in cron.
     """
 
     expression: str
@@ -29,7 +29,7 @@ class CronSchedule:
         """Check an expression.
 
         Raises:
-            ValueError: it is malformed, or names no day that exists; the message is one line.
+            ValueError: the text is malformed, or names no day that exists. The message is one line.
         """
         fields = text.lower().split()
         # CronSim takes a sixth field, for seconds.

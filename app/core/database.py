@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @unique
 class AdvisoryLock(IntEnum):
-    """The advisory locks that the service takes on PostgreSQL, each for one thing."""
+    """The advisory locks of the service on PostgreSQL. Each lock has one purpose."""
 
     MIGRATION = 7_236_001
     ITEM_INDEX = 7_236_002
@@ -42,19 +42,19 @@ class AdvisoryLock(IntEnum):
 
 _BEGIN = "ncr_begin"
 AWAY = (OperationalError, InterfaceError, PoolTimeoutError)
-"""Raised while the database cannot be reached, is busy or cannot write."""
+"""The errors while the database cannot be reached, is busy or cannot write."""
 BUSY_SECONDS = 10
 RETRY_SECONDS = 0.02
 CHECKPOINT_PAGES = 8_000
-"""Pages of 4 KiB in SQLite's write-ahead log before it is copied into the database. A thousand
-events change 1,700 of them: by SQLite's default of 1,000 each such commit would be followed by a
-checkpoint, which writes and syncs it all once more."""
+"""Pages of 4 KiB in SQLite's write-ahead log after which a checkpoint copies the log into the
+database. A commit of 1,000 events changes 1,700 pages. With SQLite's default of 1,000 pages, each
+of these commits would cause a checkpoint, which writes and syncs all pages once more."""
 CHECKPOINT_RETRY_SECONDS = 1.0
 MAX_LOG_BYTES = 64 * 2**20
-"""The length that SQLite's log is cut to when it begins anew, as after a long backup."""
+"""The length to which SQLite cuts its log when the log begins anew, as after a long backup."""
 WRITER_CACHE_KIB = 64 * 1024
 READER_CACHE_KIB = 8 * 1024
-"""SQLite's page cache: of the connection that writes, and of each of up to 20 that read."""
+"""SQLite's page caches: of the writing connection, and of each of up to 20 reading connections."""
 HEAVY_READS = 4  # at a time, of the 20 connections
 BULK_PAUSE_SECONDS = 0.11
 # A commit of 50,000 events of all items changes up to 40,000 pages. Most are changed by the next
@@ -64,7 +64,7 @@ BULK_CACHE_KIB = 256 * 1024
 
 
 class Database:
-    """Connections for reading and for writing. `await close()` it when done."""
+    """Connections for reading and for writing. Await `close()` when done."""
 
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = make_url(url)
@@ -95,7 +95,7 @@ class Database:
             }
         self._reader = self._writer = create_async_engine(self.url, **options)
         self.commits = 0
-        """The number of transactions that this process has ended."""
+        """The number of write transactions that this process has ended, failed ones included."""
         self._heavy_slots = asyncio.Semaphore(HEAVY_READS)
         # Within a process writers queue here: SQLite's own queue sleeps and retries, unfairly.
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
@@ -120,7 +120,7 @@ class Database:
 
     @asynccontextmanager
     async def write(self, checkpoint_pages: int | None = None) -> AsyncIterator[AsyncConnection]:
-        """A connection in a transaction: committed at the end, rolled back on an error.
+        """A connection in a transaction, which commits at the end and rolls back on an error.
 
         On SQLite a checkpoint follows once the log has ``checkpoint_pages`` pages, by default
         ``CHECKPOINT_PAGES``.
@@ -140,10 +140,10 @@ class Database:
 
     @asynccontextmanager
     async def bulk_write(self) -> AsyncIterator[AsyncConnection]:
-        """As `write`, for tens of thousands of rows: one of a row of such transactions.
+        """As `write`, for one of many transactions of tens of thousands of rows each.
 
-        On SQLite the pages that they change stay in memory and in the log longer. Between two of
-        them other processes get the lock: those that wait try it every 0.1 s only.
+        On SQLite the changed pages stay in memory and in the log longer. A pause after each
+        transaction gives the lock to other processes, which try the lock every 0.1 s only.
         """
         try:
             async with self.write(BULK_CHECKPOINT_PAGES) as conn:
@@ -155,11 +155,12 @@ class Database:
                 await asyncio.sleep(BULK_PAUSE_SECONDS)
 
     async def vacuum(self, tables: Iterable[sa.Table]) -> None:
-        """Do PostgreSQL's upkeep of some tables, as after a bulk load, and not minutes later.
+        """Vacuum and analyze tables of PostgreSQL at once, as after a bulk load.
 
-        Its planner then has statistics: without them a list can take 100 times as long. And indexes
-        alone answer what they can: a count of popularity takes a tenth of the time. SQLite needs
-        neither. Where the role may not, the tables stay as they are.
+        PostgreSQL itself does so minutes later. The planner then has statistics, without which a
+        list can take 100 times as long. Scans of an index alone become possible: a count of
+        popularity takes a tenth of the time. SQLite does not need the call. If the role lacks
+        the permission, the tables stay unchanged.
         """
         if self.dialect == "postgresql":
             try:
@@ -171,9 +172,9 @@ class Database:
                 log.warning("the vacuum of the tables failed", reason=reason)
 
     async def _checkpoint(self, pages: int) -> None:
-        """Keep SQLite's log short: about so many pages.
+        """Keep SQLite's log at about ``pages`` pages.
 
-        Whoever commits does it, so it needs no process of its own.
+        Each process does so after its own commits. A process for checkpoints is not necessary.
         """
         path = Path(str(self.url.database))
         if (
@@ -199,13 +200,15 @@ class Database:
     async def fetch_heavy(
         self, statement: sa.Executable, seconds: float
     ) -> Sequence[sa.Row[*tuple[Any, ...]]]:
-        """The rows of a statement that may read a great many.
+        """The rows of an expensive statement.
 
-        Only a few run at a time, so that they never hold all connections; others wait for them.
+        At most ``HEAVY_READS`` of these statements run at a time, so that they never hold all
+        connections. Further statements wait.
 
         Args:
             statement: the statement.
-            seconds: after which PostgreSQL ends it with an OperationalError. SQLite does not.
+            seconds: the time after which PostgreSQL ends the statement with an OperationalError.
+                SQLite has no such limit.
         """
         async with self._heavy_slots, self._reader.connect() as conn:
             if self.dialect == "postgresql":
@@ -214,20 +217,20 @@ class Database:
             return (await conn.execute(statement)).all()
 
     def log_start(self) -> None:
-        """Log which database this is; for SQLite also the version, as some versions have bugs."""
+        """Log the dialect and PostgreSQL's host or SQLite's version, as some versions have bugs."""
         if self.dialect == "sqlite":
             log.info("database", dialect="sqlite", sqlite=sqlite3.sqlite_version)
         else:
             log.info("database", dialect="postgresql", host=self.url.host)
 
     def log_warning(self) -> None:
-        """Log the `warning`, if there is one. For what runs for long: a command would repeat it."""
+        """Log the `warning`, if any. For servers and workers, as each command would repeat it."""
         if self.warning is not None:
             log.warning(self.warning, sqlite=sqlite3.sqlite_version)
 
     @property
     def warning(self) -> str | None:
-        """What operators should know of the database's version, if anything."""
+        """A warning for operators about the database's version; None without one."""
         return version_warning() if self.dialect == "sqlite" else None
 
     async def ping(self) -> None:
@@ -271,8 +274,8 @@ def _prepare_sqlite(cache_kib: int, connection: Any, _record: Any) -> None:
 def _use_wal(connection: Any, cursor: Any) -> None:
     """Change to WAL, with retries while other processes open the same new database.
 
-    SQLite refuses at once, whatever the busy timeout: two processes that wait for each other's
-    shared lock would wait for ever.
+    SQLite refuses at once in spite of the busy timeout, because two processes that wait for each
+    other's shared lock would never end.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -299,7 +302,7 @@ _HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 
 
 def version_warning() -> str | None:
-    """What is to be known of this version of SQLite, if it has a bug."""
+    """The warning about this version of SQLite; None if the version does not have the bug."""
     version = sqlite3.sqlite_version_info
     # Fixed in 3.51.3, and in the last releases of two older series.
     if version >= (3, 51, 3) or (3, 44, 6) <= version < (3, 45) or (3, 50, 7) <= version < (3, 51):
@@ -311,11 +314,11 @@ def version_warning() -> str | None:
 
 
 def log_pages(database: Path) -> int:
-    """The number of pages in the write-ahead log since it was last begun anew.
+    """The number of pages in the write-ahead log since the log last began anew.
 
-    The file keeps its length when the log begins anew, so its size does not tell. Frames of the
-    present log have the salt of the file's header, and come before those that are left of an older
-    one (https://www.sqlite.org/fileformat2.html#walformat).
+    The file keeps its length when the log begins anew, so its length does not tell the number of
+    pages. Frames of the present log have the salt of the file's header, and precede the remaining
+    frames of an older log (https://www.sqlite.org/fileformat2.html#walformat).
     """
     try:
         with Path(f"{database}-wal").open("rb", buffering=0) as file:
@@ -335,17 +338,18 @@ def log_pages(database: Path) -> int:
 
 
 def checkpoint(database: Path, busy_seconds: float) -> bool:
-    """Copy the write-ahead log into the database while nobody can write. It blocks.
+    """Copy the write-ahead log into the database while no connection can write. The call blocks.
 
-    Before 3.51.3 a commit of one connection during a checkpoint of another can damage the
-    database. The write lock, held by a connection that writes nothing, keeps commits of all
-    processes out, and with them other checkpoints by this function.
+    Before SQLite 3.51.3 a commit of one connection during a checkpoint of another can damage the
+    database. A connection that writes nothing therefore holds the write lock. The lock excludes
+    commits of all processes, and other checkpoints by this function.
 
     Returns:
-        Whether all of the log was copied; readers of older states prevent that.
+        Whether the whole log was copied. Readers of older states prevent that.
 
     Raises:
-        sqlite3.OperationalError: somebody else holds the lock for longer, or the disk fails.
+        sqlite3.OperationalError: another connection holds the lock for longer than
+            ``busy_seconds``, or the disk fails.
     """
     with (
         closing(sqlite3.connect(database, timeout=busy_seconds, isolation_level=None)) as lock,
@@ -358,7 +362,7 @@ def checkpoint(database: Path, busy_seconds: float) -> bool:
 
 
 def copy_of(database: Path, revision: str) -> Path:
-    """Copy the database, with what is in its write-ahead log, and keep the newest copies only.
+    """Copy the database with its write-ahead log, and keep only the ``MAX_COPIES`` newest copies.
 
     Raises:
         OSError, sqlite3.Error: the copy cannot be written.

@@ -70,7 +70,7 @@ class Unauthorized(AppError):
 
 
 class Forbidden(AppError):
-    """The caller may not do this."""
+    """The caller lacks the permission for the request."""
 
     status, code, title = 403, "forbidden", "Forbidden"
 
@@ -247,7 +247,7 @@ def malformed_json(detail: str = "the body is not valid JSON") -> BadRequest:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Turn every error into a problem document. `RequestContext` handles unexpected ones."""
+    """Turn every error into a problem document. `RequestContext` handles unexpected errors."""
     app.add_exception_handler(AppError, _app_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)

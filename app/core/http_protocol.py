@@ -1,7 +1,7 @@
-"""HTTP protocol of uvicorn with limits on requests and on answers that nobody reads.
+"""The HTTP protocol of uvicorn with limits on requests and on unread answers.
 
-They close connections whose request head has no end, those that fall silent within a request, and
-those whose client does not read.
+The limits close connections whose request head does not end, connections that fall silent within a
+request, and connections whose client does not read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class BoundedProtocol(HttpToolsProtocol):
     silent_seconds = 60.0
     """Time limit between two chunks of a body, while the server reads."""
     unread_seconds = 60.0
-    """Time limit for a client that reads nothing of an answer."""
+    """Time limit for a client that reads no further byte of an answer."""
     max_unread_bytes = 128 * 2**20
-    """Limit on the unread answers of all connections; beyond it the longest unread is dropped."""
+    """Limit on the unread answers of all connections. Beyond the limit the server drops
+    connections, the longest unread first."""
 
     _timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # the others wait in ``pipeline``
@@ -43,7 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._schedule_check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, and tell the request that is being answered."""
+        """Stop the timer, and tell the running request that the client is gone."""
         super().connection_lost(exc)  # which tells the one that came last
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -83,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The next request begins, if there is one and the client has read the answer before."""
+        """The next request begins, if there is one and the client has read the previous answer."""
         if self.flow.write_paused and not self.transport.is_closing():
             # Its answer would be made and wait in memory, uncounted.
             self._is_next_due = True
@@ -93,7 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than answers are written."""
+        """The client reads more slowly than the server writes."""
         super().pause_writing()
         self.flow.pause_reading()
         self._unread_since = self.loop.time()

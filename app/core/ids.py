@@ -1,7 +1,7 @@
-"""Random ids of requests and of recommendation lists, and conditions to find those of a list.
+"""Random ids of requests and of lists, and conditions that find the ids from a source.
 
-Random bytes come without a system call for each id. A system call gives Python's lock away. While
-another thread computes, that thread takes the lock, and the request waits until it gets it back.
+One system call fetches the random bytes of many ids. A system call releases Python's lock. Another
+thread that computes then takes the lock, and the request has to wait for the lock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _FETCHED_BYTES = 4096
 
 
 class _Pool:
-    """Random bytes of the system, fetched many at a time. Each is handed out once."""
+    """Random bytes of the system, fetched many at a time. `take` returns each byte once."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Drop what was fetched: a forked process must not hand out the same."""
+        """Drop the fetched bytes: a forked process must not return the same bytes."""
         self._pieces: Iterator[tuple[bytes]] = iter(())
 
     def take(self) -> bytes:
@@ -44,7 +44,7 @@ os.register_at_fork(after_in_child=_pool.clear)
 def random_hex(n: int) -> str:
     """``n`` random bytes, at most ``MAX_BYTES``, as hexadecimal digits.
 
-    They are as unpredictable as `os.urandom`.
+    The bytes are as unpredictable as those of `os.urandom`.
     """
     return _pool.take()[:n].hex()
 
@@ -55,7 +55,7 @@ HOUR_MS = 3_600_000
 
 
 def new_recommendation_id(source: str) -> str:
-    """A new id for a list from a source, which is a model version or a trial."""
+    """A new recommendation id for a list from a source: a model version or a trial."""
     return f"{source}.{time.time_ns() // 1_000_000:x}.{random_hex(_RANDOM_BYTES)}"
 
 
@@ -65,14 +65,14 @@ def hour_now() -> int:
 
 
 def from_source(column: sa.ColumnElement[Any], source: str) -> sa.ColumnElement[bool]:
-    """The condition that an id is from a source; it can use an index."""
+    """The condition that an id is from a source, in a form that an index serves."""
     return (column > first_of(source)) & (column < last_of(source)) & is_of(column, source)
 
 
 def first_of(source: str) -> str:
     """A lower bound of the ids from a source, in any collation; `last_of` is the upper bound.
 
-    Other ids may lie between the two: clients may send anything, and collations differ in their
+    Other ids may lie between the bounds: clients may send any id, and collations differ in their
     treatment of points and dashes.
     """
     return f"{source}.0"
@@ -84,7 +84,7 @@ def last_of(source: str) -> str:
 
 
 def is_of(column: sa.ColumnElement[Any], source: str) -> sa.ColumnElement[bool]:
-    """The exact condition that an id is from a source; it cannot use an index."""
+    """The exact condition that an id is from a source. No index serves this condition."""
     return (sa.func.length(column) == _length(source)) & (
         sa.func.substr(column, 1, len(source) + 1) == f"{source}."
     )
@@ -100,6 +100,6 @@ def _length(source: str) -> int:
 
 
 def bounds(source: str, hour: int) -> tuple[str, str]:
-    """The lowest id that a list of this hour can have, and that a later one can have."""
+    """The lowest ids that a list of this hour and a list of a later hour can have."""
     first, after = (f"{start * HOUR_MS:0{_TIME_DIGITS}x}" for start in (hour, hour + 1))
     return f"{source}.{first}", f"{source}.{after}"

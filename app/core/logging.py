@@ -1,4 +1,4 @@
-"""Logs: structlog and the standard library's loggers, one line an event, to standard error."""
+"""Logs: structlog and the standard library's loggers, one line a message, to standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 
 def configure_logging(log_level: str, log_format: str) -> None:
-    """Set up logging for this process. Called by commands, never on import.
+    """Set up logging for this process. Commands call this function, and no import does.
 
     Args:
         log_level: see `Settings.log_level`.

@@ -36,11 +36,11 @@ ErrorPage = Callable[[Scope, AppError], Response]
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 RELEASE_KEY = "ncr.release"
-"""Key of the ASGI scope that holds a call which gives a request's slot to others."""
+"""Key of the ASGI scope that holds the function which gives a request's slot to others."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header with that name, which is in lower case."""
+    """The value of the first header with a name in lower case; None without that header."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -48,9 +48,10 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 class RequestContext:
-    """Gives each request an id, logs it, and turns unexpected errors into 500.
+    """Gives each request an id, logs requests, and turns unexpected errors into status 500.
 
-    Writes and requests to administrators' routes are logged with the key's id, refused ones too.
+    The log names the key's id for writes and for requests to administrators' routes, also if they
+    are refused.
     """
 
     def __init__(
@@ -120,13 +121,13 @@ class RequestContext:
 
 
 class AnswerRefusals:
-    """Turns what is raised below into responses that outer middleware can observe.
+    """Turns errors of the application below into responses that outer middleware can observe.
 
-    It is within the middleware for CORS, so that a page may read them.
+    The middleware for CORS is outside, so that a page of an allowed origin may read the responses.
 
     Args:
         app: the application below.
-        error_page: makes the answer to a request for a page.
+        error_page: makes the answer to a failed request for a page.
     """
 
     def __init__(self, app: ASGIApp, *, error_page: ErrorPage | None = None) -> None:
@@ -188,7 +189,7 @@ async def _answer_failure(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class ConcurrencyLimiter:
-    """A limit for work that has no bounded queue of its own: 503 beyond it."""
+    """A limit for work without a bounded queue of its own. Work beyond the limit gets 503."""
 
     def __init__(
         self, limit: int, detail: str, code: str = "overloaded", retry_after: int = 1
@@ -216,11 +217,10 @@ class ConcurrencyLimiter:
 class ConcurrencyMiddleware:
     """Middleware: at most ``limits[name]`` requests at a time of each concurrency class.
 
-    Under more load than a server can take, requests wait for one another in queues of every kind.
-    With a bound on how many there are, those that are admitted are answered as fast as ever, and
-    refusing one costs next to nothing. A request that is going to wait for long, in a queue with a
-    bound of its own, gives its slot to others by the call that its scope holds as `RELEASE_KEY`. An
-    answer gives it back before it is sent: clients may take any time to read.
+    Under more load than a server can take, requests wait for one another in many queues. The limit
+    keeps admitted requests fast, and a refusal costs little time. A request that has to wait long
+    in a bounded queue gives its slot to others by the function in its scope, see `RELEASE_KEY`. Any
+    other slot becomes free before the answer is sent, as clients may take any time to read.
 
     Args:
         app: the application below.

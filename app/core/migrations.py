@@ -1,4 +1,4 @@
-"""Migrations of the database's schema, and which versions of the service a schema works with."""
+"""Migrations of the database's schema, and the versions of the service that fit a schema."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from app.core.tables import instance
 log = get_logger(__name__)
 
 _FIRST_RECORDED = "0006"
-"""The revision whose schema has the place where the oldest compatible revision is recorded."""
+"""The first revision whose schema has a column for the oldest compatible revision."""
 
 POLL_SECONDS = 0.2
 LOCK_MILLISECONDS = 500
-"""How long a step on PostgreSQL waits for a table, and whoever comes after waits for the step.
+"""The time that a step on PostgreSQL waits for a table, and later requests wait for the step.
 
-Less than PostgreSQL's `deadlock_timeout` of 1 s: a step that takes tables in another order than a
-request gives way, and the request succeeds.
+The time is below PostgreSQL's `deadlock_timeout` of 1 s. A step that takes tables in another order
+than a request therefore gives way, and the request succeeds.
 """
 MAX_LOCK_WAIT_SECONDS = 120.0
 START_SECONDS = 30.0
@@ -74,12 +74,12 @@ def head_revision() -> str:
 
 
 def compatible_from(revision: str) -> str:
-    """The oldest revision whose version of the service works with the schema of this one."""
+    """The oldest revision whose version of the service works with the schema of a revision."""
     return str(getattr(_scripts()[revision].module, "compatible_from", revision))
 
 
 def record_compatibility(conn: sa.Connection, heads: Collection[str]) -> None:
-    """Write into the database which versions work with the schema that it has just got."""
+    """Record in the database the oldest revision whose version works with the new schema."""
     for revision in heads:
         if revision >= _FIRST_RECORDED:
             conn.execute(instance.update().values(compatible_from=compatible_from(revision)))
@@ -90,7 +90,7 @@ def _revision(conn: sa.Connection) -> str | None:
 
 
 async def current_revision(database: Database) -> str | None:
-    """The revision of the database; None for an empty one."""
+    """The revision of the database; None for an empty database."""
     async with database.read() as conn:
         return await conn.run_sync(_revision)
 
@@ -98,7 +98,8 @@ async def current_revision(database: Database) -> str | None:
 async def schema_problem(database: Database) -> str | None:
     """The reason why this version cannot work with the database's schema; None if it can.
 
-    It can with its own schema, and with a newer one that is recorded as compatible.
+    A version works with its own schema, and with a newer schema that the database records as
+    compatible.
     """
     revision = await current_revision(database)
     if revision is None or revision in _scripts():
@@ -133,11 +134,11 @@ async def ensure_schema(database: Database, *, may_migrate: bool = True) -> None
 
     Args:
         database: the database.
-        may_migrate: an SQLite database that has data is migrated too; else only an empty one.
+        may_migrate: also migrate an SQLite database with an older schema, not only an empty one.
 
     Raises:
-        SettingsError: the schema is of a newer version that this one does not work with, or an
-            operator has to migrate first.
+        SettingsError: this version does not work with the newer schema, or an operator has to
+            migrate first.
     """
     problem = await schema_problem(database)
     if problem is None:
@@ -150,10 +151,10 @@ async def ensure_schema(database: Database, *, may_migrate: bool = True) -> None
 
 
 async def migrate(database: Database, revision: str = "head") -> None:
-    """Bring the database to a revision. Safe in concurrent processes, of which one does the work.
+    """Migrate the database to a revision. Of concurrent processes one does the work.
 
-    On SQLite all of it is one transaction, after a copy of the file; on PostgreSQL each step is
-    one, and requests go on: see `create_index_concurrently`.
+    On SQLite the migration is one transaction, after a copy of the file. On PostgreSQL each step is
+    a transaction, and requests continue: see `create_index_concurrently`.
 
     Raises:
         SettingsError: the copy cannot be written, or a table stays locked.
@@ -214,7 +215,7 @@ async def _copy(path: Path, revision: str) -> None:
 
 @asynccontextmanager
 async def _alone(database: Database) -> AsyncIterator[None]:
-    """While it lasts no other process migrates this database on PostgreSQL."""
+    """Keep other processes from migrating this PostgreSQL database within the context."""
     async with database.read() as conn:
         # By asking again and again, and outside a transaction: a building index waits for the
         # transactions of others, and so for a session that waits for this lock in one.
@@ -249,10 +250,11 @@ def _migrate(conn: sa.Connection, revision: str) -> None:
 def create_index_concurrently(
     name: str, table: str, columns: Sequence[str], **options: Any
 ) -> None:
-    """Create an index of a large table while others write to it. For migrations only.
+    """Create an index of a large table while other connections write. For migrations only.
 
-    On PostgreSQL it ends the transaction: a migration calls it before everything else, so that one
-    that was interrupted can be repeated. What an interrupted build has left is removed first.
+    On PostgreSQL the function ends the transaction. A migration calls the function before all other
+    work, so that an interrupted migration can be repeated. The function first removes the remains
+    of an interrupted build.
     """
     context = op.get_context()
     if context.dialect.name == "sqlite":
@@ -273,13 +275,14 @@ def create_index_concurrently(
 
 
 def upgrade(url: str) -> str:
-    """Bring the database at `url` to the newest revision, unless it has a newer compatible one.
+    """Migrate the database at `url` to the newest revision, unless it has a newer compatible one.
 
     Returns:
         The revision that the database has now.
 
     Raises:
-        SettingsError: the schema is of a newer version that this one does not work with.
+        SettingsError: this version does not work with the newer schema, or the migration fails as
+            in `migrate`.
     """
 
     async def work(database: Database) -> str:
@@ -293,13 +296,14 @@ def upgrade(url: str) -> str:
 
 
 def downgrade(url: str, revision: str | None = None) -> str:
-    """Bring the database at `url` back to a revision, by default to the one before.
+    """Migrate the database at `url` to an earlier revision, by default to the one before.
 
     Returns:
         The revision that the database has now.
 
     Raises:
-        SettingsError: this version does not know the way to the revision.
+        SettingsError: the database is empty or of an unknown revision, no earlier revision fits, or
+            the migration fails as in `migrate`.
     """
 
     async def work(database: Database) -> str:
@@ -333,7 +337,7 @@ async def _with_database(url: str, work: Any) -> str:
 
 
 async def wait_for_database(database: Database, seconds: float = START_SECONDS) -> None:
-    """Wait until PostgreSQL answers, as it may be starting; raise what it says after a while."""
+    """Wait until PostgreSQL, which may be starting, answers. Raise its error after ``seconds``."""
     deadline = time.monotonic() + seconds
     while database.dialect == "postgresql":
         try:

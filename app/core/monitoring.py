@@ -1,6 +1,6 @@
-"""What monitoring asks for: `/health/live`, `/health/ready`, `/metrics`, and traces.
+"""Monitoring: the routes `/health/live`, `/health/ready` and `/metrics`, and traces.
 
-Traces are OpenTelemetry's, if the setting `NCR_OTLP_ENDPOINT` is set.
+Traces use OpenTelemetry and need the setting `NCR_OTLP_ENDPOINT`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ MAX_READINESS_AGE_SECONDS = 1.0
 class Readiness:
     """The readiness checks of all features; `draining` overrides them.
 
-    Anyone may ask, without a key and at any rate: all share what the checks said within
-    ``MAX_READINESS_AGE_SECONDS``.
+    Clients may ask without a key and as often as they like. Requests within
+    ``MAX_READINESS_AGE_SECONDS`` share the results of one run of the checks.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Readiness:
         self._checked_at = -math.inf
         self.draining = False
         self.warnings: list[str] = []
-        """What operators should know of, though the service is ready."""
+        """Warnings for operators, which leave the service ready."""
 
     def add(self, name: str, check: Check) -> None:
         """Add the check of a feature."""
@@ -123,7 +123,7 @@ async def ready(request: Request) -> Response:
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry for one application: nothing is registered on import."""
+    """A registry of metrics for one application. No import registers a metric."""
     return CollectorRegistry()
 
 
@@ -179,9 +179,9 @@ class HttpMetrics:
         )
 
     def quantile(self, route: str, share: float) -> float | None:
-        """The upper end, in seconds, of the bucket that holds this quantile of a route's answers.
+        """The upper end, in seconds, of the bucket with this quantile of a route's durations.
 
-        None without any, and where it lies beyond the largest bucket.
+        None without answers, and for a quantile beyond the largest bucket.
         """
         buckets = [
             (float(sample.labels["le"]), sample.value)
@@ -210,7 +210,7 @@ class OnScrape(Collector):
 
         Args:
             read: returns the metrics.
-            refresh: called before, to read from the database.
+            refresh: called before ``read``, to read from the database.
         """
         self._read.append(read)
         if refresh is not None:

@@ -14,7 +14,7 @@ _WITH_BODY = ("post", "put", "patch")
 
 
 def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a body that a route reads itself, without references of its own."""
+    """The JSON Schema of a body that a route reads itself, with all references replaced."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 
@@ -35,13 +35,13 @@ def inline_schema(model: type[BaseModel]) -> dict[str, Any]:
 def describe(app: FastAPI, table: AccessTable, *, keyed: bool) -> None:
     """Complete the OpenAPI document of an application.
 
-    The framework knows nothing of keys, limits and errors, which are middleware, and describes
-    validation errors in a form that they do not have here.
+    The framework does not know the keys, limits and errors of the middleware. Its description of
+    validation errors also differs from the form of this service.
 
     Args:
         app: the application, with all its routes.
         table: the rules of the routes.
-        keyed: a key is needed from the start.
+        keyed: requests need a key from the start.
     """
     generated = app.openapi
 

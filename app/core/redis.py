@@ -1,8 +1,8 @@
 """Redis, which several servers share: cached values, rate limits and hints of changes.
 
-Redis makes requests faster and holds no data of record. A call without a response within some
-milliseconds counts as a miss, and so does one without a turn. After failures no calls are made
-until a background task reaches Redis again.
+Redis makes requests faster and holds no data of record. A call counts as a miss if Redis does not
+respond within ``RESPONSE_SECONDS``, or if the call gets no turn in that time. After failures the
+client makes no calls until a background task reaches Redis again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ log = get_logger(__name__)
 RESPONSE_SECONDS = 0.05
 PROBE_SECONDS = 1.0
 MAX_CALLS = 8
-"""Concurrent calls; others wait. More would only wait for one another within Redis."""
+"""The maximum number of concurrent calls. Further calls wait here, as they would within Redis."""
 SLOW_SECONDS = RESPONSE_SECONDS / 2
-"""A response time that makes calls wait for turns in vain."""
+"""The response time above which a call that gets no turn counts as late."""
 MAX_LATE_CALLS = 5
-"""Timeouts without a quick response after which Redis counts as unavailable; one may be chance."""
+"""The number of timeouts, without a quick response between them, after which Redis counts as
+unavailable. A single timeout may be chance."""
 VALUE_SECONDS = 3600
 MAX_PENDING = 256
 LISTEN_SECONDS = 5.0
@@ -64,7 +65,7 @@ def _nothing() -> None:
 
 
 class RedisClient:
-    """A client that works without Redis, too. `start()` it before use, `close()` it after."""
+    """A client that also works without Redis. Call `start()` before use, await `close()` after."""
 
     def __init__(self, url: str, prefix: str) -> None:
         options: dict[str, Any] = {
@@ -87,7 +88,7 @@ class RedisClient:
         self.calls: dict[str, int] = {"hit": 0, "miss": 0, "stored": 0, "failed": 0}
         self._handlers: dict[bytes, OnHint] = {}
         self._hints: dict[str, bool] = {}
-        """Kinds of hints being sent, and whether another of the kind came since."""
+        """The kinds of hints in sending, and whether another hint of the kind came since."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
@@ -108,7 +109,7 @@ class RedisClient:
     # Values
 
     async def get(self, key: str) -> bytes | None:
-        """A value; None if it is absent or Redis is unavailable."""
+        """The value of a key; None if the key is absent or Redis is unavailable."""
         if not self.available:
             return None
         value = await self._try(lambda: self._client.get(f"{self._prefix}:{key}"))
@@ -144,7 +145,7 @@ class RedisClient:
         self._handlers[kind.encode()] = handler
 
     def hint(self, kind: str) -> None:
-        """Tell all servers of a change. Returns at once; hints of one kind are combined."""
+        """Tell all servers of a change. Returns at once, and combines hints of one kind."""
         if not self.available:
             return
         in_progress = kind in self._hints

@@ -40,16 +40,17 @@ from app.core.middleware import header
 from app.core.tables import Place
 
 LARGE_BODY_BYTES = 256 * 1024
-"""Larger bodies are parsed in a thread, and their number is limited."""
+"""The size above which a body is large. A thread parses large bodies, whose number is limited."""
 MAX_LARGE_BODIES = 4
-"""Large bodies that are read and parsed at a time, if each has the largest size."""
+"""The number of large bodies in progress at a time, if each has the largest size."""
 MAX_BODY_SECONDS = 120.0  # for a large body to come whole
 LARGE_BYTES_PER_SECOND = 64 * 2**20
-"""Of all large bodies together that are read: some ten times what can be stored of them."""
+"""The rate at which the server reads all large bodies together. The database can store about a
+tenth of that rate."""
 PACE_SECONDS = 0.004  # of reading at that rate: timers are no finer than a millisecond
 STEP_SECONDS = 0.001  # of work on a large body, followed by as long a rest
 MAX_ROWS_AT_ONCE = 1_000
-"""Rows of a list that are validated and answered before other requests have a turn."""
+"""The rows of a list that the server validates and answers before other requests get a turn."""
 ROWS_A_STEP = 100  # of a longer list
 PART_BYTES = 64 * 1024  # of a large list, parsed at once: a parser holds Python's lock
 BLOCK_BYTES = 128 * 1024  # of a large body, looked through at once
@@ -85,18 +86,21 @@ def media_type(scope: Scope) -> bytes:
 class BodyLimit:
     """Refuses bodies that are too large or in an unsupported format.
 
-    The media type is checked on every write: a browser sends simple types across origins without
-    a preflight request, but not JSON. NDJSON is for routes that are declared as streamed.
+    The middleware checks the media type of every write: a browser sends simple types across origins
+    without a preflight request, but not JSON. Only routes that are declared as streamed accept
+    NDJSON.
 
-    Large bodies count to the start of the answer, by the bytes that have come: beyond
-    ``MAX_LARGE_BODIES`` of the largest size further ones are 503. One that has not come whole after
-    ``MAX_BODY_SECONDS`` is refused, so that nobody holds that memory by sending slowly. They are
-    read in turns, a chunk of each, and no faster than ``LARGE_BYTES_PER_SECOND`` in all: each chunk
-    takes time from the requests beside it, and a client on the same network sends them endlessly.
+    A large body counts by its received bytes until the answer starts. Beyond ``MAX_LARGE_BODIES``
+    of the largest size, further bodies get 503. The middleware refuses a body that is incomplete
+    after ``MAX_BODY_SECONDS``, so that no client holds the memory by sending slowly.
+
+    The middleware reads large bodies in turns of a chunk, and no faster than
+    ``LARGE_BYTES_PER_SECOND`` in all. Each chunk takes time from other requests, and a client on
+    the same network can send chunks without end.
 
     Args:
         app: the application below.
-        max_bytes: the limit of routes that declare none.
+        max_bytes: the size limit of routes that declare none.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
@@ -195,10 +199,10 @@ def _content_length(scope: Scope) -> int:
 
 
 class StrictQuery(APIRoute):
-    """A route that refuses query parameters it does not have: a misspelt filter filters nothing."""
+    """A route that refuses unknown query parameters: a misspelt filter would have no effect."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, behind a look at the names of the parameters."""
+        """The handler, after a check of the parameters' names."""
         handler = super().get_route_handler()
         known = _query_names(self.dependant)
 
@@ -216,7 +220,7 @@ class StrictQuery(APIRoute):
 
 
 def _query_names(dependant: Dependant) -> set[str]:
-    """The names of the query parameters of an endpoint and of what it depends on."""
+    """The names of the query parameters of an endpoint and of its dependencies."""
     return {parameter.alias for parameter in dependant.query_params}.union(
         *map(_query_names, dependant.dependencies)
     )
@@ -225,15 +229,15 @@ def _query_names(dependant: Dependant) -> set[str]:
 class _Known(NamedTuple):
     answer: Callable[[Request, str], Awaitable[Response]]
     size: int
-    """Bytes: a short id in a query takes up to twelve times its length as an object."""
+    """In bytes. As an object, a short id in a query takes up to 12 times its length."""
 
 
 class KnownQueries(StrictQuery):
-    """A route below one id that parses a query string once.
+    """A route with one id in its path that parses each query string once.
 
-    Its endpoint leaves in ``request.state.answer`` what answers a request for an id, with the
-    parsed query, where the query may come again. The next request with the same query string
-    goes straight there, past FastAPI.
+    For a query that may come again, the endpoint sets ``request.state.answer``: a function that
+    answers a request for an id with the parsed query. The next request with the same query string
+    calls that function directly, past FastAPI.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -241,7 +245,7 @@ class KnownQueries(StrictQuery):
         self.known: LRUCache[bytes, _Known] = LRUCache(MAX_KNOWN_BYTES, lambda known: known.size)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, past FastAPI where its query string is known."""
+        """Answer a request, past FastAPI if its query string is known."""
         known = self.known.get(scope["query_string"])
         if known is None or scope["method"] != "GET":
             await super().handle(scope, receive, send)
@@ -255,7 +259,7 @@ class KnownQueries(StrictQuery):
 
 
 def text_problem(value: Any, limit: int = MAX_ID_BYTES) -> str | None:
-    """Why a value is not a string of 1 to `limit` bytes of UTF-8; None if it is one."""
+    """The reason why a value is not 1 to `limit` bytes of UTF-8 without NUL; None if it is."""
     if not isinstance(value, str):
         return "must be a string"
     if value.isascii():
@@ -300,12 +304,12 @@ def parse_timestamp(value: Any) -> int:
 
 
 def datetime_of(micros: int) -> datetime:
-    """Return the UTC time so many microseconds after 1970; as JSON, ISO-8601 with a Z."""
+    """Return the UTC time of microseconds since 1970. In JSON the time is ISO-8601 with a Z."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
 def decode_id(raw: str) -> str:
-    """The id in a path segment that is still percent-encoded (see `ResolveRoute`)."""
+    """The id in a percent-encoded path segment (see `ResolveRoute`). Raises Unprocessable."""
     if "%" not in raw:
         value = raw
     elif _BROKEN_ESCAPE.search(raw):
@@ -322,12 +326,12 @@ def decode_id(raw: str) -> str:
 
 
 def text_schema(limit: int = MAX_ID_BYTES) -> dict[str, Any]:
-    """JSON Schema of the strings that `text_problem` accepts; it counts characters, not bytes."""
+    """JSON Schema of the strings that `text_problem` accepts, with lengths in characters."""
     return {"minLength": 1, "maxLength": limit, "pattern": NO_NUL}
 
 
 Id = Annotated[str, Field(json_schema_extra=text_schema())]
-"""An id in a body or a query: documented here, checked by `text_problem`."""
+"""An id in a body or a query. The type documents the id, and `text_problem` checks the id."""
 
 PathId = Annotated[
     str,
@@ -337,7 +341,7 @@ PathId = Annotated[
         json_schema_extra=text_schema(),
     ),
 ]
-"""A path parameter that holds an id. Any route can use it: `async def get(user: PathId)`."""
+"""A path parameter that holds an id, as in `async def get(user: PathId)`."""
 
 
 def _valid_prefix(prefix: str | None) -> str | None:
@@ -382,13 +386,13 @@ async def outcome_response(
     rejected: list[Any],
     as_row: Callable[[Any], Any] = lambda rejected: rejected,
 ) -> Response:
-    """What became of the rows of a list; both lists are emptied.
+    """The answer about the rows of a list. The call empties ``rows`` and ``rejected``.
 
     Args:
-        outcome: the answer; its ``rejected`` is added here.
-        rows: the list as it was sent.
-        rejected: what was rejected of it.
-        as_row: what is shown of each of those.
+        outcome: the answer, without its ``rejected``.
+        rows: the rows that the client sent.
+        rejected: the rejected rows.
+        as_row: makes the entry of the answer for a rejected row.
     """
     work = _outcome(outcome | {"rejected": []}, rows, rejected, as_row)
     is_long = max(len(rows), len(rejected)) > MAX_ROWS_AT_ONCE
@@ -415,7 +419,7 @@ def _outcome(
 
 
 async def read_body(request: Request) -> bytes | bytearray:
-    """The whole body. A large one grows as it comes: to join its chunks would take long."""
+    """The whole body. A large body stays a ``bytearray``, because a copy would take long."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -423,7 +427,7 @@ async def read_body(request: Request) -> bytes | bytearray:
 
 
 async def read_json(request: Request) -> Any:
-    """The body as JSON in the strict sense; 400 if it is not."""
+    """The body, parsed as strict JSON. Raises BadRequest for other bodies."""
     try:
         return await parse_json(await read_body(request), orjson.loads)
     except ValueError:
@@ -431,7 +435,7 @@ async def read_json(request: Request) -> Any:
 
 
 async def parse_json(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> Any:
-    """The JSON of a body; a large one is parsed in a thread.
+    """Parse the JSON of a body, in a thread if the body is large.
 
     Raises:
         ValueError: the body is malformed.
@@ -443,11 +447,11 @@ async def parse_json(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> 
 
 
 async def in_turn(work: Steps[Value]) -> Value:
-    """The result of work on a large body, whose steps are done in a thread.
+    """The result of work on large bodies, whose steps run in one thread.
 
-    There is one such thread, and each work in progress has a turn after the other: the steps hold
-    Python's lock, so several threads would take no less time. After each turn the thread rests for
-    as long as that took. The requests beside it keep half of the time, whatever is sent.
+    All work in progress takes turns of the thread. The steps hold Python's lock, so several threads
+    would take no less time. After each turn the thread rests for as long as the turn took, so that
+    other requests keep half of the time.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -457,7 +461,7 @@ async def in_turn(work: Steps[Value]) -> Value:
 
 
 def at_once(work: Steps[Value]) -> Value:
-    """The result of work that is done in one go."""
+    """The result of work whose steps follow without a rest."""
     while True:
         try:
             next(work)
@@ -467,7 +471,7 @@ def at_once(work: Steps[Value]) -> Value:
 
 
 def _some_steps(work: Steps[Value]) -> tuple[Value] | None:
-    """A turn; the result after the last step."""
+    """Do the steps of one turn. Return the result after the last step, else None."""
     began = time.perf_counter()
     try:
         while True:
@@ -515,7 +519,7 @@ def _parse_large(body: bytes | bytearray, loads: Callable[[bytes], Any]) -> Step
 
 
 def _without_space(body: bytes | bytearray) -> tuple[int, int]:
-    """Where a body begins and ends without the white space around it, of which no copy is made."""
+    """The start and end of a body without the white space around it, found without a copy."""
     first, end = 0, len(body)
     while first < end and not (block := body[first : first + BLOCK_BYTES].lstrip(_WHITE)):
         first += BLOCK_BYTES
@@ -554,7 +558,7 @@ def _cuts(body: bytes | bytearray) -> Steps[list[int]]:
 
 
 async def read_optional_json(request: Request) -> Any:
-    """The body as JSON in the strict sense; an empty object where there is none."""
+    """The body, parsed as strict JSON; an empty object without a body. Raises BadRequest."""
     body = await read_body(request)
     try:
         return await parse_json(body, orjson.loads) if body else {}
@@ -563,11 +567,11 @@ async def read_optional_json(request: Request) -> Any:
 
 
 OptionalJson = Annotated[Any, Depends(read_optional_json)]
-"""The body of a route that needs none, described in the route's ``openapi_extra``."""
+"""An optional body. The route's ``openapi_extra`` describes the body."""
 
 
 def invalid_body(error: ValidationError) -> Unprocessable:
-    """The error for the first problem of a body, without the values that were sent."""
+    """The error for the first problem of a body, without the client's values."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(str(part)[:100] for part in first["loc"]) or "body"
     return Unprocessable(f"{where}: {first['msg']}")
@@ -576,7 +580,7 @@ def invalid_body(error: ValidationError) -> Unprocessable:
 def loads_lenient(body: bytes) -> Any:
     """Parse JSON that may contain NaN, infinities, huge numbers and lone surrogates.
 
-    The rows of a list are validated one by one, so that such a value concerns one row only.
+    Endpoints validate the rows of a list one by one, so that a wrong value concerns only its row.
 
     Raises:
         ValueError: the JSON is malformed in another way.
@@ -606,7 +610,7 @@ def decode_cursor(cursor: str | None) -> int | None:
     """The position in a cursor.
 
     Raises:
-        Unprocessable: the cursor is not one that this service made.
+        Unprocessable: the cursor is not from this service.
     """
     if cursor is None:
         return None

@@ -1,4 +1,4 @@
-"""Who may call: API keys with roles, rate limits, and protection of a service without keys."""
+"""Access control: API keys with roles, rate limits, protection of a service without keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ RATE_LIMIT_HEADERS = ("RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset
 MAX_CALLERS = 10_000  # with a token bucket in memory
 TOKEN_PREFIX = b"ncrt_"  # a bearer token that does not begin so is a key
 MAX_WRONG_KEYS = 100
-"""Wrong keys from one address at once; after them, `WRONG_KEYS_PER_SECOND`."""
+"""The number of wrong keys that an address may send at once. Then the rate is
+`WRONG_KEYS_PER_SECOND`."""
 WRONG_KEYS_PER_SECOND = 1.0
 STRANGERS_PER_SECOND = 100.0
 STRANGERS_WAIT_SECONDS = 0.5
@@ -53,7 +54,7 @@ class Caller:
     """The sender of a request."""
 
     key_id: str
-    """The id of a key in the database, or the one of `ADMIN` or `LOCAL`."""
+    """The id of a key in the database, or the id of `ADMIN` or `LOCAL`."""
     roles: frozenset[Role]
     rate: float | None = None
     """Requests a second; None: as in the settings."""
@@ -63,7 +64,7 @@ class Caller:
 
     @property
     def bucket(self) -> str:
-        """The name of the token bucket: a key has one, and each user with its tokens."""
+        """The name of the token bucket. A key has a bucket, and so has each user of its tokens."""
         return self.key_id if self.user is None else f"{self.key_id}:{self.user}"
 
 
@@ -71,16 +72,16 @@ class Keys(Protocol):
     """The API keys in the database."""
 
     async def any(self) -> bool:
-        """Whether there is a key."""
+        """Whether the database has a key, revoked keys included."""
 
     async def identify(self, key: bytes) -> Caller | None:
-        """Whose key this is; None if it is nobody's."""
+        """The caller that a key belongs to; None for an unknown or revoked key."""
 
     async def identify_token(self, token: bytes) -> Caller | None:
-        """Whose token this is; None if it is false, expired or revoked."""
+        """The caller that a token stands for; None for a false, expired or revoked token."""
 
     async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
-        """Whose session in a browser this is; None if it is false, expired or revoked.
+        """The caller of a browser's session; None for a false, expired or revoked session.
 
         ``admin`` is the digest of `NCR_ADMIN_KEY`.
         """
@@ -90,19 +91,19 @@ class NoKeys:
     """The keys of a service that has not opened its database."""
 
     async def any(self) -> bool:
-        """Whether there is a key."""
+        """Return False: no key is known yet."""
         return False
 
     async def identify(self, key: bytes) -> Caller | None:
-        """Whose key this is."""
+        """Return None: no key is known yet."""
         return None
 
     async def identify_token(self, token: bytes) -> Caller | None:
-        """Whose token this is."""
+        """Return None: no key is known yet."""
         return None
 
     async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
-        """Whose session this is."""
+        """Return None: no key is known yet."""
         return None
 
 
@@ -127,7 +128,7 @@ def role_missing(role: Role) -> Forbidden:
 
 
 def check_user(caller: Caller, user: object) -> None:
-    """Refuse what concerns another user than the one a token is for.
+    """Refuse a request about a user other than the user of the token.
 
     Raises:
         Forbidden: the caller sent a token for another user.
@@ -185,15 +186,15 @@ class LocalTokenBuckets:
 
 
 def token_grant(allowed: bool, tokens: float, rate: float, burst: int) -> TokenGrant:
-    """The outcome for a bucket with so many tokens left."""
+    """The outcome for a bucket with ``tokens`` tokens left."""
     retry = 0.0 if tokens >= 1 else (1 - tokens) / rate
     return TokenGrant(allowed, math.floor(tokens), max(0.0, burst - tokens) / rate, retry)
 
 
 class RateLimiter:
-    """Uses the buckets that servers share, or local ones while those are unavailable.
+    """Uses the buckets that servers share, or local buckets while the shared ones are unavailable.
 
-    A local bucket begins with the tokens that the shared one had left.
+    A local bucket begins with the tokens that the shared bucket had left.
     """
 
     def __init__(self, rate: float, burst: int, shared: TokenBuckets | None = None) -> None:
@@ -203,7 +204,7 @@ class RateLimiter:
         self._local = LocalTokenBuckets()
 
     def bounds(self, rate: float | None, burst: int | None) -> tuple[float, int]:
-        """A caller's rate and burst: their own, else those of the settings. Rate 0: no limit."""
+        """A caller's own rate and burst, else those of the settings. A rate of 0 is no limit."""
         if burst is None and rate is None:
             burst = self._burst or None
         rate = self._rate if rate is None else rate
@@ -220,11 +221,11 @@ class RateLimiter:
 
 
 class Strangers:
-    """Slows down whoever sends no valid key: each address gets 100 answers a second at once.
+    """Slows down clients without a valid key: each address gets 100 answers per second at once.
 
-    Further requests wait for their turn, at most half a second: behind a proxy all clients have its
-    address, and the probe of a load balancer may be among them. So nobody is refused, and asking
-    for readiness without a pause takes the server little.
+    Further requests wait for their turn, for at most 0.5 s. Behind a proxy all clients have the
+    proxy's address, and the probe of a load balancer may be among them. The server therefore
+    refuses no client, and endless requests for readiness cost the server little time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -232,7 +233,7 @@ class Strangers:
         self._last_turns: LRUCache[str, float] = LRUCache(MAX_CALLERS)
 
     async def wait(self, address: str) -> None:
-        """Return when it is the request's turn, or after ``STRANGERS_WAIT_SECONDS``."""
+        """Wait for the request's turn, for at most ``STRANGERS_WAIT_SECONDS``."""
         now = self._clock()
         # Up to a second's requests may come at once.
         turn = max(self._last_turns.get(address, now), now) + 1.0 / STRANGERS_PER_SECOND
@@ -242,13 +243,13 @@ class Strangers:
 
 
 class RefusalLog:
-    """Warns of refused requests: one line a minute for an address, and 60 for all."""
+    """Warns of refused requests: 1 line per minute for an address, 60 lines per minute for all."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._buckets = LocalTokenBuckets(clock)
 
     async def add(self, address: str, code: str) -> None:
-        """Note a refusal; the key is not known here, nor the path, which may hold a user's id."""
+        """Log a refusal, without the key and the path, which may hold a user's id."""
         for bucket, per_minute in ((f"address {address}", 1), ("all", 60)):
             if not (await self._buckets.take(bucket, per_minute / 60, per_minute)).allowed:
                 return
@@ -256,7 +257,7 @@ class RefusalLog:
 
 
 class WrongKeys:
-    """Slows down guesses at `NCR_ADMIN_KEY`: the wrong keys of each address at this server."""
+    """Slows down guesses at `NCR_ADMIN_KEY` by the wrong keys of each address at this server."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -294,7 +295,8 @@ def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) ->
     """Refuse to listen beyond this machine without a key.
 
     Raises:
-        SettingsError: the host is no loopback address, and there is no key.
+        SettingsError: the host is no loopback address, no key exists, and
+            ``settings.open_to_the_network`` is false.
     """
     if settings.admin_key is None and not has_keys and not is_loopback(host):
         if settings.open_to_the_network:
@@ -307,7 +309,7 @@ def ensure_bindable(host: str, settings: Settings, *, has_keys: bool = False) ->
 
 
 class Authentication:
-    """Finds out who sends a request: by a key, a token, a session, or because there are no keys.
+    """Identifies the caller of a request by a key, a token or a session, or as `LOCAL`.
 
     Args:
         settings: the administrator's key, and whether a service without keys is open to others.
@@ -323,11 +325,11 @@ class Authentication:
         self._wrong_keys = WrongKeys()
 
     async def caller(self, scope: Scope) -> Caller:
-        """The sender of a request.
+        """The caller of a request; `LOCAL` for a service without keys.
 
         Raises:
             Unauthorized: the key, token or session is not valid, or there is none.
-            Forbidden: there are no keys, and the request is not one from this machine.
+            Forbidden: no keys exist, and the request does not come from this machine.
             TooManyRequests: too many wrong keys came from this address.
         """
         key = header(scope, b"x-api-key")
@@ -350,7 +352,7 @@ class Authentication:
         raise _false_bearer() if token is not None else _no_key()
 
     async def caller_of_key(self, scope: Scope, key: bytes, *, is_bearer: bool = False) -> Caller:
-        """Whose key this is. Raises as `caller`."""
+        """The caller that a key belongs to. Raises as `caller`."""
         address, wait = _address(scope), 0.0
         if self.admin is not None:
             wait = self._wrong_keys.wait(address)
@@ -383,11 +385,11 @@ class Authentication:
 
 
 class Security:
-    """Middleware that checks keys, roles and rate limits; also of paths that do not exist.
+    """Middleware that checks keys, roles and rate limits, also for paths that do not exist.
 
     Args:
         app: the application below.
-        authentication: finds out who sends a request.
+        authentication: identifies the caller of a request.
         limiter: returns the rate limiter.
         on_refused: called with the error code of each refusal.
     """
@@ -484,10 +486,10 @@ def session_cookie(scope: Scope) -> bytes | None:
 
 
 def _check_origin(scope: Scope) -> None:
-    """Refuse what a page of another origin sends.
+    """Refuse a request that a page of another origin sends.
 
-    A browser says where a request comes from by either header; behind a proxy that passes on
-    another host the first one still tells.
+    A browser names the origin in `Sec-Fetch-Site` or in `Origin`. Behind a proxy that passes on
+    another host, `Sec-Fetch-Site` is still right.
     """
     if scope["method"] in SAFE_METHODS:
         return
@@ -503,15 +505,15 @@ def _check_origin(scope: Scope) -> None:
 
 
 def _address(scope: Scope) -> str:
-    """The address that requests are counted by; that of the proxy where there is one."""
+    """The address by which the server counts requests; behind a proxy, the proxy's address."""
     return sender(str((scope.get("client") or ("",))[0]))
 
 
 @lru_cache(MAX_CALLERS)
 def sender(address: str) -> str:
-    """Return the network of 64 bits of an IPv6 address; another address as it is.
+    """Return the /64 network of an IPv6 address, and any other address unchanged.
 
-    Whoever has such a network can send each request from another of its addresses.
+    A client with a /64 network can send each request from another address.
     """
     if ":" not in address:
         return address
@@ -556,7 +558,7 @@ def _with_limits(send: Send, grant: TokenGrant, burst: int) -> Callable[[Message
 
 
 def _check_local(scope: Scope) -> None:
-    """Refuse requests of a web page in a browser on this machine, and those through a proxy."""
+    """Refuse requests of a web page in a browser on this machine, and requests through a proxy."""
     # nginx speaks HTTP/1.0 to the server behind it, and adds no header, unless it is told to.
     if scope.get("http_version") == "1.0" or any(
         name in _PROXY_HEADERS or name.startswith(b"x-forwarded-") for name, _ in scope["headers"]

@@ -1,4 +1,4 @@
-"""Settings, read once from the environment (`NCR_*`) by whoever starts the service."""
+"""Settings, which a start of the service reads once from the environment (`NCR_*`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OTHER_VARIABLES = (
 
 
 def normalise_database_url(url: str) -> str:
-    """The same database, addressed through the asynchronous driver the service uses."""
+    """The URL of the same database with the asynchronous driver. Raises SettingsError."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -446,24 +446,27 @@ class Settings(BaseSettings):
 
     @property
     def effective_train_folder(self) -> Path:
-        """Where the files of trainings under way are."""
+        """The folder for the files of running trainings."""
         return self.train_folder or self.data_dir / "ranks"
 
     @property
     def effective_default_recipe(self) -> str | None:
-        """The recipe of a request without hyper-parameters; None: `default_model` and the like."""
+        """The recipe of a request without hyper-parameters.
+
+        None if a setting such as `default_model` applies instead.
+        """
         chosen = {"default_model", "default_factors", "default_users"} & self.model_fields_set
         return self.default_recipe or (None if chosen else AUTO_RECIPE)
 
     @property
     def attribute_names(self) -> list[str] | None:
-        """The attributes that count; None: those that predict, an empty list: none."""
+        """The attributes in use; None: those that predict; an empty list: no attributes."""
         names = [name.strip() for name in self.attributes.split(",")]
         return None if names == ["auto"] else [name for name in names if name]
 
     @property
     def effective_database_url(self) -> str:
-        """The database to use, with its asynchronous driver."""
+        """The URL of the database, with its asynchronous driver."""
         if self.database_url is not None:
             return self.database_url
         return f"sqlite+aiosqlite:///{self.data_dir / 'ncr.db'}"
@@ -475,7 +478,7 @@ def _split(urls: SecretStr | None) -> list[str]:
 
 
 def _webhook_problem(url: str) -> str | None:
-    """Why an address cannot receive webhooks; None if it can. Nothing of the address is said."""
+    """The reason why a URL cannot receive webhooks; None if it can. The reason omits the URL."""
     if not (url.isascii() and url.isprintable()):
         return "a URL must be percent-encoded ASCII"
     try:
@@ -491,7 +494,7 @@ def _webhook_problem(url: str) -> str | None:
 
 
 def unknown_variables() -> dict[str, str | None]:
-    """The variables `NCR_*` that are no setting, each with the nearest one."""
+    """The variables `NCR_*` that are no setting, each with the nearest setting's variable."""
     known = [f"NCR_{name.upper()}" for name in Settings.model_fields]
     return {
         name: next(iter(get_close_matches(name.upper(), known, 1)), None)
@@ -503,9 +506,9 @@ def unknown_variables() -> dict[str, str | None]:
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment; what is wrong with them becomes one line without values.
+    """Settings from the environment. Raises SettingsError with one line for all problems.
 
-    Values stay out of the message because a wrong one may well be a secret in the wrong place.
+    Values stay out of the message, because a wrong value may be a secret in the wrong place.
     """
     try:
         return Settings(**_read_secrets(overrides.keys()), **overrides)
@@ -518,7 +521,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def _read_secrets(given: Collection[str]) -> dict[str, Any]:
-    """The settings in files that `NCR_…_FILE` name, as containers are given secrets."""
+    """The settings from the files that `NCR_…_FILE` name, as containers get secrets."""
     secrets: dict[str, Any] = {}
     for name in _SECRETS:
         variable = f"NCR_{name.upper()}"

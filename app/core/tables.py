@@ -30,11 +30,11 @@ Json: sa.types.TypeEngine[Any] = sa.JSON(none_as_null=True).with_variant(
 """JSON: `jsonb` on PostgreSQL; None is NULL."""
 
 RowId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""An integer key that the database assigns: on SQLite it must be an INTEGER."""
+"""An integer key that the database assigns. On SQLite the type must be INTEGER."""
 
 
 def prefix_index(table: str) -> sa.Index:
-    """The index for ids that begin with a prefix; SQLite's own of unique ids serves for that."""
+    """The index for ids that begin with a prefix. On SQLite the unique index of ids serves."""
     index = sa.Index(
         f"ix_{table}_external_id_prefix",
         "external_id",
@@ -46,7 +46,7 @@ def prefix_index(table: str) -> sa.Index:
 EVENT_SEQ = "event_seq"
 CATALOG_SEQ = "catalog_seq"
 USER_SEQ = "user_seq"
-"""Numbers the changes of what is said of users."""
+"""The name of the counter of changes of users' descriptions."""
 
 counters = sa.Table(
     "counters",
@@ -71,7 +71,7 @@ instance = sa.Table(
 
 
 async def instance_id(database: Database) -> str:
-    """The name of this database, which tells it apart from others."""
+    """The name of this database, which differs from the names of other databases."""
     name: str = (await database.fetch(sa.select(instance.c.instance_id)))[0][0]
     return name
 
@@ -79,9 +79,10 @@ async def instance_id(database: Database) -> str:
 async def next_values(conn: AsyncConnection, name: str, n: int = 1) -> int:
     """Take `n` numbers of a counter and return the first. With `n` = 0: only lock the counter.
 
-    The row stays locked until the transaction commits. So the order of the numbers is the order of
-    the commits, on PostgreSQL too: a reader that continues after a number misses nothing. Writers
-    of one counter wait for one another, as they do on SQLite anyway; group commit makes it rare.
+    The row stays locked until the transaction commits. The order of the numbers is therefore the
+    order of the commits, also on PostgreSQL: a reader that continues after a number misses no
+    change. Writers of one counter wait for one another, as on SQLite. Group commit makes these
+    waits rare.
     """
     value: int = (
         await conn.execute(
@@ -105,7 +106,7 @@ class Place(NamedTuple):
     created_at: int
     """Microseconds since 1970, UTC."""
     name: str
-    """The row's id: it decides between rows of the same moment."""
+    """The row's id, which orders rows of the same moment."""
 
 
 def newest_first(
@@ -114,7 +115,7 @@ def newest_first(
     name: sa.ColumnElement[Any],
     below: Place | None,
 ) -> sa.Select[Any]:
-    """The rows below a place, newest first; rows that come in meanwhile move none of them."""
+    """The rows below a place, newest first. New rows do not move the rows below a place."""
     query = query.order_by(created_at.desc(), name.desc())
     return query if below is None else query.where(sa.tuple_(created_at, name) < sa.tuple_(*below))
 
@@ -127,7 +128,7 @@ def now_us() -> int:
 def clock_us(dialect: str) -> sa.ColumnElement[int]:
     """The database's time in microseconds since 1970: the same for processes of any machine.
 
-    SQLite's is that of this process: the file is open on one machine only.
+    On SQLite the time is this process's time, because only one machine opens the file.
     """
     if dialect == "sqlite":
         return sa.literal(now_us(), sa.BigInteger)

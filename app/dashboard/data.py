@@ -1,4 +1,4 @@
-"""The page of the data: what came in, what was rejected, and the upload of a file."""
+"""The page of the data: accepted and rejected rows, and the upload of a file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAX_NAME_CHARACTERS = 200
 @router.get(f"{ROOT}/data")
 @access(Role.METRICS, page=True)
 async def data_page(request: Request) -> Response:
-    """Events by hour and type, rejected rows by reason, and what is known of nobody and nothing."""
+    """Events by hour and type, rejected rows by reason, and users and items that lack data."""
     services, feature = services_of(request), lists_of(request)
     now = hour_now()
     sums = await services.events.counts.sums_since(now - DAYS * 24)
@@ -85,7 +85,7 @@ async def data_page(request: Request) -> Response:
 @router.post(f"{ROOT}/data")
 @access(Role.EVENTS, page=True, streamed=True)
 async def upload(request: Request) -> Response:
-    """Stores the events of a CSV file, read in pieces as it comes; says what came of its rows."""
+    """Stores the events of a streamed CSV file, and answers with the outcome of its rows."""
     events = services_of(request).events
     shown: list[Rejection] = []
     next_index = 0
@@ -118,17 +118,17 @@ async def upload(request: Request) -> Response:
 
 
 def _file_name(request: Request) -> str:
-    """The name that the page's script gives the file, percent-encoded; empty without one."""
+    """The name of the file, from a percent-encoded header; empty without the header."""
     name = unquote((header(request.scope, b"x-file-name") or b"").decode("latin-1"))
     return "".join(c for c in name if c.isprintable())[:MAX_NAME_CHARACTERS]
 
 
 async def _rows(request: Request) -> AsyncIterator[list[dict[str, Any]]]:
-    """Groups of rows of the file; nothing but a group is in memory.
+    """The rows of the file in groups, of which only one is in memory.
 
     Raises:
-        Unprocessable: the first line does not name a user and an item.
-        csv.Error, UnicodeDecodeError: it is no CSV.
+        Unprocessable: the file is empty, or the first line does not name its columns.
+        csv.Error, UnicodeDecodeError: the file is not CSV in UTF-8.
     """
     names: list[str] | None = None
     group: list[dict[str, Any]] = []
@@ -162,7 +162,7 @@ async def _rows(request: Request) -> AsyncIterator[list[dict[str, Any]]]:
 
 
 def _as_number(row: dict[str, Any], name: str) -> dict[str, Any]:
-    """The cell as a number, where it is one: a timestamp may be a date, too."""
+    """The named cell as a number; an empty dict without a number, as for a date."""
     try:
         return {name: float(row[name])} if name in row else {}
     except ValueError:
@@ -189,7 +189,7 @@ async def _cells(request: Request) -> AsyncIterator[list[str]]:
 
 
 def _whole(lines: list[str]) -> tuple[list[str], list[str]]:
-    """Rows that are whole, each as one line with its end, and the lines of one that goes on."""
+    """The lines of complete rows, each with a line end, and the lines of an incomplete row."""
     rows: list[str] = []
     held: list[str] = []
     quotes = 0
@@ -213,7 +213,7 @@ def _sums(counts: list[EventCount], verdict: str) -> Counter[str]:
 
 
 def _weight(weights: EventWeights, name: str) -> str:
-    """What an event of this type counts for, in words."""
+    """The weight of events of a type, in words."""
     rule: Rule = weights.types.get(name, weights.other)
     if not isinstance(rule, float):
         return "by its value"
@@ -223,7 +223,7 @@ def _weight(weights: EventWeights, name: str) -> str:
 
 
 def _chart(counts: list[EventCount], now: int) -> dict[str, Any]:
-    """Events of each hour by type; the types of which there are few are one series."""
+    """The chart of events by hour and type. Rare types share one series."""
     hours = range(now - HOURS + 1, now + 1)
     names = [name for name, _ in _sums(counts, "accepted").most_common(SHOWN_TYPES)]
     by_name: dict[str, Counter[int]] = {name: Counter() for name in names}

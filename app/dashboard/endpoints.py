@@ -1,4 +1,4 @@
-"""Routes that every page needs: the way in, static files, and what is not there."""
+"""Routes that every page needs: signing in and out, static files, and unknown pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from app.keys.sessions import SESSION_SECONDS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 last_router = APIRouter(route_class=PageRoute, include_in_schema=False)
-"""Comes after the routes of all pages."""
+"""The router behind the routers of all pages."""
 
 Next = Annotated[str, Query(max_length=4096)]
 
@@ -39,7 +39,7 @@ Next = Annotated[str, Query(max_length=4096)]
 @router.get("/")
 @access(Role.RECOMMEND, page=True)
 async def root(request: Request) -> Response:
-    """To the dashboard, for browsers."""
+    """Redirects browsers to the dashboard; 404 for other clients."""
     if b"text/html" not in (header(request.scope, b"accept") or b""):
         raise HTTPException(404)
     return go_to(ROOT)
@@ -55,7 +55,7 @@ async def sign_in_page(request: Request, next: Next = ROOT) -> Response:  # noqa
 @router.post(SIGN_IN)
 @access(None, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def sign_in(request: Request) -> Response:
-    """A session for a valid key; back to the page that needed it."""
+    """Starts a session for a valid key, and redirects to the page that needed the key."""
     form = await read_form(request)
     following = local_path(form.get("next"))
     authentication: Authentication = request.app.state.authentication
@@ -91,7 +91,7 @@ async def sign_in(request: Request) -> Response:
 @router.post(f"{ROOT}/sign-out")
 @access(None, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def sign_out(request: Request) -> Response:
-    """Forgets the session."""
+    """Deletes the cookie of the session."""
     answer = go_to(SIGN_IN)
     answer.delete_cookie(
         SESSION_COOKIE.decode(),
@@ -112,7 +112,7 @@ def _is_secure(request: Request) -> bool:
 @router.get(f"{ROOT}/static/{{digest}}/{{name:path}}")
 @access(None, cached=True)
 async def static(request: Request, digest: str, name: str) -> Response:
-    """A file that pages use. Its path changes with its content: browsers keep it."""
+    """A file that pages use. The path changes with the content, so browsers keep the file."""
     found = static_file(name)
     if found is None or found[2] != digest:
         raise HTTPException(404, headers={"Cache-Control": "no-store"})
@@ -130,5 +130,5 @@ async def static(request: Request, digest: str, name: str) -> Response:
 @last_router.get(f"{ROOT}/{{rest:path}}")
 @access(Role.RECOMMEND, page=True)
 async def nothing_here(rest: str) -> Response:
-    """A page that there is not."""
+    """Answers 404 for an unknown page."""
     raise NotFound("the page does not exist", code="unknown_page")

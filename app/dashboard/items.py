@@ -1,4 +1,4 @@
-"""Pages of items: what they are, who takes them up, what is like them, where they are shown."""
+"""Pages of items: description, users, similar items, and the share of lists with the item."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def item_list(request: Request, q: Text = "", cursor: PageCursor = None) -
 @router.get(f"{ROOT}/items/{{item}}")
 @access(Role.RECOMMEND, page=True)
 async def item_page(request: Request, item: PathId) -> Response:
-    """An item, with what the service knows of it."""
+    """An item: its description, users, similar items, and the state of the model."""
     services, feature = services_of(request), lists_of(request)
     found = await services.catalog.get(item)
     catalogue = await services.catalog.catalogue()
@@ -146,13 +146,13 @@ def _count(counts: np.ndarray[Any, Any], internal: int) -> int:
 
 
 def _rank(counts: np.ndarray[Any, Any], internal: int) -> int | None:
-    """The item's place by its number of users, from 1; None without any."""
+    """The item's place by its number of users, from 1; None for an item without users."""
     own = _count(counts, internal)
     return int((counts > own).sum()) + 1 if own else None
 
 
 def _chart(days: list[tuple[int, int]]) -> dict[str, Any] | None:
-    """Events by day, or by as many days together as leave some fifty bars."""
+    """The chart of events by day, or by as many days as leave at most 60 bars."""
     if not days:
         return None
     first, last = days[0][0], days[-1][0]

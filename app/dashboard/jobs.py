@@ -1,4 +1,4 @@
-"""Pages of jobs: the running training, those before it, and the start of another."""
+"""Pages of jobs: the running training, earlier jobs, and the start of a training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RECIPES = (AUTO_RECIPE, *(name for name in SERVICE_RECIPES if name != AUTO_RECIP
 @router.get(f"{ROOT}/jobs")
 @access(Role.ADMIN, page=True)
 async def job_list(request: Request, cursor: PlaceCursor = None) -> Response:
-    """Jobs, newest first, with the one that runs on top."""
+    """Jobs, newest first, with the running job on top."""
     jobs, following = await services_of(request).jobs.page(decode_place(cursor), PAGE_ROWS)
     running = [job for job in jobs if job.status == "running"]
     return render(
@@ -79,7 +79,7 @@ async def job_page(request: Request, job_id: PathId) -> Response:
 async def job_part(
     request: Request, job_id: PathId, seen: Annotated[str, Query(max_length=100)] = ""
 ) -> Response:
-    """The part of the page that changes while a job runs; 204 where nothing has changed."""
+    """The part of the page that changes while a job runs; 204 without a change."""
     job = await services_of(request).jobs.get(job_id)
     if seen == state_of(job):
         return Response(status_code=204)
@@ -89,7 +89,7 @@ async def job_part(
 @router.get(f"{ROOT}/jobs/{{job_id}}/cancel")
 @access(Role.ADMIN, page=True)
 async def confirm_cancel(request: Request, job_id: PathId) -> Response:
-    """Asks whether to cancel."""
+    """Asks whether to cancel a job."""
     job = await services_of(request).jobs.get(job_id)
     return render(
         request,
@@ -113,7 +113,7 @@ async def cancel(request: Request, job_id: PathId) -> Response:
 
 
 def state_of(job: JobRow) -> str:
-    """What the live part of a job's page depends on, in short."""
+    """A short text of the values that the live part of a job's page depends on."""
     progress = job.progress or {}
     shown = map(progress.get, ("phase", "epoch", "eta_s", "peak_bytes"))
     parts = (job.status, job.cancel_requested, *shown)
@@ -127,12 +127,12 @@ def curve_of(job: JobRow) -> list[dict[str, Any]]:
 
 
 def curve_chart(job: JobRow) -> dict[str, Any] | None:
-    """The chart of a training; None for too few epochs."""
+    """The chart of a training; None for fewer than 2 epochs."""
     return chart_of_curve(curve_of(job))
 
 
 def chart_of_curve(points: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The chart of epochs one after the other, with a mark where a phase begins."""
+    """The chart of consecutive epochs with marks at new phases; None for fewer than 2 epochs."""
     if len(points) < 2:
         return None
     marks = [

@@ -1,4 +1,4 @@
-"""Figures that take long to count, kept so that looking at them often costs a server little."""
+"""A cache of figures that take long to count, so that frequent requests cost little time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from app.core.cache import SingleFlight
 T = TypeVar("T")
 
 MIN_SECONDS = 0.02
-"""What is counted faster is counted anew each time."""
+"""The counting time below which a figure is counted anew each time."""
 TIMES_AS_LONG = 100.0
-"""What took a second is kept for a hundred: counting takes one in a hundred at most."""
+"""The lifetime of a figure in counting times, so that counts take at most 1 % of the time."""
 MAX_FIGURES = 64
 
 
@@ -27,7 +27,7 @@ class KeptFigures:
         self._forgotten = 0
 
     async def get(self, key: Hashable, count: Callable[[], Awaitable[T]]) -> T:
-        """What ``count`` gives, or gave not long ago for this key."""
+        """The result of ``count``, or its kept result for this key."""
         kept = self._kept.get(key)
         if kept is not None and time.monotonic() < kept[0]:
             found: T = kept[1]
@@ -49,7 +49,7 @@ class KeptFigures:
         return counted
 
     def forget(self, key: Hashable) -> None:
-        """Count anew the next time."""
+        """Drop the figure of a key: the next request counts anew."""
         self._forgotten += 1
         self._kept.pop(key, None)
         self._flights.forget(key)

@@ -1,4 +1,4 @@
-"""Pages of model versions: how they compare over time, one of them, and which is served."""
+"""Pages of model versions: a comparison over time, one version, and activations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def model_list(request: Request, cursor: PlaceCursor = None) -> Response:
 @router.get(f"{ROOT}/models/{{version}}")
 @access(Role.ADMIN, page=True)
 async def model_page(request: Request, version: PathId) -> Response:
-    """A version: its figures, the gate's report, what was tried, its curve, its calibration."""
+    """A version: metrics, the gate's report, tried recipes, training curve and calibration."""
     services = services_of(request)
     row = await services.models.get(version)
     changes, _ = await services.models.history(version, None, 20)
@@ -132,14 +132,14 @@ async def _confirm(request: Request, version: str, action: str) -> Response:
 @router.get(f"{ROOT}/models/{{version}}/activate")
 @access(Role.ADMIN, page=True)
 async def confirm_activate(request: Request, version: PathId) -> Response:
-    """Asks whether to serve a version."""
+    """Asks whether to activate a version."""
     return await _confirm(request, version, "activate")
 
 
 @router.post(f"{ROOT}/models/{{version}}/activate")
 @access(Role.ADMIN, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def activate(request: Request, version: PathId) -> Response:
-    """Serves a version."""
+    """Activates a version."""
     return await _activate(request, version, pin=False)
 
 
@@ -153,7 +153,7 @@ async def confirm_pin(request: Request, version: PathId) -> Response:
 @router.post(f"{ROOT}/models/{{version}}/pin")
 @access(Role.ADMIN, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def pin(request: Request, version: PathId) -> Response:
-    """Serves a version and keeps it."""
+    """Activates and pins a version."""
     return await _activate(request, version, pin=True)
 
 
@@ -170,7 +170,7 @@ async def _activate(request: Request, version: str, *, pin: bool) -> Response:
 @router.get(f"{ROOT}/rollback")
 @access(Role.ADMIN, page=True)
 async def confirm_rollback(request: Request) -> Response:
-    """Asks whether to go back to the version before."""
+    """Asks whether to activate the previous version."""
     activation = await services_of(request).models.activation()
     return render(
         request,
@@ -188,7 +188,7 @@ async def confirm_rollback(request: Request) -> Response:
 @router.post(f"{ROOT}/rollback")
 @access(Role.ADMIN, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def rollback(request: Request) -> Response:
-    """Goes back to the version before."""
+    """Activates the previous version."""
     await services_of(request).models.rollback(by=caller_id(request))
     return go_to(path_of("models"))
 
@@ -196,7 +196,7 @@ async def rollback(request: Request) -> Response:
 @router.get(f"{ROOT}/unpin")
 @access(Role.ADMIN, page=True)
 async def confirm_unpin(request: Request) -> Response:
-    """Asks whether to let new versions be served again."""
+    """Asks whether to remove the pin."""
     activation = await services_of(request).models.activation()
     return render(
         request,
@@ -213,7 +213,7 @@ async def confirm_unpin(request: Request) -> Response:
 @router.post(f"{ROOT}/unpin")
 @access(Role.ADMIN, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def unpin(request: Request) -> Response:
-    """Lets new versions be served again."""
+    """Removes the pin."""
     await services_of(request).models.unpin(by=caller_id(request))
     return go_to(path_of("models"))
 
@@ -226,7 +226,7 @@ def ndcg_of(row: ModelRow) -> float | None:
 
 
 def verdict(row: ModelRow) -> str:
-    """What the gate found, in words."""
+    """The finding of the gate, in words."""
     finding = str((row.metrics.get("gate") or {}).get("finding", "unknown"))
     return VERDICTS.get(finding, finding.replace("_", " "))
 
@@ -234,9 +234,9 @@ def verdict(row: ModelRow) -> str:
 def timeline(
     rows: list[ModelRow], activation: Activation, changes: list[ActivationChange]
 ) -> dict[str, Any] | None:
-    """The drawing of NDCG@10 by version, oldest first, with the gate's interval around each.
+    """The drawing of NDCG@10 by version, oldest first, with the gate's interval around each value.
 
-    The interval is of the difference to the version that was served at the time.
+    The interval belongs to the difference to the version that was served at the time.
     """
     shown = [row for row in reversed(rows) if ndcg_of(row) is not None]
     if not shown:
@@ -331,7 +331,7 @@ def _interval(row: ModelRow) -> dict[str, float] | None:
 
 
 def _reliability(row: ModelRow) -> list[dict[str, Any]]:
-    """The points of the calibration's diagram, in a square of 100 from one half to one."""
+    """The points of the reliability diagram: probabilities of 0.5 to 1 in a square of side 100."""
     bins = row.metrics.get("reliability") or []
     return [
         {

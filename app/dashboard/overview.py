@@ -1,4 +1,4 @@
-"""The first page: is the service well, what does it serve, and what is to be done next."""
+"""The first page: the state of the service, the served version, lists, and the last training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions for a page, which waits for them only shortly."""
+"""Questions for a page, with a limit on the time that the page waits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from app.dashboard.rendering import lists_of
 from app.recommend.schemas import Questions
 
 MAX_MAKING = 2
-"""Questions that are still being made for pages that did not wait."""
+"""The maximum number of computations of questions at a time, on behalf of all pages."""
 
 
 async def questions_soon(request: Request, user: str, n: int, seconds: float) -> Questions | None:
-    """Questions for a user, if they are made within so many seconds.
+    """Questions for a user; None if they are not ready within ``seconds``.
 
-    The first ones of a version take long where there are many users and items. They are made all
-    the same, and are there the next time.
+    The first questions of a version take long with many users and items. Their computation
+    continues, so that a later call finds them ready.
     """
     making: set[asyncio.Task[Questions]] = request.app.state.questions_in_making
     if len(making) >= MAX_MAKING:

@@ -1,4 +1,4 @@
-"""How pages are made: templates, their filters, forms, static files, and errors as pages."""
+"""The rendering of pages: templates, their filters, forms, static files, and errors as pages."""
 
 from __future__ import annotations
 
@@ -80,17 +80,17 @@ def path_of(*segments: str) -> str:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number for people: thousands apart, or a dash where there is none."""
+    """A number with separators of thousands; a dash for None."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 0) -> str:
-    """A share of one as a percentage."""
+    """A fraction as a percentage; a dash for None."""
     return "–" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the largest unit that leaves a number above one."""
+    """Seconds in the largest unit that leaves a number of at least 2; a dash for None."""
     if seconds is None:
         return "–"
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
@@ -100,7 +100,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(n_bytes: float | None) -> str:
-    """Bytes as MiB or GiB."""
+    """Bytes as MiB or GiB; a dash for None."""
     if n_bytes is None:
         return "–"
     gib = n_bytes / 2**30
@@ -108,12 +108,12 @@ def size(n_bytes: float | None) -> str:
 
 
 def moment(micros: int | None) -> datetime | None:
-    """A stored time."""
+    """The UTC time of stored microseconds since 1970."""
     return None if micros is None else datetime.fromtimestamp(micros / 1e6, UTC)
 
 
 def ago(micros: int | None) -> str:
-    """How long ago a stored time was; the day where that is long ago."""
+    """The age of a stored time; the date if the age is above ``MAX_AGO_SECONDS``."""
     if micros is None:
         return "–"
     seconds = time.time() - micros / 1e6
@@ -128,7 +128,7 @@ def as_json(value: Any) -> str:
 
 
 def static_file(name: str) -> tuple[bytes, bytes, str] | None:
-    """A static file: as it is, compressed, and a digest; None if there is none."""
+    """The content of a static file, the compressed content, and a digest; None without the file."""
     # Only names that there are: those that strangers send would stay in memory.
     return _read_static(name) if name in STATIC_FILES else None
 
@@ -160,7 +160,7 @@ def asset(name: str) -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates. Everything is escaped: titles and ids are strangers' text."""
+    """The templates. Jinja escapes all values, because clients choose titles and ids."""
     made = Environment(
         loader=PackageLoader("app.dashboard"),
         autoescape=True,
@@ -204,7 +204,7 @@ def go_to(path: str) -> Response:
 
 
 def caller_has(request: Request, role: Role) -> bool:
-    """Whether the caller of a page has a role beside the one that opens it."""
+    """Whether the caller of a page has a role, beside the role that opens the page."""
     caller: Caller = request.scope[CALLER_KEY]
     return role in caller.roles
 
@@ -228,16 +228,16 @@ def lists_of(request: Request) -> RecommendFeature:
 
 
 def kept_figures(request: Request) -> KeptFigures:
-    """Figures that take long to count."""
+    """The cache of figures that take long to count."""
     figures: KeptFigures = request.app.state.kept_figures
     return figures
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form that was posted; of one that repeats, the last.
+    """The fields of a posted form; the last value of a repeated field.
 
     Raises:
-        BadRequest: it is no form.
+        BadRequest: the body is no form.
     """
     try:
         text = (await request.body()).decode("ascii")
@@ -248,7 +248,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def local_path(path: str | None) -> str:
-    """A path that a request names to go on to, if it is one of the dashboard's."""
+    """The next path that a request names; ``ROOT`` for a path outside the dashboard."""
     inside = path is not None and (path == ROOT or path.startswith((f"{ROOT}/", f"{ROOT}?")))
     if not inside or path is None or any(ord(c) < 33 or c == "\\" for c in path):
         return ROOT
@@ -256,7 +256,7 @@ def local_path(path: str | None) -> str:
 
 
 def error_page(scope: Scope, error: AppError) -> Response:
-    """The answer to a request for a page that failed."""
+    """The answer to a failed request for a page."""
     if scope["path"] == "/":
         if b"text/html" in (header(scope, b"accept") or b""):
             return go_to(ROOT)
@@ -276,9 +276,9 @@ def error_page(scope: Scope, error: AppError) -> Response:
 
 
 def _to_sign_in(scope: Scope) -> Response:
-    """To the page where one signs in, and from there back to where one was.
+    """The redirect to the sign-in page, which leads back to the present page.
 
-    A form is posted to the path of the page that it is on, so that path is where one was.
+    A form posts to the path of its own page, so the path of a post is the path of a page.
     """
     here = str(scope["path"])
     query = scope["query_string"].decode("latin-1")

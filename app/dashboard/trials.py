@@ -1,4 +1,4 @@
-"""Pages of trials: a second version, or other settings, beside what is served."""
+"""Pages of trials: a second version, or other settings, beside the served version."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def _number(name: str, text: str) -> Any:
 async def trial_page(request: Request, trial_id: PathId) -> Response:
     """A trial.
 
-    The difference of an interleaving trial is shown from its planned size on: looking early finds
-    what is not there. What counts is the difference at that size, however long the trial runs on.
-    That of a settings trial holds at every look.
+    The page shows the difference of an interleaving trial from the planned size on, because early
+    looks find false differences. The difference at the planned size counts, also if the trial runs
+    longer. The difference of a settings trial holds at every look.
     """
     trial = await kept_figures(request).get(
         ("trial", trial_id), lambda: services_of(request).trials.get(trial_id)
@@ -128,7 +128,7 @@ def _drawn(interval: Sequence[float]) -> dict[str, float]:
 
 
 def _chart(series: list[dict[str, Any]], reached: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The difference with its interval over time; None for a single point."""
+    """The chart of the difference with its interval over time; None for fewer than 2 points."""
     points = [point for point in series if point["interval"] is not None]
     if len(points) < 2:
         return None

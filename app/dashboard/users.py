@@ -1,4 +1,4 @@
-"""Pages of users: what they did, what they get, why, and what they would get if."""
+"""Pages of users: events, lists with their reasons, and lists under other conditions."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ Text = Annotated[str, Query(max_length=256)]
 @router.get(f"{ROOT}/users")
 @access(Role.HISTORY, page=True)
 async def user_list(request: Request, q: Text = "") -> Response:
-    """Users by the beginning or a part of their id, and those of the last events.
+    """Users by the beginning or a part of their id, and the users of the last events.
 
-    An index finds beginnings among all users. Parts are looked for among the newest users only: the
-    time that takes does not grow with the service.
+    An index finds beginnings among all users. The search for parts covers only the newest users, so
+    that its time does not grow with the service.
     """
     events = services_of(request).events
     text = q.strip()
@@ -83,7 +83,7 @@ async def user_list(request: Request, q: Text = "") -> Response:
 
 @dataclass(frozen=True)
 class ShownList:
-    """A list on a page, or why there is none."""
+    """A list on a page, or the reason for its absence."""
 
     title: str
     entries: list[dict[str, Any]]
@@ -101,7 +101,7 @@ async def user_page(
     like: Text = "",
     cursor: PageCursor = None,
 ) -> Response:
-    """A user's history beside the list, what the list is due to, and variants of it."""
+    """A user's history beside the list, the reasons for the list, and variants of the list."""
     services, feature = services_of(request), lists_of(request)
     catalogue = await services.catalog.catalogue()
     try:
@@ -190,7 +190,7 @@ async def entries_of(
 async def categories_of(
     request: Request, items: Sequence[str], catalogue: Catalogue
 ) -> dict[str, list[str]]:
-    """Some categories of each item."""
+    """The first ``SHOWN_CATEGORIES`` categories of each item."""
     ids = {item: catalogue.internal_ids.get(item, -1) for item in items}
     described = await services_of(request).catalog.described(list(ids.values()))
     return {
@@ -200,7 +200,7 @@ async def categories_of(
 
 
 def _with_moves(second: ShownList, first: ShownList) -> ShownList:
-    """The list with how each place moved from the first list."""
+    """The second list with each item's rank in the first list."""
     places = {entry["id"]: entry["rank"] for entry in first.entries}
     moved = [
         entry | {"before": places.get(entry["id"]), "compared": True} for entry in second.entries
@@ -209,7 +209,7 @@ def _with_moves(second: ShownList, first: ShownList) -> ShownList:
 
 
 async def _compare(request: Request, user: str, shown: ShownList) -> Comparison | None:
-    """Who beats whom among the first places; None where the model does not know two of them."""
+    """The comparison of the first items; None if the model knows fewer than 2 of them."""
     ids = [entry["id"] for entry in shown.entries if entry["source"] != "popular"]
     if len(ids) < 2:
         return None
@@ -255,7 +255,7 @@ def _shown_event(
 @router.get(f"{ROOT}/users/{{user}}/export")
 @access(Role.HISTORY, page=True)
 async def export(request: Request, user: PathId) -> Response:
-    """What is stored of a user, as NDJSON: events, then stated preferences."""
+    """The stored data of a user, as NDJSON: events, then preferences."""
     events = services_of(request).events
     await events.history(user, None, 1)  # 404 before the answer begins
 

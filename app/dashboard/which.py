@@ -1,4 +1,4 @@
-"""Which of the two? A click states a preference, and the list beside it moves."""
+"""The page "Which of the two?": a click states a preference, and the list beside it changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_BITS = 10_000.0
 
 
 def _visitor(user: str | None) -> str:
-    """The throw-away user of the page. Raises Unprocessable for anybody else."""
+    """The throw-away user of the page. Raises Unprocessable for other users."""
     if not user:
         return new_throw_away_id()
     if not is_throw_away(user):
@@ -48,7 +48,7 @@ def _visitor(user: str | None) -> str:
 
 
 def _bits(text: str | None) -> float:
-    """The bits so far, which the page carries along."""
+    """The information so far, in bits, which the page sends; 0 for a text that is no number."""
     try:
         value = float(text or 0)
     except ValueError:
@@ -63,7 +63,7 @@ async def which(
     user: Annotated[str | None, Query(max_length=64)] = None,
     bits: Annotated[str | None, Query(max_length=32)] = None,
 ) -> Response:
-    """Two items, and the list as it is; 204 for a page that asks whether questions are ready."""
+    """Two items and the list; 204 for a page that asks for questions before they are ready."""
     asks_again = header(request.scope, b"hx-request") is not None
     if asks_again and await questions_soon(request, _visitor(user), 1, POLL_SECONDS) is None:
         return Response(status_code=204, headers=PAGE_HEADERS)
@@ -74,7 +74,7 @@ async def which(
 @router.post(f"{ROOT}/which")
 @access(Role.EVENTS, page=True, max_body_bytes=MAX_FORM_BYTES)
 async def answer(request: Request) -> Response:
-    """Stores the preference and shows what it moved."""
+    """Stores the preference and shows the items that moved."""
     form = await read_form(request)
     user, bits = _visitor(form.get("user")), _bits(form.get("bits"))
     winner, loser = form.get("winner", ""), form.get("loser", "")
@@ -98,7 +98,7 @@ async def answer(request: Request) -> Response:
 @router.get(f"{ROOT}/which/forget")
 @access(Role.ERASE, page=True)
 async def confirm_forget(request: Request) -> Response:
-    """Begins anew."""
+    """Redirects to a new throw-away user."""
     return go_to(path_of("which"))
 
 
@@ -115,7 +115,7 @@ async def forget(request: Request) -> Response:
 
 
 async def _probability(request: Request, user: str, winner: str, loser: str) -> float | None:
-    """How probable the model held the answer; None where it does not know."""
+    """The model's probability of the answer; None if the model does not know both items."""
     try:
         comparison = await lists_of(request).rerank.compare(
             user, [winner, loser], RecommendationQuery(2, **UNRULED)

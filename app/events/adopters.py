@@ -1,8 +1,9 @@
-"""Queries for items newer than the model: how often they were used, and who adopted them.
+"""Queries on items that are newer than the model: their positive events and their adopters.
 
-A user has adopted an item when their latest event about it with a non-zero weight is positive: the
-rule of `app.events.profile.resolve_feedback`, in SQL. Only users with an event or preference up to
-``known_by`` (the seq the model was trained on) count: the model has no vector for the others.
+A user has adopted an item if the user's latest event about the item with a non-zero weight is
+positive. The rule is that of `app.events.profile.resolve_feedback`, in SQL. Only known users count.
+A known user has an event or preference up to ``known_by``, the last seq that the model was trained
+on. The model has no vector for other users.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class AdopterRepository:
     async def new_item_usage(
         self, seq: int, known_by: int, limit: int
     ) -> list[tuple[int, int, int]]:
-        """Count the positive events of known users by item, among the next ``limit`` events.
+        """Count the events of known users by item, among the next ``limit`` positive events.
 
         Returns:
             ``(item, events of known users, last seq)`` for each item of the first ``limit``
@@ -43,7 +44,7 @@ class AdopterRepository:
     async def adopters(
         self, items: Collection[int], known_by: int, max_users: int
     ) -> list[Adoption]:
-        """Return the latest ``max_users`` known adopters of each item, by the seq of adoption."""
+        """Return the latest ``max_users`` known adopters of each item, by ``Adoption.last_seq``."""
         is_item = one_of(events.c.item_id, items, self._database.dialect)
         rows = await self._database.fetch(
             _adopters_statement(is_item, self._event_weights),

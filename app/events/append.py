@@ -1,6 +1,6 @@
 """The transactions that append events and stated preferences.
 
-They find what is new, what is a duplicate and what is in conflict.
+A transaction tells new rows, duplicates and conflicts apart.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class EventAppender:
         self._counts = counts
 
     async def append(self, batches: Sequence[Sequence[NewEvent]]) -> list[AppendResult]:
-        """Commit the events of each batch; the results have indices into their batch."""
+        """Commit the events of all batches, and return a result for each batch.
+
+        The rejections of a result have indices into its batch.
+        """
         types: Counter[str] = Counter()
         async with self._database.write() as conn:
             results = await self.append_in(conn, batches, types)
@@ -62,11 +65,15 @@ class EventAppender:
     async def append_likely_new(
         self, batch: pa.RecordBatch, item_ids: MutableMapping[str, int]
     ) -> AppendResult:
-        """As `append_many`: faster where no event is stored yet, slower where one is.
+        """Append a batch as `append_many` does, but faster if no event is stored yet.
+
+        If an event is stored already, the batch takes longer than with `append_many`.
 
         Args:
             batch: columns with the fields of `NewEvent`.
-            item_ids: of items of batches before; those of this one are added. An item's id stays.
+            item_ids: internal ids of the items of earlier batches, by the client's id. The call
+                adds the new items of this batch, unless an event was stored already. The internal
+                id of an item never changes.
         """
         items = batch["item"].unique().to_pylist()
         unknown = [item for item in items if item not in item_ids]
@@ -84,7 +91,7 @@ class EventAppender:
         return AppendResult(batch.num_rows, last_seq=first_seq + batch.num_rows - 1)
 
     async def append_many(self, rows: Sequence[NewEvent]) -> AppendResult:
-        """As `append`, for tens of thousands of rows."""
+        """Append one batch as `append` does, for tens of thousands of rows."""
         types: Counter[str] = Counter()
         async with self._database.bulk_write() as conn:
             results = await self.append_in(conn, [rows], types)
@@ -107,7 +114,7 @@ class EventAppender:
         batches: Sequence[Sequence[NewEvent]],
         types: Counter[str],
     ) -> list[AppendResult]:
-        """Append events in the caller's transaction, and add up the types of the new ones."""
+        """Append events in the caller's transaction, and count the new events in ``types``."""
         # The lock comes first: what is read below stays true until the commit.
         first_seq = await next_values(conn, EVENT_SEQ, 0)
         rows = [event for batch in batches for event in batch]
@@ -190,15 +197,18 @@ async def append_preferences(
     *,
     skip_stored: bool = False,
 ) -> AppendResult:
-    """Append preferences in the caller's transaction. Unknown users are created, items are not.
+    """Append preferences in the caller's transaction.
+
+    The transaction creates unknown users, but no items.
 
     Args:
         conn: the transaction.
         repository: stores the rows.
         catalog: knows the items.
-        rows: valid preferences; those about unknown or deleted items are rejected.
+        rows: valid preferences. Preferences about unknown or deleted items are rejected.
         deleted: internal ids of deleted items.
-        skip_stored: counts preferences that were stored before as duplicates.
+        skip_stored: whether preferences that are stored already, or that repeat in ``rows``, count
+            as duplicates.
     """
     # The lock comes first, as for events: both share one order.
     first_seq = await next_values(conn, EVENT_SEQ, 0)

@@ -1,7 +1,7 @@
-"""Click attribution: which recommendation lists led to positive events.
+"""Click attribution: the lists that led to positive events.
 
-An event names the list it came from by its ``recommendation_id``, which begins with the list's
-source (a model version, or an A/B test) and the hour: see `app.core.ids`.
+An event names its list by a ``recommendation_id``. The id begins with the source of the list (a
+model version or an A/B test) and the hour, see `app.core.ids`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class ClickAttribution:
     async def clicked_by_hour(
         self, source: str, hours: Sequence[int], within: int | None = None
     ) -> dict[int, int]:
-        """Return the number of clicked lists by the hour in which they were given out.
+        """Return the number of clicked lists by the hour of serving.
 
         Args:
-            source: what the lists are from.
-            hours: hours since 1970, UTC. Hours without clicks are not in the result.
-            within: counts only clicks that came at most so many hours after the list's hour.
+            source: the source of the lists, a model version or an A/B test.
+            hours: hours since 1970, UTC. The result leaves out hours without clicks.
+            within: the number of hours, after the end of a list's hour, in which clicks count;
+                None: clicks count at any time.
         """
         if not hours:
             return {}
@@ -86,10 +87,10 @@ class ClickAttribution:
         return {row[0]: row[1] for row in rows}
 
     async def clicks(self, source: str) -> AsyncIterator[dict[str, set[int]]]:
-        """Yield the clicked items of a source's lists, some thousand rows at a time.
+        """Yield the clicked items of a source's lists, at most ``PAGE_ROWS`` rows at a time.
 
         Yields:
-            Internal item ids by recommendation id; a list is never split.
+            Internal item ids by recommendation id. No list is split between two results.
         """
         list_id = events.c.recommendation_id
         query = (

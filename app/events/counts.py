@@ -1,4 +1,4 @@
-"""Rows of events by hour, verdict and type, counted in memory and added to a table now and then."""
+"""Counts of event rows by hour, verdict and name, added to a table every few seconds."""
 
 from __future__ import annotations
 
@@ -23,30 +23,34 @@ WRITE_SECONDS = 5.0
 CLOSE_SECONDS = 1.5
 KEEP_HOURS = 24 * 90
 MAX_NAMES = 50
-"""Types and codes that a process counts by name in an hour; the others are one."""
+"""The number of types and codes that a process counts by name in an hour. All others share one
+name."""
 OTHERS = "(others)"
 
 
 class EventCount(NamedTuple):
-    """Rows of an hour with one verdict."""
+    """The number of rows of an hour with one verdict and one name."""
 
     hour: int
     """Hours since 1970, UTC."""
     verdict: Verdict
     name: str
-    """The type of accepted events, and the code of rejected rows."""
+    """The type of accepted events or the code of rejected rows; empty for duplicates."""
     rows: int
 
 
 class EventCounts:
-    """Adds up rows of this process. A process that is killed loses the last seconds."""
+    """Counts the rows of this process.
+
+    A killed process loses the counts since the last write.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._new: Counter[tuple[int, Verdict, str]] = Counter()
         self._hour = -1
         self._names: set[tuple[Verdict, str]] = set()
-        """What this hour is counted by."""
+        """The verdicts and names that the current hour counts apart."""
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
 
@@ -62,11 +66,11 @@ class EventCounts:
             self._new[hour, verdict, counted] += rows
 
     def start(self) -> None:
-        """Write what was counted every few seconds."""
+        """Start the task that writes the counts every ``WRITE_SECONDS``."""
         self._task = asyncio.create_task(self._write_on())
 
     async def close(self) -> None:
-        """Write the rest, if the database answers."""
+        """Write the remaining counts, if the database answers within ``CLOSE_SECONDS``."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -75,7 +79,7 @@ class EventCounts:
                 await self.write()
 
     async def write(self) -> None:
-        """Add what was counted to the table. After an error the next call adds it."""
+        """Add the counts to the table. After an error, the counts wait for the next call."""
         async with self._writing:
             if not self._new:
                 return
@@ -94,7 +98,7 @@ class EventCounts:
                 raise
 
     async def since(self, hour: int) -> list[EventCount]:
-        """The counts from an hour on, of all servers."""
+        """The counts of all servers from ``hour`` on (hours since 1970, UTC)."""
         await self.write()
         columns = [event_counts.c[name] for name in EventCount._fields]
         rows = await self._database.fetch(
@@ -103,7 +107,7 @@ class EventCounts:
         return [EventCount(*row) for row in rows]
 
     async def sums_since(self, hour: int) -> dict[Verdict, Counter[str]]:
-        """The rows from an hour on by verdict and name, of all servers."""
+        """The numbers of rows of all servers from ``hour`` on, by verdict and name."""
         await self.write()
         rows = await self._database.fetch(
             sa.select(event_counts.c.verdict, event_counts.c.name, sa.func.sum(event_counts.c.rows))
@@ -116,7 +120,7 @@ class EventCounts:
         return sums
 
     async def delete_old(self) -> None:
-        """Delete the counts of 90 days ago and before."""
+        """Delete the counts that are older than 90 days."""
         async with self._database.write() as conn:
             await conn.execute(
                 event_counts.delete().where(event_counts.c.hour < hour_now() - KEEP_HOURS)

@@ -180,7 +180,7 @@ async def _add_stream(request: Request, service: EventService) -> AppendResult:
 def _parse_lines(
     lines: list[tuple[int, bytes | None]],
 ) -> tuple[list[Any], list[int], list[Rejection]]:
-    """Return the rows, their indices in the stream, and the rejections of lines that are none."""
+    """Return the rows, their indices in the stream, and the rejections of the other lines."""
     rows: list[Any] = []
     indices: list[int] = []
     rejected: list[Rejection] = []
@@ -202,7 +202,7 @@ async def _line_groups(
 ) -> AsyncGenerator[list[tuple[int, bytes | None]]]:
     """Yield groups of numbered lines; None stands for a line that is too long.
 
-    Empty lines are skipped, and have no number. A group ends by its rows, its bytes or its time.
+    Empty lines have no number. A group ends at its limit of rows, of bytes or of seconds.
     """
     group: list[tuple[int, bytes | None]] = []
     tail = b""

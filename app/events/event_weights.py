@@ -1,8 +1,8 @@
-"""Event weights: the NCR_FEEDBACK setting, which gives each event a weight by its type and value.
+"""Event weights: NCR_FEEDBACK gives each event a weight by its type and value.
 
-A weight above 0 makes an event positive feedback, learned from in proportion to the weight. A
-weight of 0 marks the item as seen and has no other effect. A weight below 0 makes the event
-negative feedback: the item is never recommended to the user.
+A weight above 0 makes an event positive feedback. A model learns from the event in proportion to
+the weight. A weight of 0 marks the item as seen and has no other effect. A weight below 0 makes the
+event negative feedback, which keeps the item out of the user's lists.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class EventWeights:
 
         A weight is a number, ``"seen"`` (0) or a list of ranges such as
         ``{"from": 3, "below": 4, "weight": 1}``. A range without ``below`` ends where the next one
-        starts; a range without ``from`` has no lower end. ``"*"`` stands for every type that is
-        not named. Defaults: ``{"dislike": -1, "*": 1}``.
+        starts; a range without ``from`` has no lower end. ``"*"`` stands for every other type.
+        Defaults: ``{"dislike": -1, "*": 1}``.
 
         Raises:
-            SettingsError: the text is not such an object, or no type has a positive weight.
+            SettingsError: the text is no valid object of weights, or no type has a positive weight.
         """
         rules = dict(_DEFAULT)
         if text is not None and text.strip():
@@ -124,8 +124,8 @@ class EventWeights:
         """Return the factor (n,) by which weights have decayed at ``now``.
 
         Args:
-            timestamps: (n,) times of the events, in microseconds.
-            now: in microseconds. Later events do not decay.
+            timestamps: (n,) times of the events, in microseconds since 1970.
+            now: the present, in microseconds since 1970. Events after ``now`` do not decay.
         """
         if self.half_life_days is None:
             return np.ones(len(timestamps), dtype=np.float32)

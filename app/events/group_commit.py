@@ -1,4 +1,4 @@
-"""Group commit: events of many requests share a transaction, and each request waits for it."""
+"""Group commit: events of many requests share one transaction, and the requests wait for it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ CommitObserver = Callable[[int, float], None]
 
 QUIET_SECONDS = 0.001  # without another request: a burst of requests has ended
 MAX_ROWS = 5_000
-"""Rows of a group while lists are waiting. Their events share the pages of the indexes, which are
-then written once: on SQLite 1,000 events change 1,700 pages, 5,000 events 1,800."""
+"""The largest number of rows of a group, if the rows wait already. The events of a group share
+pages of the indexes, and a commit writes each page once. On SQLite, 1,000 events change 1,700 pages
+and 5,000 events change 1,800 pages."""
 
 
 def ignore_commit(rows: int, seconds: float) -> None:
-    """Observe nothing: the default."""
+    """Ignore a commit: the default observer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,9 +39,9 @@ class _Request:
 
 
 class GroupCommit:
-    """A bounded queue of requests, written in groups by one task.
+    """A bounded queue of requests, which one task writes in groups.
 
-    A commit costs about as much for one row as for hundreds, most of it the wait for the disk.
+    A commit takes about as long for one row as for hundreds of rows, mostly to wait for the disk.
     Requests that arrive during a commit form the next group.
     """
 
@@ -54,15 +55,15 @@ class GroupCommit:
         max_rows: int = 0,
         observe: CommitObserver = ignore_commit,
     ) -> None:
-        """Create the queue; `start()` starts the task.
+        """Create the queue. `start()` starts the task.
 
         Args:
             commit: writes the rows of several requests in one transaction.
-            group_rows: a group is written once it has so many rows. It has at most so many
-                requests, each of which is retried alone when the group fails.
-            group_ms: how long the first request of a group waits for others, in milliseconds.
-            buffer_rows: rows that may wait or be written at a time.
-            max_rows: a group takes up to so many rows, if they are waiting already.
+            group_rows: the number of rows at which a group stops waiting for others. A group has at
+                most so many requests, because each request is retried alone after a failed commit.
+            group_ms: the time that the first request of a group waits for others, in milliseconds.
+            buffer_rows: the largest number of rows that wait or are being written.
+            max_rows: the largest number of rows of a group, if the rows wait already.
             observe: called after each commit.
         """
         self._commit = commit
@@ -92,13 +93,16 @@ class GroupCommit:
     async def submit(self, rows: Sequence[NewEvent], *, wait: bool = False) -> AppendResult:
         """Write rows in one transaction and return after its commit.
 
-        When the caller is cancelled, the rows are still written.
+        After a cancellation of the caller, the task still writes the rows.
 
-        Args: rows: the rows of one request. wait: waits while the queue is full, instead of
-        raising. For a stream, which has only one group of rows pending at a time.
+        Args:
+            rows: the rows of one request.
+            wait: whether to wait while the queue is full, instead of raising. A stream waits,
+                because a stream has only one group of rows pending at a time.
 
-        Raises: Unavailable: the queue is full, the service is stopping, or the database is
-        unavailable.
+        Raises:
+            Unavailable: the queue is full, the service is stopping, or the database is
+                unavailable.
         """
         if wait:
             async with self._room:

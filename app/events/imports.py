@@ -1,4 +1,4 @@
-"""What came of the last imports of files, for people."""
+"""Records of the last imports of files, for operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 Origin = Literal["command", "page"]
 KEPT_IMPORTS = 200
 MAX_REASONS = 20
-"""Reasons that an import counts by name; the others are one."""
+"""The number of reasons that an import counts by name. All others share one name."""
 MAX_TEXT = 200
 OTHERS = "(others)"
 BROKE_OFF = "it broke off"
@@ -36,23 +36,23 @@ class ImportRow(NamedTuple):
     id: int
     origin: Origin
     name: str
-    """The name of the file or folder; empty where a page does not know it."""
+    """The name of the file or folder; empty where the page does not know the name."""
     by: str | None
     """The id of an API key, or an account of the machine."""
     started_at: int
     ended_at: int | None
-    """None while it runs, and of one that was killed."""
+    """None for a running import and for a killed one."""
     accepted: int
     duplicates: int
     rejected: dict[str, int]
-    """Rows by the reason for which they were rejected."""
+    """The number of rejected rows by reason."""
     problem: str | None
-    """Why it ended before the end of its file."""
+    """Why the import ended before the end of its file."""
 
 
 @dataclass
 class ImportCounts:
-    """What an import that runs counts. It is written when the import ends."""
+    """The counts of a running import, which `ImportLog.record` writes at the end."""
 
     accepted: int = 0
     duplicates: int = 0
@@ -60,7 +60,7 @@ class ImportCounts:
     problem: str | None = None
 
     def reject(self, reason: str, rows: int = 1) -> None:
-        """Count rejected rows by their reason, without what it quotes of them."""
+        """Count rejected rows by reason, with ``…`` for quotations and numbers of the rows."""
         name = _QUOTED.sub("…", reason.partition("\n")[0])[:MAX_TEXT]
         if name not in self.rejected and len(self.rejected) >= MAX_REASONS:
             name = OTHERS
@@ -77,9 +77,9 @@ class ImportLog:
     async def record(
         self, origin: Origin, name: str, by: str | None
     ) -> AsyncIterator[ImportCounts]:
-        """Record an import from its beginning; its counts are written at the end.
+        """Record the start of an import, and the counts at its end.
 
-        Only the newest imports are kept.
+        The table keeps the newest ``KEPT_IMPORTS`` imports.
         """
         newest = sa.select(imports.c.id).order_by(imports.c.id.desc()).limit(KEPT_IMPORTS - 1)
         # A name of the file system need not be UTF-8.
@@ -116,7 +116,7 @@ class ImportLog:
                 log.warning("the end of an import was not recorded", error=reason)
 
     async def last(self, n: int) -> list[ImportRow]:
-        """The last imports, newest first."""
+        """The last ``n`` imports, newest first."""
         columns = [imports.c[name] for name in ImportRow._fields]
         query = sa.select(*columns).order_by(imports.c.id.desc()).limit(n)
         return [ImportRow(*row) for row in await self._database.fetch(query)]

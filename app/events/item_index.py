@@ -1,7 +1,8 @@
-"""The index of events by item: put off during a large import, and made good after a killed one.
+"""The index of events by item: dropped during a large import, and rebuilt after a killed import.
 
-Rows are stored user by user, so that the items of a commit lie all over this index: of the indexes
-of the events it alone costs more with every row. It only makes queries faster; none needs it.
+An import stores rows user by user, so the items of a commit lie all over this index. Of the indexes
+of events, only this index costs more for each row as the table grows. The index makes queries
+faster, but no query needs the index.
 """
 
 from __future__ import annotations
@@ -47,22 +48,25 @@ _EXISTS = {
 
 
 class ItemIndex:
-    """Drops and builds the index. One process at a time does, and its death frees the others."""
+    """Drops and builds the index.
+
+    A lock admits one process at a time. The death of the process frees the lock.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def exists(self) -> bool:
-        """Return whether the index is there and whole."""
+        """Return whether the index exists and is complete."""
         query = sa.text(_EXISTS[self._database.dialect])
         return bool((await self._database.fetch(query, {"name": NAME}))[0][0])
 
     @asynccontextmanager
     async def put_off(self, on_build: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-        """Work without the index while this lasts; it is built at the end, after ``on_build``.
+        """Drop the index for the time of the context, call ``on_build``, and build the index.
 
-        After an error it stays missing until `mend`. While another process has put it off already,
-        this does nothing.
+        After an error, the index stays missing until `mend`. The context keeps the index
+        while another process has the lock, or if the database role cannot drop the index.
         """
         async with self._alone() as conn:
             if conn is None:
@@ -91,10 +95,10 @@ class ItemIndex:
                 log.warning("the index of events by item is not built", reason=_reason(error))
 
     async def mend(self) -> bool:
-        """Build the index if it is missing, unless another process has put it off.
+        """Build the index if it is missing, unless another process has the lock.
 
         Returns:
-            Whether it was built.
+            Whether this call built the index.
         """
         if await self.exists():
             return False
@@ -107,7 +111,7 @@ class ItemIndex:
             return True
 
     async def keep(self) -> None:
-        """Mend the index whenever it is missing, as after an import that was killed."""
+        """Call `mend` every ``CHECK_SECONDS``: a killed import leaves the index missing."""
         while True:
             try:
                 await self.mend()
@@ -135,9 +139,10 @@ class ItemIndex:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[AsyncConnection | _Nobody | None]:
-        """Hold the lock, on PostgreSQL by the given connection; None: another process has it.
+        """Hold the lock, on PostgreSQL by the yielded connection; None: another process has it.
 
-        It goes with the process, and on PostgreSQL with what the process has asked for last.
+        The lock ends with the process. On PostgreSQL, the lock of a killed process stays until its
+        running statement ends.
         """
         if self._database.dialect == "sqlite":
             # Not of the database's file: to close that would drop the locks that SQLite has on it.
@@ -165,14 +170,17 @@ def _reason(error: Exception) -> str:
 
 
 class _Nobody:
-    """In place of a connection: on SQLite a folder is locked."""
+    """Stands for a connection on SQLite, where the lock is on a folder."""
 
 
 _NOBODY = _Nobody()
 
 
 def _locked(folder: int) -> bool:
-    """Lock a folder, where the system has such locks, and return whether that succeeded."""
+    """Lock a folder; return False if another process has the lock.
+
+    On a system without locks of folders, the result is True.
+    """
     try:
         import fcntl
     except ImportError:
@@ -187,7 +195,7 @@ def _locked(folder: int) -> bool:
 
 
 async def mend_at(url: str) -> bool:
-    """`ItemIndex.mend` the database at ``url``."""
+    """Call `ItemIndex.mend` for the database at ``url``."""
     database = Database(normalise_database_url(url))
     try:
         return await ItemIndex(database).mend()

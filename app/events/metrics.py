@@ -14,7 +14,7 @@ COMMIT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class GroupCommitMetrics:
-    """Histograms of group commits; it can be built before the service that it observes."""
+    """Histograms of group commits, which can exist before the observed service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._rows = Histogram(

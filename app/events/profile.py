@@ -1,7 +1,7 @@
 """User profiles: a user's events and stated preferences, and the feedback they resolve to.
 
-Feedback resolution: of a user's events about an item, the latest with a non-zero weight decides
-whether the user likes or dislikes it. Of their preferences about two items, the latest counts.
+Feedback resolution: the latest event of a user about an item with a non-zero weight decides between
+like and dislike. Of a user's preferences between two items, the latest counts.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class FeedbackPositions:
     disliked: IntArray
     """The latest negative event of each disliked item."""
     disliked_weights: FloatArray
-    """The absolute weight of that event."""
+    """The absolute weight of the latest negative event of each disliked item."""
     only_seen: IntArray
     """The latest event of each item that is neither liked nor disliked."""
 
 
 def resolve_feedback(keys: IntArray, weights: FloatArray) -> FeedbackPositions:
-    """Decide for each key whether its events say like, dislike or seen.
+    """Decide for each key whether its events mean like, dislike or seen.
 
-    Repeating a positive event adds nothing: the highest weight counts, so that a hundred clicks are
-    not a purchase.
+    A repeated positive event adds nothing. The highest weight counts, so a hundred clicks do not
+    become a purchase.
 
     Args:
-        keys: (n,) what each event is about (an item, or a user and an item), oldest event first.
+        keys: (n,) the subject of each event (an item, or a user and an item), oldest event first.
         weights: (n,) the weight of each event.
     """
     order = np.argsort(keys, kind="stable")
@@ -74,8 +74,9 @@ def latest_preferences(preferences: IntArray) -> IntArray:
     """Return the ascending positions of the preferences that no later one replaces.
 
     Args:
-        preferences: (P, k) oldest first. The last two columns are the winner and the loser. A later
-            row about the same two items, in either order, with equal other columns, replaces one.
+        preferences: (P, k) oldest first. The last two columns are the winner and the loser. A row
+            replaces earlier rows about the same two items, in either order, with the same other
+            columns.
     """
     if len(preferences) < 2:
         return np.arange(len(preferences))
@@ -86,7 +87,7 @@ def latest_preferences(preferences: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedFeedback:
-    """A user's likes, dislikes and preferences. Item ids are internal; all are oldest first."""
+    """A user's likes, dislikes and preferences, oldest first. Item ids are internal."""
 
     positives: IntArray
     positive_weights: FloatArray
@@ -115,17 +116,17 @@ class Profile:
     preferences: IntArray
     """(P, 4) stated preferences in the order of their seq: winner, loser, seq, timestamp."""
     event_seq: int
-    """The highest seq of the whole service: the profile takes in everything up to it."""
+    """The highest seq of the service. The profile includes all changes up to this seq."""
     catalog_seq: int
     """The catalogue's number, for `CatalogService.catalogue`."""
     event_weights: EventWeights
-    """What the weights were computed by, and how they decay."""
+    """The rules of the weights and of their decay."""
     attributes: str = NO_ATTRIBUTES
     """The user's attributes, as JSON."""
     attributes_seq: int = 0
-    """The number of their last change; 0 where it is not known."""
+    """The number of the last change of the attributes; 0 if unknown."""
     _resolved: list[ResolvedFeedback] = field(default_factory=list, repr=False)
-    """Filled on first use, and shared with the same profile at later moments."""
+    """The resolved feedback, empty until the first use. Profiles by `at` share the list."""
 
     def at(self, event_seq: int, catalog_seq: int) -> Profile:
         """Return the profile at a later moment, up to which the user has not changed."""
@@ -147,9 +148,10 @@ class Profile:
         )
 
     def until(self, seq: int) -> Profile:
-        """Return the profile as it was at a seq of the user, without what came after it.
+        """Return the profile without events and preferences after a seq of the user.
 
-        What was deleted since is missing.
+        Events and preferences that were deleted since then are missing. The attributes are the
+        current ones.
         """
         if seq >= self.last_seq:
             return self
@@ -197,7 +199,7 @@ class Profile:
 
     @property
     def disliked(self) -> IntArray:
-        """The disliked items, each once: never to be recommended."""
+        """The disliked items, each once. Lists leave these items out."""
         return self._feedback.disliked
 
     @property

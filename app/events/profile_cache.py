@@ -1,4 +1,4 @@
-"""Profile cache: users' profiles in memory, read many at once, dropped when the user changes."""
+"""Profile cache: users' profiles in memory, read many at once and dropped on a user's change."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ log = get_logger(__name__)
 MAX_STALENESS_SECONDS = 0.05
 MIN_HINTED_INTERVAL_SECONDS = 0.005  # between two reads of the counters, however many hints come
 MAX_DELTA_EVENTS = 5_000
-"""With more events since the last look, all profiles are dropped without asking whose they are."""
+"""The largest number of new seqs for which a look finds the users who changed. With more new seqs,
+the cache drops all profiles."""
 MAX_RECENT_EVENTS = 10_000
-"""Of a user with more events, the older ones count once for each item."""
+"""The number of a user's latest events that a profile has in full. Of older events, a profile has
+the first, and one for each item."""
 PROFILE_BYTES = 800  # of a profile without its arrays
 MAX_USERS_READ = 32  # by one query
 MAX_QUERIES = 2  # at a time: while they run, requests collect for the next
@@ -72,15 +74,16 @@ _ROWS_SINCE = sa.select(
 
 
 class RowReader:
-    """Reads the rows of users who are asked for at the same time with one query.
+    """Reads the rows of several users with one query.
 
-    Users who are asked for while ``MAX_QUERIES`` run wait for the next one. A query begins after
-    all who wait for it have asked.
+    Requests that arrive while ``MAX_QUERIES`` queries run wait for the next query. A query begins
+    after all requests that it answers.
 
     Args:
-        database: where the rows are.
-        statement: takes ``users``, a JSON list, and gives a row for each, with the name first.
-        parameters: its others.
+        database: the database of the rows.
+        statement: a query with the parameter ``users``, a JSON list of clients' ids. The query
+            gives a row for each user, with the client's id first.
+        parameters: the other parameters of the query.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class RowReader:
         self._running: set[asyncio.Task[None]] = set()
 
     async def get(self, user: str) -> _Row:
-        """The row of a user, without the name. Raises what its query raises."""
+        """The row of a user, without the client's id. Raises the errors of the query."""
         future = self._waiting.get(user)
         if future is None:
             future = self._waiting[user] = asyncio.get_running_loop().create_future()
@@ -126,12 +129,12 @@ class RowReader:
 
 
 class ProfileCache:
-    """Answers with what was committed before the request.
+    """Users' profiles in memory, at most ``MAX_STALENESS_SECONDS`` behind other processes.
 
-    Commits of this process are taken in at once: the database counts its own transactions. Commits
-    of other processes show in the counters, which are read when a profile is requested, at most
-    every ``MAX_STALENESS_SECONDS``, or sooner after a hint. A look at the counters finds the users
-    who changed, and drops only their profiles.
+    Commits of this process show at once, because `Database` counts its own transactions. Commits of
+    other processes show in the counters of the database. A request reads the counters if the last
+    look is older than ``MAX_STALENESS_SECONDS``, or sooner after a hint. A look at the counters
+    drops only the profiles of the users who changed.
     """
 
     def __init__(self, database: Database, event_weights: EventWeights, max_bytes: int) -> None:
@@ -155,7 +158,7 @@ class ProfileCache:
         self._last_look = self._last_hint = -float("inf")
 
     def hint(self) -> None:
-        """Note that another process has news: the next request looks at the counters."""
+        """Note a change by another process. The next request reads the counters."""
         self._last_hint = time.monotonic()
 
     @property
@@ -164,11 +167,12 @@ class ProfileCache:
         return self._cache
 
     async def get(self, user: str, min_seq: int | None = None) -> Profile:
-        """Return the user's profile; an unknown user's is empty.
+        """Return the user's profile, which is empty for an unknown user.
 
         Args:
             user: the client's id.
-            min_seq: the profile's ``event_seq`` is at least this, unless no such seq exists yet.
+            min_seq: the lowest ``event_seq`` of the profile, unless the service has not reached
+                this seq yet.
         """
         event_seq, catalog_seq = await self.catch_up(min_seq)
         profile = self._cache.get(user)
@@ -186,9 +190,9 @@ class ProfileCache:
         return profile
 
     async def catch_up(self, min_seq: int | None = None) -> tuple[int, int]:
-        """Take in what was committed, and return the event seq and the catalogue's number now.
+        """Take in the committed changes, and return the event seq and the catalogue's number.
 
-        The event seq is at least ``min_seq``, unless no such seq exists yet.
+        The event seq is at least ``min_seq``, unless the service has not reached it yet.
         """
         now = time.monotonic()
         since = now - MAX_STALENESS_SECONDS
@@ -204,15 +208,16 @@ class ProfileCache:
         return self._event_seq, self._catalog_seq
 
     def last_seq(self, user: str) -> int | None:
-        """The last seq of a user as of the latest `catch_up`; None where it is not known."""
+        """The last seq of a user as of the latest `catch_up`; None if unknown."""
         known = self._last_seqs.get(user)
         return None if known is None else known[1]
 
     async def follow(self, users: Mapping[str, int]) -> None:
-        """Know the last seqs of these users, and of nobody else, without their profiles.
+        """Keep the last seqs of these users, and of no other users, without their profiles.
 
-        It may be called often: it reads them when the users are others, and after they were dropped
-        with all profiles. After an error it knows fewer, until it is called again.
+        Frequent calls are cheap. A call reads the seqs only for another mapping of users, or after
+        the cache has dropped all profiles. After an error, some seqs stay unknown until the next
+        call.
         """
         now = time.monotonic()
         is_known = self._last_seqs or not users or now < self._followed_at
@@ -243,9 +248,9 @@ class ProfileCache:
             self._dropped = None
 
     async def read(self, user: str) -> Profile:
-        """Read the user's profile from the database, in one query for all who ask meanwhile.
+        """Read the user's profile from the database, in one query for all waiting users.
 
-        A user with many events takes another query.
+        A user with at least ``MAX_RECENT_EVENTS`` events takes a second query.
         """
         limit = MAX_RECENT_EVENTS
         row = await self._rows.get(user)
@@ -290,7 +295,10 @@ class ProfileCache:
         self._commits_seen, self._last_look = commits, began
 
     async def _drop_described(self, since: int) -> None:
-        """Drop the profiles of users whose attributes changed; their events are as they were."""
+        """Drop the profiles of users whose attributes changed.
+
+        The last seqs stay, because the events did not change.
+        """
         rows = await self._database.fetch(_DESCRIBED_SINCE, {"seq": since})
         for (user,) in rows:
             self._cache.pop(user)
@@ -320,10 +328,10 @@ class ProfileCache:
             self._dropped.update(changed, erased)
 
     async def _has_gap(self, event_seq: int) -> bool:
-        """Return whether new seqs belong to no event, preference or retraction.
+        """Return whether a new seq belongs to no event, preference or retraction.
 
-        Versions before the table of retractions deleted events without a trace. An event that was
-        added and deleted since the last look leaves a gap, too.
+        Versions of the service before the table of retractions deleted events without a trace. An
+        event that was added and deleted since the last look leaves a gap, too.
         """
         span = {"seq": self._event_seq, "until": event_seq}  # later rows would hide a gap
         counts = (await self._database.fetch(_ROWS_SINCE, span))[0]
@@ -331,10 +339,10 @@ class ProfileCache:
 
 
 def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
-    """Return the query for profiles: a row for each user, of whom unknown ones have no id.
+    """Return the query for profiles: a row for each user, without an internal id for unknown users.
 
-    Lists come as JSON, which is faster to parse than the driver's arrays. Of the events they are
-    the latest of a number, newest first.
+    Events and preferences come as JSON, which is faster to parse than the driver's arrays. The
+    events are the latest ``limit`` events of the user, newest first.
     """
     columns = (
         _columns_as_json(
@@ -370,7 +378,7 @@ def profile_statement(dialect: str, event_weights: EventWeights) -> sa.Select[An
 
 
 def last_seqs_statement(dialect: str) -> sa.Select[Any]:
-    """Return the query for the ids and last seqs of those users who exist."""
+    """Return the query for the ids and last seqs of the users who exist."""
     asked = each_of(sa.bindparam("users", type_=sa.Text), dialect)
     return sa.select(users.c.external_id, users.c.id, users.c.last_seq).select_from(
         asked.join(users, users.c.external_id == asked.c.value)
@@ -378,10 +386,10 @@ def last_seqs_statement(dialect: str) -> sa.Select[Any]:
 
 
 def older_events_statement(dialect: str, event_weights: EventWeights) -> sa.Select[Any]:
-    """Return the query for a user's events before a seq, as far as they decide something.
+    """Return the query for the events before a seq that decide about a user's items.
 
-    Of each item it is the latest event with a weight, or the latest. The user's first event is
-    there, too: it says since when they are known.
+    For each item, the query gives the latest event with a non-zero weight, or else the latest
+    event. The query also gives the user's first event, which tells since when the user is known.
     """
     rows = (
         _events(event_weights)

@@ -1,7 +1,7 @@
 """Queries on users, events and stated preferences.
 
-Methods that take a connection run in the caller's transaction. Profiles have their query in
-`profile_cache`, new items theirs in `adopters`, training its own in `training_snapshot`.
+Methods that take a connection run in the caller's transaction. The queries for profiles
+are in `profile_cache`, for new items in `adopters`, and for training in `snapshot_query`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 KEPT_SEQS = 1_000_000
-"""Retractions so far back are kept. Servers that are further behind drop all profiles."""
+"""The number of seqs for which retractions stay. Servers further behind drop all profiles."""
 COUNT_SECONDS = 1_800.0  # for a count over all events
 REQUEST_SECONDS = 10.0  # for what a request waits for
 SEARCH_SECONDS = 2.0
@@ -59,7 +59,10 @@ class EventRepository:
     async def user_ids(
         self, conn: AsyncConnection, external_ids: Collection[str]
     ) -> dict[str, int]:
-        """Return the internal ids of those of the users who exist, or of whom they are part."""
+        """Return the internal ids of the users who exist, by the client's id.
+
+        A merged user has the internal id of the user who remained.
+        """
         found: dict[str, int] = {}
         missing = external_ids
         for name, user_id in (
@@ -75,7 +78,7 @@ class EventRepository:
     async def ensure_users(
         self, conn: AsyncConnection, external_ids: Iterable[str]
     ) -> dict[str, int]:
-        """Return the users' internal ids, creating those who do not exist, in this order.
+        """Return the users' internal ids, and create missing users in the given order.
 
         The caller holds the lock of the event counter.
         """
@@ -92,7 +95,7 @@ class EventRepository:
     async def lock_user(self, conn: AsyncConnection, external_id: str) -> int | None:
         """Lock the user's row and return their internal id; None for an unknown user.
 
-        Until the transaction ends nobody can add rows that refer to the user.
+        Until the transaction ends, no other transaction can add rows that refer to the user.
         """
         user_id: int | None = await conn.scalar(
             sa.select(users.c.id).where(users.c.external_id == external_id).with_for_update()
@@ -100,7 +103,7 @@ class EventRepository:
         return user_id
 
     async def delete_user(self, conn: AsyncConnection, user_id: int, seq: int) -> None:
-        """Erase a user with their events and preferences; the retraction takes ``seq``."""
+        """Erase a user with events and preferences, and record a retraction at ``seq``."""
         for table in (events, preferences):
             await conn.execute(table.delete().where(table.c.user_id == user_id))
         await conn.execute(users.delete().where(users.c.id == user_id))
@@ -142,19 +145,19 @@ class EventRepository:
         return int(rows[0][0]), int(rows[0][1])
 
     async def find_users(self, prefix: str, n: int) -> list[str]:
-        """Return at most ``n`` client ids of users that begin with a text, by an index."""
+        """Return at most ``n`` client ids that begin with a text, found by an index."""
         name = users.c.external_id
         found = begins_with(name, prefix, self._dialect)
         rows = await self._database.fetch(sa.select(name).where(found).limit(n))
         return sorted(row[0] for row in rows)
 
     async def users_containing(self, text: str, n: int, rows: int) -> list[str]:
-        """Return at most ``n`` client ids that contain a text, in any case, of the newest users.
+        """Return at most ``n`` client ids of the newest users that contain a text, ignoring case.
 
         Args:
             text: the text.
             n: the number of ids at most.
-            rows: the number of users that are looked at: no index serves it.
+            rows: the number of newest users to search, because no index serves the search.
         """
         newest = sa.select(users.c.external_id).order_by(users.c.id.desc()).limit(rows).subquery()
         name = newest.c.external_id
@@ -167,7 +170,10 @@ class EventRepository:
     async def users_before(
         self, prefix: str, length: int, created_before: int, n: int
     ) -> list[str]:
-        """Return at most ``n`` ids with a prefix and a length, of users created before a time."""
+        """Return at most ``n`` client ids with a prefix and a length, created before a time.
+
+        The time is in microseconds since 1970.
+        """
         name = users.c.external_id
         found = begins_with(name, prefix, self._dialect) & (users.c.created_at < created_before)
         found &= sa.func.length(name) == length
@@ -175,7 +181,10 @@ class EventRepository:
         return [row[0] for row in rows]
 
     async def recent_users(self, n: int) -> list[tuple[str, int]]:
-        """Return ``(client id, time)`` of the users of the last events, the latest first."""
+        """Return ``(client id, time)`` of the users of the last events, the latest first.
+
+        The time is that of acceptance, in microseconds since 1970.
+        """
         last = (
             sa.select(events.c.user_id, events.c.created_at, events.c.seq)
             .order_by(events.c.seq.desc())
@@ -193,7 +202,7 @@ class EventRepository:
         return [(row[0], row[1]) for row in rows]
 
     async def takers_by_day(self, item_id: int, limit: int) -> list[tuple[int, int]]:
-        """Return ``(days since 1970, events)`` of at most ``limit`` events about an item."""
+        """Count at most ``limit`` events about an item by day: ``(days since 1970, events)``."""
         some = (
             sa.select((events.c.timestamp // DAY_US).label("day"))
             .where(events.c.item_id == item_id)
@@ -222,14 +231,14 @@ class EventRepository:
     # Events
 
     async def last_seq(self) -> int:
-        """Return the highest seq given out."""
+        """Return the highest seq so far."""
         rows = await self._database.fetch(sa.select(current_value(EVENT_SEQ)))
         return int(rows[0][0])
 
     async def stored_events(
         self, conn: AsyncConnection, event_ids: Collection[str]
     ) -> dict[str, StoredEvent]:
-        """Return those of the events that exist, by event id."""
+        """Return the stored events with these ids, by event id."""
         rows = await conn.execute(
             sa.select(*_EVENT).where(one_of(events.c.event_id, event_ids, self._dialect))
         )
@@ -242,7 +251,7 @@ class EventRepository:
         new_events: Collection[NewEvent],
         item_ids: dict[str, int],
     ) -> None:
-        """Store events with consecutive seqs, and create their users in the events' order."""
+        """Store events with consecutive seqs, and create missing users in the events' order."""
         user_ids = await self.ensure_users(conn, [event.user for event in new_events])
         now = now_us()
         rows = [
@@ -269,7 +278,7 @@ class EventRepository:
         new_events: pa.RecordBatch,
         item_ids: dict[str, int],
     ) -> None:
-        """As `add_events`, for a batch with the fields of `NewEvent`."""
+        """Store a batch with the fields of `NewEvent`, as `add_events` does."""
         import pyarrow as pa
 
         n = new_events.num_rows
@@ -287,19 +296,19 @@ class EventRepository:
         await _advance_users(conn, zip(columns["user_id"].to_pylist(), seqs.tolist(), strict=True))
 
     async def delete_event(self, conn: AsyncConnection, event_id: str) -> int | None:
-        """Delete an event and return its user's internal id; None if there is no such event."""
+        """Delete an event and return its user's internal id; None for an unknown event."""
         user_id: int | None = await conn.scalar(
             events.delete().where(events.c.event_id == event_id).returning(events.c.user_id)
         )
         return user_id
 
     async def record_retraction(self, conn: AsyncConnection, user_id: int, seq: int) -> None:
-        """Record that an event of the user's was deleted: their last change is now ``seq``."""
+        """Record the deletion of a user's event: the user's last change is now ``seq``."""
         await conn.execute(users.update().where(users.c.id == user_id).values(last_seq=seq))
         await conn.execute(retractions.insert().values(seq=seq, user_id=user_id))
 
     async def delete_old_retractions(self) -> None:
-        """Delete the retractions that lie further back than any server looks."""
+        """Delete the retractions that are more than ``KEPT_SEQS`` seqs old."""
         before = sa.select(current_value(EVENT_SEQ) - KEPT_SEQS).scalar_subquery()
         async with self._database.write() as conn:
             await conn.execute(retractions.delete().where(retractions.c.seq < before))
@@ -325,8 +334,8 @@ class EventRepository:
             after: only events above this seq.
             until: only events up to this seq.
             n: the number of rows at most.
-            user_id: only events of this user; None: of all.
-            moved: only events that have got their seq by a merge of their user.
+            user_id: only events of this user; None: events of all users.
+            moved: only events that got their seq by a merge of users.
         """
         rows = await self._rows_in_order(events, _EVENT, after, until, n, user_id, moved)
         return [(StoredEvent(*row[:-1]), row[-1]) for row in rows]
@@ -344,8 +353,8 @@ class EventRepository:
     async def new_adoptions(self, seq: int, limit: int) -> list[tuple[int, int, bool]]:
         """Return ``(seq, item, is first)`` of at most ``limit`` positive events after a seq.
 
-        An event is a user's first about an item if no positive event of theirs came before it, and
-        if it has not come from a user who was merged: that one was counted for the item.
+        An event is first if the user has no earlier positive event about the item. An event of a
+        merged user is not first, because the count of the item already includes the merged user.
         """
         new = (
             sa.select(events.c.seq, events.c.user_id, events.c.item_id)
@@ -375,7 +384,7 @@ class EventRepository:
         """Return each item with the number of distinct users with a positive event about it.
 
         Returns:
-            The seq up to which events are counted, and the items with their numbers.
+            The seq up to which events count, and ``(item, users)`` in any order.
         """
         before = await self.last_seq()
         rows = await self._database.fetch_heavy(self._popularity, COUNT_SECONDS)
@@ -386,10 +395,10 @@ class EventRepository:
     async def co_occurrences(
         self, item_id: int, max_users: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Count the items that the newest ``max_users`` users of an item have in common with it.
+        """Count the users of other items among the newest ``max_users`` users of an item.
 
         Returns:
-            The number of users, and ``(other item, users of both)``, by positive events.
+            The number of users, and ``(other item, users of both items)``, by positive events.
         """
         newest_users = (
             sa.select(events.c.user_id)
@@ -466,7 +475,7 @@ def _ids_in(names: pa.DictionaryArray, ids: Mapping[str, int]) -> pa.Array:
 
 
 async def _advance_users(conn: AsyncConnection, changes: Iterable[tuple[int, int]]) -> None:
-    """Set the last seq of users from ascending ``(user, seq)``: a user's last one wins."""
+    """Set the last seq of users from ascending ``(user, seq)``: a user's last pair wins."""
     last_seqs = dict(changes)
     await update_many(
         conn, users, "last_seq", [(seq, user_id) for user_id, seq in last_seqs.items()]
@@ -474,10 +483,10 @@ async def _advance_users(conn: AsyncConnection, changes: Iterable[tuple[int, int
 
 
 def popularity_statement(event_weights: EventWeights) -> sa.Select[Any]:
-    """Return the query for items and the numbers of their users with positive events.
+    """Return the query for the number of users with a positive event, by item.
 
-    It counts all users by an index alone, and subtracts those without a positive event, who are
-    few. Reading the type of every event would take twenty times as long.
+    The query counts all users of an item by an index alone, and subtracts the few users without a
+    positive event. To read the type of every event would take twenty times as long.
     """
     count = sa.func.count(events.c.user_id.distinct()).label("n")
     by_item = sa.select(events.c.item_id, count).group_by(events.c.item_id)

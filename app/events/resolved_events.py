@@ -1,4 +1,4 @@
-"""What events and preferences say about users and items, and the matrix of it."""
+"""The feedback that events and preferences resolve to, and the matrix of interactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NONE_POSITIVE = "no event is positive by NCR_FEEDBACK, and training needs positi
 
 @dataclass(frozen=True, slots=True)
 class ResolvedEvents:
-    """What the events and preferences of some users say. Ids are internal; by user and time."""
+    """The resolved feedback of some users, by user and time. Ids are internal."""
 
     liked: IntArray
     """(n, 2) user and item."""
@@ -39,12 +39,12 @@ class ResolvedEvents:
 
     @property
     def users(self) -> IntArray:
-        """The users that there is something to learn from, ascending."""
+        """The users with a like or a preference, ascending."""
         return np.unique(np.concatenate([self.liked[:, 0], self.pairs[:, 0]]))
 
     @property
     def items(self) -> IntArray:
-        """The items that there is something to learn about, ascending."""
+        """The items of likes, dislikes and preferences, ascending."""
         parts = [self.liked[:, 1], self.disliked[:, 1], self.pairs[:, 1:].flatten()]
         return np.unique(np.concatenate(parts))
 
@@ -57,11 +57,11 @@ class ResolvedEvents:
         *,
         weighted: bool,
     ) -> Interactions:
-        """Builds the matrix, with the users' other feedback beside it.
+        """Builds the matrix of interactions, with the users' other feedback.
 
         Args:
-            users: `users`, the rows.
-            items: Ascending, the columns: at least `items`.
+            users: The rows of the matrix: the property `users`.
+            items: The columns of the matrix, ascending: at least the property `items`.
             user_ids: Clients' ids of ``users``.
             item_ids: Clients' ids of ``items``.
             weighted: Whether the matrix has weights.
@@ -95,13 +95,13 @@ def resolve_events(
     preferences: IntArray,
     preference_weights: FloatArray,
 ) -> ResolvedEvents:
-    """Decides what each user likes, dislikes, has only seen, and prefers.
+    """Decides which items each user likes, dislikes, has only seen, and prefers.
 
-    Of a user's events about an item the latest that is no mere view counts, see
-    `resolve_feedback`; of their preferences about two items the latest.
+    Of a user's events about an item, the latest with a non-zero weight counts, see
+    `resolve_feedback`. Of a user's preferences between two items, the latest counts.
 
     Args:
-        events: (n, 2) user and item, ordered by user, time and seq as all arrays.
+        events: (n, 2) user and item. All arrays are in the order of user, time and seq.
         weights: (n,)
         timestamps: (n,) in microseconds since 1970.
         preferences: (p, 3) user, winner and loser.
@@ -122,9 +122,9 @@ def resolve_events(
 
 
 def _resolve_feedback(events: IntArray, weights: FloatArray) -> FeedbackPositions:
-    """What users like, dislike or have only seen, of (n, 2) users and items.
+    """The events that decide about each user and item, of (n, 2) users and items.
 
-    Where all weights are the same, what is liked repeats as events do.
+    If all weights are equal and positive, every event is a like, repeated events included.
     """
     if len(weights) and weights[0] > 0 and (weights == weights[0]).all():
         none = np.zeros(0, dtype=np.int64)
@@ -134,13 +134,13 @@ def _resolve_feedback(events: IntArray, weights: FloatArray) -> FeedbackPosition
 
 
 def _rows(pairs: IntArray, users: IntArray, items: IntArray) -> IntArray:
-    """Matrix rows of (n, 1 + k) internal ids, a user and k items; −1 for those not in it."""
+    """(n, 1 + k) positions in the matrix of a user and k items; −1 for an id outside the matrix."""
     columns = [_positions(users, pairs[:, 0])]
     columns += [_positions(items, column) for column in pairs.T[1:]]
     return np.stack(columns, axis=1)
 
 
 def _positions(ascending: IntArray, ids: IntArray) -> IntArray:
-    """The position of each id among ascending ids; −1 for those that are not among them."""
+    """The position of each id among ascending ids; −1 for a missing id."""
     position = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
     return np.where(ascending[position] == ids, position, -1)

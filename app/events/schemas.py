@@ -1,7 +1,7 @@
-"""Events and preferences as clients send them, as they are stored, and as answers show them.
+"""Events and preferences in requests, in the database and in answers.
 
-Rows are validated by hand: pydantic takes several times as long for a list of 10,000, and its
-errors would still have to be turned into one rejection a row.
+`parse_event` and `parse_preference` validate rows without pydantic. Pydantic takes several times as
+long for a list of 10,000 rows, and does not give one rejection for each row.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def events_of(batch: pa.RecordBatch) -> list[NewEvent]:
 
 
 class StoredEvent(NamedTuple):
-    """An event with its seq. User and item are internal ids."""
+    """An event with its seq.
+
+    User and item are internal ids. The timestamp is in microseconds since 1970, UTC.
+    """
 
     seq: int
     event_id: str
@@ -80,7 +83,10 @@ class NewPreference(NamedTuple):
 
 
 class StoredPreference(NamedTuple):
-    """A stated preference with its seq. Ids are internal."""
+    """A stated preference with its seq.
+
+    Ids are internal. The timestamp is in microseconds since 1970, UTC.
+    """
 
     seq: int
     user_id: int
@@ -99,7 +105,7 @@ class Adoption(NamedTuple):
     last_seq: int
     """The seq of the user's latest event about the item that has a non-zero weight."""
     weight: float
-    """The weight of a positive event of the user's; each weight has a row."""
+    """The weight of a positive event of the user. Each weight has a row."""
     timestamp: int
     """The time of the latest event of that weight, in microseconds since 1970."""
 
@@ -225,12 +231,12 @@ class EventPage(BaseModel):
 
 
 def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
-    """Validate one row of a request.
+    """Validate one event of a request.
 
     Args:
         row: the parsed JSON.
         index: the row's index in the request.
-        now: the default of its timestamp, in microseconds since 1970.
+        now: the default timestamp, in microseconds since 1970.
     """
     if not isinstance(row, dict):
         return Rejection(index, "invalid_event", "an event must be a JSON object")
@@ -286,7 +292,7 @@ def parse_event(row: Any, index: int, now: int) -> NewEvent | Rejection:
 
 
 def parse_preference(row: Any, index: int, now: int) -> NewPreference | Rejection:
-    """Validate one row of a request; arguments as of `parse_event`."""
+    """Validate one preference of a request, with the arguments of `parse_event`."""
     if not isinstance(row, dict):
         return Rejection(index, "invalid_preference", "a preference must be a JSON object")
     if not row.keys() <= _PREFERENCE_FIELDS:

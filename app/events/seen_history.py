@@ -1,7 +1,7 @@
-"""When users last had an event of each type about each item, for rules by type and age.
+"""Times of a user's last events by type and item, for rules by type and age.
 
-A profile has no types, and of long histories not every event. This is read beside it only where a
-rule asks for it: once, and then what came since.
+A profile has no event types, and lacks some events of a long history. The service reads a seen
+history only if a rule needs the history. Later reads of a long history add only the new events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 MAX_RULES = 4  # whose times of return are kept of a user
 MIN_KEPT_ROWS = 1_000
-"""Shorter histories are read anew when something changes."""
+"""Histories with fewer rows are read anew after a change of the user."""
 MAX_ADDED = 10_000  # rows, before a history is read anew
 MAX_BEHIND = 500_000  # seqs: retractions further back may be gone
 HISTORY_BYTES = 800  # of one without its arrays
@@ -38,24 +38,27 @@ _RETRACTED = sa.select(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReturnTimes:
-    """When each item of a user may come back, the first to come back first."""
+    """The times at which a user's items may come back, the earliest first."""
 
     items: IntArray
     """(k,) internal ids, each once."""
     times: IntArray
-    """(k,) in microseconds since 1970; at least ``NEVER_BACK`` for those that never do."""
+    """(k,) in microseconds since 1970; at least ``NEVER_BACK`` for items that stay out."""
 
     def returned(self, at_us: int) -> int:
-        """How many of the items are back at a time; they come first."""
+        """The number of items that are back at a time, in microseconds since 1970."""
         return int(np.searchsorted(self.times, at_us, side="right"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenHistory:
-    """The latest event of each type about each item; a row may be outdone by a later one."""
+    """The latest event of each type about each item.
+
+    An item can have several rows of a type. The row with the latest time counts.
+    """
 
     last_seq: int
-    """The seq of the user's last change when it was read."""
+    """The seq of the user's last change at the time of reading."""
     types: tuple[str, ...]
     kinds: IntArray
     """(k,) positions in ``types``."""
@@ -68,17 +71,17 @@ class SeenHistory:
     negative: NDArray[np.bool_]
     """(k,) whether the events are negative feedback."""
     added: int = 0
-    """Rows that were read later than the others."""
+    """The number of rows that later reads added."""
     _by_rule: dict[Any, ReturnTimes] = field(default_factory=dict, repr=False)
 
     @property
     def nbytes(self) -> int:
-        """The memory of the arrays, and of what is computed from them, in bytes."""
+        """The memory of the arrays, and of the return times computed from them, in bytes."""
         names = sum(60 + 4 * len(name) for name in self.types)
         return names + (33 + 16 * MAX_RULES) * len(self.items)
 
     def until(self, seq: int) -> SeenHistory:
-        """The history at an earlier seq, as far as it is known."""
+        """The history at an earlier seq: the rows whose first event is not after that seq."""
         then = self.first_seqs <= seq
         return SeenHistory(
             seq,
@@ -91,7 +94,7 @@ class SeenHistory:
         )
 
     def plus(self, later: SeenHistory) -> SeenHistory:
-        """The history with what came after it."""
+        """The history with the rows of a later one."""
         types = tuple(dict.fromkeys(self.types + later.types))
         position = np.array([types.index(name) for name in later.types], dtype=np.int64)
         return SeenHistory(
@@ -106,7 +109,7 @@ class SeenHistory:
         )
 
     def return_times(self, rule: SeenRule, disliked: IntArray) -> ReturnTimes:
-        """When the items come back; ``disliked`` (d,) are those that the user dislikes."""
+        """The return times by a rule; ``disliked`` (d,) has the items that the user dislikes."""
         found = self._by_rule.get(rule.key)
         if found is None:
             found = self._return_times(rule, disliked)
@@ -135,8 +138,8 @@ class SeenHistories:
     """Histories of users, kept in memory until the user changes.
 
     Args:
-        database: where the events are.
-        event_weights: which events are negative.
+        database: the database of the events.
+        event_weights: the weights, which tell negative events.
         max_bytes: the memory for histories, in bytes.
     """
 
@@ -151,7 +154,7 @@ class SeenHistories:
 
         Args:
             user: the client's id.
-            profile: the user's own, without a basket.
+            profile: the profile of the user, without a basket.
         """
         user_id, last_seq = profile.user_id, profile.last_seq
         assert user_id is not None  # noqa: S101 - there are events
@@ -182,7 +185,7 @@ class SeenHistories:
         return await self._rows(user_id, 0)
 
     async def _rows(self, user_id: int, after: int) -> SeenHistory:
-        """What came after a seq."""
+        """The history of the events after a seq."""
         rows = await self._database.fetch(self._statement, {"user_id": user_id, "after": after})
         types = tuple(dict.fromkeys(row[0] for row in rows))
         sizes = [row[2].count(",") + 1 for row in rows]
@@ -197,9 +200,10 @@ class SeenHistories:
 
 
 def _statement(event_weights: EventWeights) -> sa.Select[Any]:
-    """The query for a user's events after a seq: a row for each type, and whether it is negative.
+    """The query for a user's events after a seq: a row for each type and ``is_negative``.
 
-    The other columns are numbers with commas between them: items, times and seqs.
+    Items, times and seqs are numbers with commas between them. The last column is the user's last
+    seq.
     """
     weight = event_weights.expression(events.c.type, events.c.value)
     is_negative = sa.case((weight < 0, 1), else_=0).label("is_negative")

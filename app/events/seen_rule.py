@@ -1,10 +1,9 @@
 """Seen rules: how long an event keeps its item out of the user's lists, by the event's type.
 
 A rule is an object of ages by type, such as ``{"purchase": "14d", "view": "0s"}``. Types are free:
-one that no event has matches nothing. ``"*"`` stands for all that are not named, and is ``forever``
-unless the rule says otherwise. An item is seen as long as one of its events is younger than its
-age. An item that the user dislikes stays out for ever, unless the rule names the type of the
-negative event.
+a type without events matches no event. ``"*"`` stands for all other types, and is ``forever`` by
+default. An item is seen as long as one of its events is younger than the age of the event's type.
+A disliked item always stays out, unless the rule names the type of the negative event.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from app.events.event_weights import ANY_OTHER_TYPE, MAX_TYPE_BYTES
 
 FOREVER = "forever"
 NEVER_BACK = 2**62
-"""The age, in microseconds, of what never comes back."""
+"""The age, in microseconds, of events whose items never come back."""
 MAX_AGE_DAYS = 36_500
 MAX_HIDDEN_DAYS = 30
-"""How long lists are remembered that were shown."""
+"""The number of days for which the service remembers shown lists."""
 MAX_TYPES = 32
 MAX_QUERY_CHARACTERS = 4_096  # of a rule in a query string
 DURATION = r"^(0|[1-9][0-9]{0,9})[smhd]?$"
-"""A whole number of seconds, minutes, hours or days."""
+"""The pattern of a whole number of seconds, minutes, hours or days."""
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _SECOND_US = 1_000_000
 _EXAMPLES = '"90s", "30m", "6h" or "14d"'
@@ -42,20 +41,20 @@ class SeenRule:
     """Ages by event type, in microseconds."""
 
     types: Mapping[str, int]
-    """Of the types that the rule names."""
+    """The ages of the types that the rule names."""
     other: int = NEVER_BACK
-    """Of all others."""
+    """The age of all other types."""
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal rules, in every process; short, as it is part of cached lists' keys."""
+        """A short key for cached lists: equal rules have equal keys, in every process."""
         text = repr((sorted(self.types.items()), self.other))
         encoded = text.encode("utf-8", "backslashreplace")
         return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
     @property
     def never_ends(self) -> bool:
-        """Whether nothing ever comes back: the rule changes no list."""
+        """Whether no item ever comes back, so that the rule changes no list."""
         return self.other == NEVER_BACK and all(age == NEVER_BACK for age in self.types.values())
 
     def age(self, kind: str) -> int:
@@ -64,14 +63,14 @@ class SeenRule:
 
 
 ALWAYS_SEEN = SeenRule({})
-"""What was seen never comes back."""
+"""The rule by which seen items never come back."""
 
 
 def parse_rule(value: Any) -> SeenRule:
     """The rule of parsed JSON.
 
     Raises:
-        ValueError: it is none; the message is one line.
+        ValueError: the value is no rule. The message is one line.
     """
     if not isinstance(value, dict):
         raise ValueError('a rule is an object of ages by type, such as {"purchase": "14d"}')
@@ -94,10 +93,10 @@ def parse_rule(value: Any) -> SeenRule:
 
 
 def parse_hidden_time(value: Any) -> int:
-    """For how long an item that was shown is hidden, in microseconds.
+    """The time for which a shown item is hidden, in microseconds.
 
     Raises:
-        ValueError: it is no such time; the message is one line.
+        ValueError: the value is no time, or too long. The message is one line.
     """
     duration = _duration(value, MAX_HIDDEN_DAYS)
     if duration is None:
@@ -108,7 +107,7 @@ def parse_hidden_time(value: Any) -> int:
 
 
 def _duration(value: Any, max_days: int) -> int | None:
-    """A time in microseconds; None for what is none, or too long."""
+    """A time in microseconds; None for an invalid time, and for more than ``max_days``."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # in JSON 5.0 is as whole a number as 5
     if isinstance(value, int) and not isinstance(value, bool):
@@ -121,7 +120,7 @@ def _duration(value: Any, max_days: int) -> int | None:
 
 
 def seen_rule_of(value: Any) -> SeenRule:
-    """As `parse_rule`. Raises Unprocessable ``invalid_seen``."""
+    """Parse a rule as `parse_rule` does. Raises Unprocessable ``invalid_seen``."""
     try:
         return parse_rule(value)
     except ValueError as error:
@@ -129,7 +128,7 @@ def seen_rule_of(value: Any) -> SeenRule:
 
 
 def read_seen_rule(text: str | None) -> SeenRule | None:
-    """The rule in a query string; None where there is none. Raises as `seen_rule_of`."""
+    """The rule in a query string; None without a rule. Raises as `seen_rule_of`."""
     if text is None:
         return None
     if len(text) > MAX_QUERY_CHARACTERS:
@@ -143,7 +142,11 @@ def read_seen_rule(text: str | None) -> SeenRule | None:
 
 
 def hidden_time_of(value: Any) -> int | None:
-    """As `parse_hidden_time`; None for None. Raises Unprocessable ``invalid_hide_shown``."""
+    """Parse a time as `parse_hidden_time` does; None for None.
+
+    Raises:
+        Unprocessable: ``invalid_hide_shown``.
+    """
     try:
         return None if value is None else parse_hidden_time(value)
     except ValueError as error:
@@ -169,7 +172,7 @@ def settings_hidden_time(settings: Settings) -> int:
 
 
 def _json(text: str) -> Any:
-    """Parsed JSON. Raises ValueError for other text, and for names that are there twice."""
+    """Parse JSON. Raises ValueError for other text, and for repeated names."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
@@ -185,4 +188,4 @@ def _json(text: str) -> Any:
 
 
 class _RepeatedNameError(ValueError):
-    """A JSON object with a name twice."""
+    """A JSON object has the same name twice."""

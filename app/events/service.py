@@ -64,16 +64,19 @@ ERASED_AT_ONCE = 500
 MAX_PREFERENCE_WRITES = 64  # lists of preferences that are written at a time
 
 EraseUser = Callable[[AsyncConnection, int | None, str], Awaitable[int]]
-"""Erases what another feature stores of a user, by both ids, in the given transaction.
+"""Erases another feature's data of a user, by both ids, in the given transaction.
 
-The internal id is None for somebody without events. It returns how many rows there were.
+The internal id is None for a user without events. The function returns the number of erased rows.
 """
 
 RowT = TypeVar("RowT", NewEvent, NewPreference)
 
 
 class EventService:
-    """Users, events and preferences. `start()` it before adding events; `drain()` it at the end."""
+    """Users, events and preferences.
+
+    A caller needs `start()` before the first event, and `drain()` at the end.
+    """
 
     def __init__(
         self,
@@ -114,16 +117,16 @@ class EventService:
         """The number of rows that clients posted, by outcome."""
         self.profiles = ProfileCache(database, self.event_weights, settings.profile_cache_bytes)
         self.seen_rule = settings_rule(settings)
-        """For how long what users have seen stays out of lists that ask for no other rule."""
+        """The rule for seen items in lists whose request has no rule of its own."""
         self.hidden_us = settings_hidden_time(settings)
-        """For how long what such lists show and nobody takes stays out of the next, in
-        microseconds; 0: not at all."""
+        """The time, in microseconds, for which shown items without a later event stay out of lists
+        whose request has no time of its own; 0: shown items stay in."""
         self.seen_histories = SeenHistories(
             database, self.event_weights, settings.profile_cache_bytes // 2
         )
         self.shown = ShownLists(database)
         self.counts = EventCounts(database)
-        """Rows by hour, verdict and type, of all servers."""
+        """The counts of rows by hour, verdict and name, of all servers."""
         self.imports = ImportLog(database)
         """The last imports of files."""
         self._appender = EventAppender(database, self._repository, catalog, announce, self.counts)
@@ -137,7 +140,7 @@ class EventService:
         )
 
     def start(self) -> None:
-        """Start the group commit."""
+        """Start the group commit and the writing of counts."""
         self.group_commit.start()
         self.counts.start()
 
@@ -157,13 +160,17 @@ class EventService:
         wait: bool = False,
         known_items_only: bool = False,
     ) -> AppendResult:
-        """Validate rows of a client and store the valid ones; returns after the commit.
+        """Validate rows of a client, store the valid ones, and return after the commit.
 
-        Args: rows: parsed JSON values. now: the default timestamp, in microseconds since 1970.
-        wait: waits while too many events are waiting, instead of raising. known_items_only: rejects
-        rows about items that the catalogue does not have.
+        Args:
+            rows: parsed JSON values.
+            now: the default timestamp, in microseconds since 1970.
+            wait: whether to wait while too many events are waiting, instead of raising.
+            known_items_only: whether to reject rows about unknown items.
 
-        Raises: Unavailable: too many events are waiting, or the database is unavailable.
+        Raises:
+            Unavailable: too many events are waiting, the service is stopping, or the database is
+                unavailable.
         """
         valid, indices, rejected = await _parsed(parse_event, rows, now)
         if known_items_only and valid:
@@ -199,18 +206,20 @@ class EventService:
     async def import_new(
         self, batch: pa.RecordBatch, item_ids: MutableMapping[str, int]
     ) -> ImportResult:
-        """As `import_rows` for columns; first tries to store them without looking for each.
+        """Store a batch as `import_rows` does, but first without a search for stored events.
 
         Args:
             batch: columns with the fields of `NewEvent`.
-            item_ids: kept from one batch to the next, so that each item is looked for once.
+            item_ids: internal ids by the client's id. All batches of an import share the mapping,
+                so that each item is looked up once.
         """
         return _import_result(await self._appender.append_likely_new(batch, item_ids))
 
     async def delete_event(self, event_id: str) -> None:
-        """Delete an event. Its user gets a new last seq, so caches of the user become stale.
+        """Delete an event. The user gets a new last seq, so caches of the user become stale.
 
-        Raises: NotFound: the event does not exist.
+        Raises:
+            NotFound: the event does not exist.
         """
         async with self._database.write() as conn:
             # The lock comes first, in the same order as when events are added.
@@ -243,10 +252,10 @@ class EventService:
     async def iter_events(
         self, external_id: str | None = None, chunk_size: int = 5_000
     ) -> AsyncIterator[list[tuple[StoredEvent, str, str]]]:
-        """Yield all events, or those of a user, in order, up to the last one at the beginning.
+        """Yield all events, or the events of a user, in order, up to the last seq at the start.
 
-        Those that a merge of users has moved beyond it meanwhile come at the end. They come twice,
-        for either user, if they had been yielded before.
+        Events that a merge of users moves beyond that seq meanwhile come at the end. Moved events
+        that were yielded before come twice, once for each user.
 
         Yields:
             Lists of events with the client ids of their user and item.
@@ -266,15 +275,15 @@ class EventService:
             after, until = until, await self.last_seq()
 
     async def last_seq(self) -> int:
-        """Return the highest seq given out, to an event, a preference or a deletion."""
+        """Return the highest seq of an event, a preference or a deletion."""
         return await self._repository.last_seq()
 
     # Stated preferences
 
     async def add_preferences(self, rows: Sequence[object], now: int) -> AppendResult:
-        """Validate preferences of a client and store the valid ones; arguments as of `add_rows`.
+        """Validate preferences of a client and store the valid ones, see `add_rows`.
 
-        Each list has a transaction of its own: the events in the group commit come first.
+        Each list has a transaction of its own, outside the group commit of events.
 
         Raises:
             Unavailable: too many lists are being written.
@@ -287,7 +296,7 @@ class EventService:
         return await _with_rejected(result, rejected, indices)
 
     async def import_preferences(self, rows: Sequence[NewPreference]) -> AppendResult:
-        """Store those of a chunk of valid preferences that were not stored before."""
+        """Store the valid preferences of a chunk that are not stored yet."""
         return await self._append_preferences(rows, skip_stored=True)
 
     async def _append_preferences(
@@ -324,13 +333,12 @@ class EventService:
     # Users
 
     async def delete_user(self, external_id: str) -> None:
-        """Erase a user with all events and preferences, and what other features store of them.
+        """Erase a user with all events, preferences and data of other features.
 
-        A user without events may have been shown lists, and counted in a trial: that is all that is
-        erased then.
+        A user without events can have shown lists and counts of a trial, which are erased, too.
 
         Raises:
-            NotFound: nothing is stored of the user.
+            NotFound: the service stores no data of the user.
         """
         async with self._database.write() as conn:
             seq = await next_values(conn, EVENT_SEQ, 0)
@@ -351,7 +359,7 @@ class EventService:
     ) -> AsyncIterator[list[tuple[str, int, dict[str, Any]]]]:
         """Yield ``(client's id, created at, attributes)`` of all users, oldest first.
 
-        Users who are new since the beginning are left out.
+        The time is in microseconds since 1970. Users who are created meanwhile are left out.
         """
         after, (_, until) = 0, await self._repository.count_users()
         while rows := await self._repository.users_in_order(after, until, chunk_size):
@@ -363,7 +371,7 @@ class EventService:
         return (await self._repository.count_users())[0]
 
     async def example_user(self) -> str | None:
-        """Return a user with a history of medium length, for a demonstration; None without one."""
+        """Return a user for a demonstration, see `EventRepository.example_user`."""
         return await self._repository.example_user()
 
     async def active_users(self, n: int) -> list[tuple[int, str, int]]:
@@ -371,23 +379,23 @@ class EventService:
         return await self._repository.active_users(n)
 
     async def find_users(self, prefix: str, n: int) -> list[str]:
-        """Return at most ``n`` client ids of users that begin with a text."""
+        """Return at most ``n`` client ids that begin with a text."""
         return await self._repository.find_users(prefix, n)
 
     async def users_containing(self, text: str, n: int, rows: int) -> list[str]:
-        """Return at most ``n`` ids that contain a text, of so many newest users."""
+        """Return at most ``n`` client ids of the ``rows`` newest users that contain a text."""
         return await self._repository.users_containing(text, n, rows)
 
     async def recent_users(self, n: int) -> list[tuple[str, int]]:
-        """Return ``(client id, time)`` of the users of the last events, the latest first."""
+        """Return ``(client id, time)`` of users, see `EventRepository.recent_users`."""
         return await self._repository.recent_users(n)
 
     async def takers_by_day(self, item_id: int, limit: int) -> list[tuple[int, int]]:
-        """Return ``(days since 1970, events)`` of at most ``limit`` events about an item."""
+        """Count at most ``limit`` events about an item by day: ``(days since 1970, events)``."""
         return await self._repository.takers_by_day(item_id, limit)
 
     async def erase_throw_away_users(self) -> None:
-        """Erase the throw-away users of a day ago and before, some hundred at a time."""
+        """Erase at most ``ERASED_AT_ONCE`` throw-away users who are older than 24 hours."""
         before = now_us() - KEEP_HOURS * HOUR_MS * 1_000
         old = await self._repository.users_before(
             THROW_AWAY_PREFIX, THROW_AWAY_LENGTH, before, ERASED_AT_ONCE
@@ -397,12 +405,12 @@ class EventService:
                 await self.delete_user(user)
 
     async def delete_old_retractions(self) -> None:
-        """Delete the retractions that lie further back than any server looks, and old counts."""
+        """Delete old retractions and old counts of rows."""
         await self._repository.delete_old_retractions()
         await self.counts.delete_old()
 
     async def delete_old_shown_lists(self) -> None:
-        """Delete the lists that were shown before any that is asked for."""
+        """Delete the shown lists that are too old for every rule."""
         await self.shown.delete_old()
 
     async def _find_user(self, external_id: str) -> int:
@@ -414,7 +422,7 @@ class EventService:
     # Feedback by item, for recommendations
 
     async def popularity(self) -> tuple[int, list[tuple[int, int]]]:
-        """Return a seq, and ``(item, users with a positive event)`` up to it, in no order."""
+        """Return a seq, and ``(item, users with a positive event)`` up to the seq, in any order."""
         return await self._repository.popularity()
 
     async def users_by_item(self, since: int, split: int, until: int) -> list[tuple[int, int, int]]:
@@ -424,13 +432,14 @@ class EventService:
     async def co_occurrences(
         self, item_id: int, max_users: int
     ) -> tuple[int, list[tuple[int, int]]]:
-        """Count items that an item's users have in common, see `EventRepository.co_occurrences`."""
+        """Count the users of other items, see `EventRepository.co_occurrences`."""
         return await self._repository.co_occurrences(item_id, max_users)
 
     async def new_events(self, since_seq: int, limit: int = 100_000) -> list[tuple[int, int, int]]:
         """Return ``(seq, user, item)`` of the next positive events after a seq, in order.
 
-        Going on from the last seq misses no event: seqs are in the order of commits.
+        A reader that continues after the last seq misses no event, because seqs are in the order of
+        commits.
         """
         return await self._repository.positive_events(since_seq, limit)
 
@@ -451,7 +460,7 @@ class EventService:
     async def adopters(
         self, items: Collection[int], known_by: int, max_users: int
     ) -> list[Adoption]:
-        """Return the latest users of new items, see `AdopterRepository.adopters`."""
+        """Return the latest adopters of new items, see `AdopterRepository.adopters`."""
         return await self._adopters.adopters(items, known_by, max_users)
 
 
@@ -484,7 +493,7 @@ def _parse(
 async def _with_rejected(
     result: AppendResult, rejected: list[Rejection], indices: list[int]
 ) -> AppendResult:
-    """Merge rejections of two stages; those in ``result`` index the valid rows."""
+    """Merge the rejections of two stages; the indices in ``result`` are those of valid rows."""
     work = _renumbered(result.rejected, indices)
     is_long = len(result.rejected) > MAX_ROWS_AT_ONCE
     later = await in_turn(work) if is_long else at_once(work)

@@ -1,8 +1,8 @@
-"""Lists that were shown: what a user's later lists leave out while it is not taken.
+"""Shown lists: a user's later lists leave out shown items without a later event.
 
-A list that is served is kept in memory, and written some milliseconds later, of many users at once:
-no answer waits for it. Who reads a user's lists gets those in the database, which all servers
-share, and those of this process that are not written yet.
+A served list waits in memory. Some milliseconds later, one transaction writes the lists of many
+users, so no answer waits for the write. A reader gets the lists in the database, which all servers
+share, and the waiting lists of this process.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _COLUMNS = ("external_id", "shown_at", "seq", "item_ids", "length")
 
 
 class ShownList(NamedTuple):
-    """A list that a user was shown."""
+    """A list that was shown to a user."""
 
     shown_at: int
     """In microseconds since 1970."""
     seq: int
-    """The last seq of the service then."""
+    """The highest seq that the list took in."""
     items: Sequence[int]
     """Internal ids."""
 
@@ -56,14 +56,15 @@ class _Waiting(NamedTuple):
     """A list that is not written yet."""
 
     user_id: int | None
-    """None for a user who had no events."""
+    """None for a user without events."""
     shown: ShownList
 
 
 class ShownLists:
-    """Remembers what users were shown; of each the latest lists. `close()` it at the end.
+    """Remembers the latest lists that were shown to each user.
 
-    They are at most ``MAX_LISTS``, and of these only as many as it takes to reach ``MAX_ITEMS``.
+    A caller needs `close()` at the end. A user keeps the newest lists: at most ``MAX_LISTS``, and
+    no list below the one that reaches ``MAX_ITEMS`` items.
     """
 
     def __init__(self, database: Database) -> None:
@@ -74,7 +75,7 @@ class ShownLists:
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self.dropped = 0
-        """Lists that were not remembered, because too many waited."""
+        """The number of lists that were dropped, because too many lists waited."""
 
     def add(self, user: str, user_id: int | None, seq: int, items: Sequence[int]) -> None:
         """Remember a list that is being served. Returns at once.
@@ -101,7 +102,7 @@ class ShownLists:
             self._task = asyncio.create_task(self._write_on())
 
     async def of(self, user: str) -> list[ShownList]:
-        """The lists that a user was shown, in no order."""
+        """The lists that were shown to a user, in any order."""
         # First those that wait: one that is written meanwhile would be in neither.
         waiting = [each.shown for each in self._waiting.get(user, ())]
         (text,) = await self._rows.get(user)
@@ -110,13 +111,13 @@ class ShownLists:
         return waiting + [ShownList(*row) for row in orjson.loads(f"[{text}]")]
 
     def forget(self, user: str) -> int:
-        """Drop what waits of a user who is being erased; return how many lists that were."""
+        """Drop the waiting lists of a user who is being erased, and return their number."""
         n = len(self._waiting.get(user, ()))
         self._remove(user, n)
         return n
 
     async def write(self) -> None:
-        """Write what waits. After an error it waits for the next call."""
+        """Write the waiting lists. After an error, the lists wait for the next call."""
         async with self._writing:
             while self._waiting:
                 group: dict[str, list[_Waiting]] = {}
@@ -131,7 +132,7 @@ class ShownLists:
                     self._drop_written(user, lists)
 
     async def delete_old(self) -> None:
-        """Delete the lists that are older than any that is asked for."""
+        """Delete the lists that are older than ``MAX_HIDDEN_DAYS`` days."""
         before = now_us() - MAX_HIDDEN_DAYS * DAY_US
         key = sa.tuple_(shown_lists.c.external_id, shown_lists.c.shown_at)
         some = (
@@ -148,7 +149,7 @@ class ShownLists:
             await asyncio.sleep(0)  # lets others write between two groups
 
     async def close(self) -> None:
-        """Write the rest, if the database answers."""
+        """Write the waiting lists, if the database answers within ``CLOSE_SECONDS``."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -202,7 +203,7 @@ class ShownLists:
         self._remove(user, sum(id(each) in done for each in now))
 
     def _remove(self, user: str, n: int) -> None:
-        """Remove the ``n`` oldest lists of a user that wait."""
+        """Remove the ``n`` oldest waiting lists of a user."""
         lists = self._waiting.get(user)
         if lists is None:
             return
@@ -218,10 +219,10 @@ def hidden_items(
     """The items of lists shown after one time, up to another, without an event after the list.
 
     Args:
-        lists: what the user was shown.
-        profile: the user's own events.
-        since_us: in microseconds since 1970; lists of that very moment are too old.
-        at_us: in microseconds since 1970.
+        lists: the lists that were shown to the user.
+        profile: the profile of the user.
+        since_us: the first time, in microseconds since 1970. Lists of that moment are too old.
+        at_us: the other time, in microseconds since 1970. Lists of that moment count.
     """
     last: dict[int, int] = {}
     for shown in lists:
@@ -247,7 +248,7 @@ async def delete_shown(conn: AsyncConnection, external_id: str) -> int:
 
 
 async def move_shown(conn: AsyncConnection, external_id: str, into: str) -> None:
-    """Give a user's lists to another in the caller's transaction."""
+    """Give a user's lists to another user in the caller's transaction."""
     await _lock(conn)
     other = shown_lists.alias()
     same_moment = sa.select(other.c.shown_at).where(other.c.external_id == into)
@@ -260,18 +261,18 @@ async def move_shown(conn: AsyncConnection, external_id: str, into: str) -> None
 async def _lock(conn: AsyncConnection) -> None:
     """Let no other process write shown lists until the transaction ends.
 
-    Each deletes what is too much of some users, in no order: two at a time could wait for each
-    other.
+    Each write deletes surplus lists of several users, in no order. Two writes at a time could wait
+    for each other.
     """
     if conn.dialect.name == "postgresql":
         await conn.execute(sa.select(sa.func.pg_advisory_xact_lock(AdvisoryLock.SHOWN_LISTS.value)))
 
 
 async def _existing(conn: AsyncConnection, user_ids: Collection[int | None]) -> set[int]:
-    """Those of the users who exist, and will until the transaction ends.
+    """The users who exist, and will exist until the transaction ends.
 
-    Not those who are being erased or merged: whoever does that holds their rows, and then waits
-    for the lock of shown lists.
+    Users who are being erased or merged are left out. The transaction that erases or merges them
+    holds their rows, and then waits for the lock of shown lists.
     """
     if not user_ids:
         return set()
@@ -282,7 +283,7 @@ async def _existing(conn: AsyncConnection, user_ids: Collection[int | None]) -> 
 
 
 async def _trim(conn: AsyncConnection, external_ids: Iterable[str]) -> None:
-    """Delete the lists of users that are beyond the bounds."""
+    """Delete the lists of users beyond ``MAX_LISTS`` and ``MAX_ITEMS``."""
     user, newest = shown_lists.c.external_id, shown_lists.c.shown_at.desc()
     place = sa.func.row_number().over(partition_by=user, order_by=newest)
     so_far = sa.func.sum(shown_lists.c.length).over(partition_by=user, order_by=newest)
@@ -304,7 +305,7 @@ async def _trim(conn: AsyncConnection, external_ids: Iterable[str]) -> None:
 
 
 def _statement(dialect: str) -> sa.Select[Any]:
-    """The query for users' lists: a row for each user, with all as JSON without brackets."""
+    """The query for users' lists: a row for each user, with all lists as JSON without brackets."""
     row: sa.ColumnElement[str] = sa.literal("[")
     for part in (shown_lists.c.shown_at, shown_lists.c.seq, shown_lists.c.item_ids):
         row = row + sa.cast(part, sa.Text) + ("]" if part is shown_lists.c.item_ids else ",")

@@ -1,8 +1,8 @@
-"""Training snapshot as Parquet parts by hash of the user, written in bounded memory.
+"""Training snapshot as Parquet parts by a hash of the user, written in bounded memory.
 
-The database is read once. Rows are divided by user into files of fixed-length records on the disk
-of the snapshot; each part is then sorted and resolved alone, for it has everything of its users.
-Memory is bounded by the largest part and by some ten bytes an item.
+One pass over the database divides the rows by user into files of fixed-length records, on the disk
+of the snapshot. A part has all rows of its users, so each part is sorted and resolved alone. The
+largest part, and some ten bytes an item, bound the memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ncr_core.data.snapshot import (
 from ncr_core.errors import DataError
 
 Report = Callable[[str, int, int], None]
-"""Called with what is done, how much of it, and of how much."""
+"""Called with the name of a step, the number of finished units, and the number of all units."""
 
 _PREFERENCE_COLUMNS = 5
 _NAMES = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -61,19 +61,20 @@ def write_parts(
     hash_seed: int = 0,
     report: Report = lambda *_: None,
 ) -> SnapshotManifest:
-    """Writes the snapshot into a new folder, which appears whole or not at all. It blocks.
+    """Writes the snapshot into a new folder, which appears whole or not at all.
 
-    The matrix is that of `EventSnapshot.interactions`, with the users in the order of the parts.
+    The function blocks. The matrix is that of `EventSnapshot.interactions`, with the users in the
+    order of the parts.
 
     Args:
-        settings: Name the database and weigh the events.
-        folder: The folder of the snapshot. Its disk takes some 40 bytes an event meanwhile.
+        settings: The settings of the database and of the event weights.
+        folder: The folder of the snapshot. Its disk needs some 40 bytes an event meanwhile.
         parts: The number of parts; by default `suitable_parts` of the events.
-        hash_seed: Another one divides the users differently.
+        hash_seed: The seed of the hash that divides the users.
         report: Called with the progress.
 
     Raises:
-        DataError: There is nothing to learn from, or the folder exists or cannot be written.
+        DataError: No user likes an available item, or the folder exists or cannot be written.
     """
     with (
         snapshot_folder(folder) as staging,
@@ -90,7 +91,7 @@ def write_parts(
 
 
 class _Division:
-    """Files of the rows of each part, on their way into a snapshot."""
+    """Temporary files with the rows of each part of a snapshot."""
 
     def __init__(self, folder: Path, parts: int, hash_seed: int) -> None:
         self._folder, self._parts, self._hash_seed = folder, parts, hash_seed
@@ -99,7 +100,7 @@ class _Division:
         self._weights: set[float] = set()
 
     def fill(self, query: SnapshotQuery, n_events: int, report: Report) -> None:
-        """Reads the database, row after row."""
+        """Reads the database in chunks, and divides the rows into files."""
         self._last_seq = query.max_seq()
         done = 0
         for events in query.events():
@@ -119,7 +120,7 @@ class _Division:
                 stream.write_batch(_batch(ids, pa.array(names, pa.string())))
 
     def resolve(self, event_weights: EventWeights, report: Report) -> None:
-        """Decides what each user likes, dislikes, has only seen, and prefers."""
+        """Resolves the events and preferences of each part, see `resolve_events`."""
         # Not after the present: an event in the future would make all others old.
         now = min(now_us(), self._latest)
         available = self._available()
@@ -213,7 +214,7 @@ class _Division:
                     stream.write_batch(batch)
 
     def _divided(self, users: IntArray) -> Iterator[tuple[int, IntArray]]:
-        """Each part that some users are in, with their positions."""
+        """Each part with some of the users, and the positions of these users."""
         division = part_of(users, self._parts, self._hash_seed)
         order = np.argsort(division, kind="stable")
         stops = np.cumsum(np.bincount(division, minlength=self._parts))
@@ -265,7 +266,7 @@ def _batch(ids: IntArray, names: pa.Array) -> pa.RecordBatch:
 
 
 def _read_names(path: Path) -> pa.Table:
-    """The rows of a file of Arrow streams, one after the other."""
+    """The rows of a file with one Arrow stream after another."""
     if not path.exists():
         return _NAMES.empty_table()
     batches, size = [], path.stat().st_size

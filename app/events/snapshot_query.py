@@ -1,6 +1,6 @@
-"""Everything that training reads of the database, in one consistent state and in chunks.
+"""The queries of training, on one consistent state of the database and in chunks.
 
-It is read past SQLAlchemy, which would take ten times the memory.
+The queries bypass SQLAlchemy, which would take ten times the memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVENT = np.dtype(
         ("seq", "i8"),
     ]
 )
-"""An event: internal ids, microseconds since 1970, and the weight that has not decayed."""
+"""An event: internal ids, microseconds since 1970, the weight before any decay, and the seq."""
 CHUNK_EVENTS, CHUNK_IDS = 2**18, 2**15
 # A row of PostgreSQL's binary COPY: the number of fields, then each one's length and bytes.
 _COPY = np.dtype(
@@ -61,26 +61,29 @@ _PREFERENCES = (
 )
 
 Named = tuple[int, str]
-"""An internal id and the client's."""
+"""An internal id and the client's id."""
 
 
 class SnapshotQuery(Protocol):
-    """One state of the database. What it yields is read to its end before the next is asked for."""
+    """One state of the database.
+
+    Callers read an iterator to its end before they ask for the next one.
+    """
 
     def sizes(self) -> tuple[int, int, int]:
-        """The numbers of events, users and items, deleted ones too."""
+        """The numbers of events, users and items, deleted items included."""
 
     def max_seq(self) -> int:
-        """The seq of the last event or preference."""
+        """The highest seq of an event, a preference or a deletion."""
 
     def users(self) -> Iterator[Named]:
-        """All users but those who are thrown away, in any order."""
+        """All users but throw-away users, in any order."""
 
     def items(self) -> Iterator[Named]:
-        """The items that may be recommended: all but deleted ones."""
+        """All items but deleted ones, in any order."""
 
     def preferences(self) -> Iterator[tuple[int, ...]]:
-        """Stated preferences by user, time and seq: user, winner, loser, timestamp and seq."""
+        """Rows of user, winner, loser, timestamp and seq, in the order of user, time and seq."""
 
     def events(self) -> Iterator[NDArray[Any]]:
         """All events in any order, as arrays of `EVENT`."""
@@ -88,7 +91,7 @@ class SnapshotQuery(Protocol):
 
 @contextmanager
 def snapshot_query(settings: Settings) -> Iterator[SnapshotQuery]:
-    """Opens a state of the database that the settings name, which weigh the events, too."""
+    """Opens a state of the database. The settings name the database and the event weights."""
     url = make_url(settings.effective_database_url)
     event_weights = EventWeights.from_settings(settings)
     if url.get_backend_name() == "sqlite":
@@ -102,7 +105,8 @@ def snapshot_query(settings: Settings) -> Iterator[SnapshotQuery]:
 def _statement(event_weights: EventWeights, dialect: sa.Dialect) -> tuple[str, dict[str, Any]]:
     """Return the query for all events, and its parameters.
 
-    The database computes the weights: the names of types would take more memory than all else.
+    The database computes the weights, because the names of types would take more memory than all
+    other columns.
     """
     weight = sa.cast(event_weights.expression(events.c.type, events.c.value), sa.REAL)
     columns = (events.c.user_id, events.c.item_id, event_time(), weight)

@@ -50,7 +50,7 @@ user_aliases = sa.Table(
 
 
 def was_moved(seq: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-    """Return whether an event or preference has got its seq by a merge of its user."""
+    """Return an SQL expression: whether an event or preference got its seq by a merge of users."""
     # What merges have moved does not overlap: the next alias decides, by one look at the index. For
     # EXISTS PostgreSQL would read the whole table, once for each event.
     first = (
@@ -94,9 +94,10 @@ events = sa.Table(
 
 
 def event_time() -> sa.ColumnElement[int]:
-    """Return the time of an event: the client's timestamp, but not after the event was accepted.
+    """Return the time of an event as an SQL expression, in microseconds since 1970.
 
-    Otherwise an old click with a timestamp in the future would outweigh a dislike of today.
+    The time is the client's timestamp, but at most the time of acceptance. Otherwise an old
+    click with a timestamp in the future would outweigh a dislike of today.
     """
     is_future = events.c.timestamp > events.c.created_at
     return sa.case((is_future, events.c.created_at), else_=events.c.timestamp).label("timestamp")

@@ -24,35 +24,35 @@ class EventSnapshot:
     """Every event up to ``max_seq``, ordered by user, time and seq. Ids are internal."""
 
     user_id: NDArray[np.int64]
-    """(n,) as every array of events."""
+    """(n,) like every array of events."""
     item_id: NDArray[np.int64]
     timestamp: NDArray[np.int64]
     """Microseconds since 1970, UTC."""
     weight: NDArray[np.float32]
-    """The event's weight, see `EventWeights`, decayed to the latest event."""
+    """The event's weight, see `EventWeights`, decayed to the latest event or preference."""
     seq: NDArray[np.int64]
     preferences: NDArray[np.int64]
     """(P, 5) stated preferences in the same order: user, winner, loser, timestamp, seq."""
     preference_weight: NDArray[np.float32]
-    """(P,) the decay of each, from 1 down."""
+    """(P,) the decay of each preference, at most 1."""
     max_seq: int
     user_ids: dict[int, str]
     """Clients' ids by internal ids, of all users but throw-away ones."""
     item_ids: dict[int, str]
-    """Of the items that may be recommended: all but deleted ones."""
+    """Clients' ids by internal ids, of all items but deleted ones."""
 
     def __len__(self) -> int:
         return len(self.seq)
 
     def interactions(self) -> Interactions:
-        """Builds the matrix of positive interactions, with the users' other feedback beside it.
+        """Builds the matrix of interactions, with the users' other feedback.
 
-        Of a user's events about an item the latest that is no mere view counts, see
-        `resolve_feedback`. Users and items without a client's id are left out, and so are users
-        without anything to learn from.
+        Of a user's events about an item, the latest with a non-zero weight counts, see
+        `resolve_feedback`. The matrix leaves out users and items without a client's id, and users
+        without a like or a preference.
 
         Raises:
-            DataError: Nothing is left to learn from.
+            DataError: No user likes an available item.
         """
         if len(self) == 0:
             raise DataError(NO_EVENTS)
@@ -85,12 +85,12 @@ class EventSnapshot:
 def read_snapshot(
     settings: Settings, check_sizes: CheckSizes = lambda *sizes: None
 ) -> EventSnapshot:
-    """Read the snapshot. It blocks: call it in a thread.
+    """Read the snapshot. The function blocks, so callers need a thread.
 
     Args:
-        settings: name the database and weigh the events.
-        check_sizes: called before the events are read with how many events, users and items there
-            are; what it raises ends the reading.
+        settings: the settings of the database and of the event weights.
+        check_sizes: called with the numbers of events, users and items before the events are read.
+            An error that the function raises ends the reading.
     """
     event_weights = EventWeights.from_settings(settings)
     with snapshot_query(settings) as query:

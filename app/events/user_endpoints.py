@@ -1,4 +1,4 @@
-"""HTTP routes of users. No token opens them: what is noted about a user is not the page's."""
+"""HTTP routes of users. No token opens them, because pages must not see a user's attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries on users as clients describe them, and on users who were merged."""
+"""Queries on the descriptions of users, and on merged users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.events.tables import events, preferences, retractions, user_aliases, us
 from app.events.user_schemas import Merged, NewUser, User
 
 MAX_ALIASES = 1_000
-"""Ids of merged users that stand for one user."""
+"""The largest number of ids of merged users that stand for one user."""
 
 _USER = (users.c.external_id, users.c.attributes, users.c.created_at)
 _HAS_ATTRIBUTES = sa.cast(users.c.attributes, sa.Text) != "{}"
@@ -44,8 +44,8 @@ class UserRepository:
     async def upsert(self, conn: AsyncConnection, rows: Collection[NewUser], seq: int) -> None:
         """Create users with distinct ids, or replace their attributes.
 
-        Those whose attributes change get ``seq``, by which readers find who changed. The caller
-        holds the lock of the event counter: events create users, too.
+        Users whose attributes change get ``seq``, by which readers find the changes. The caller
+        holds the lock of the event counter, because events create users, too.
         """
         now = now_us()
         await insert_many(
@@ -57,13 +57,13 @@ class UserRepository:
         )
 
     async def attributes_of(self, external_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return the attributes of those of the users who have any."""
+        """Return the attributes of the users who have any, by the client's id."""
         wanted = one_of(users.c.external_id, external_ids, self._database.dialect)
         query = sa.select(users.c.external_id, users.c.attributes).where(wanted, _HAS_ATTRIBUTES)
         return {row[0]: row[1] for row in await self._database.fetch(query)}
 
     async def described(self, conn: AsyncConnection, external_ids: Collection[str]) -> set[str]:
-        """Return those of the users who have attributes."""
+        """Return the clients' ids of the users who have attributes."""
         wanted = one_of(users.c.external_id, external_ids, self._database.dialect)
         rows = await conn.execute(sa.select(users.c.external_id).where(wanted, _HAS_ATTRIBUTES))
         return {row[0] for row in rows}
@@ -83,7 +83,7 @@ class UserRepository:
     # Merges. The caller holds the lock of the event counter.
 
     async def merged(self, conn: AsyncConnection, external_id: str) -> Merged | None:
-        """Return what became of a user who was merged; None for anybody else."""
+        """Return the merge of a user; None for a user who was not merged."""
         rows = await conn.execute(
             sa.select(
                 user_aliases.c.user_id,
@@ -99,7 +99,7 @@ class UserRepository:
         return None if row is None else Merged(*row)
 
     async def aliases_among(self, conn: AsyncConnection, external_ids: Collection[str]) -> set[str]:
-        """Return those of the ids that belong to users who were merged."""
+        """Return the ids that belong to merged users."""
         wanted = one_of(user_aliases.c.external_id, external_ids, self._database.dialect)
         rows = await conn.execute(sa.select(user_aliases.c.external_id).where(wanted))
         return {row[0] for row in rows}
@@ -109,7 +109,8 @@ class UserRepository:
     ) -> tuple[int, User] | None:
         """Lock a user's row and return it with the internal id; None for an unknown user.
 
-        To a user who stays others may add rows meanwhile, as those of impressions.
+        If the user ``stays``, other transactions can add rows of the user meanwhile, such as
+        impressions.
         """
         query = _WITH_ID.where(users.c.external_id == external_id)
         query = query.with_for_update(key_share=stays)
@@ -117,7 +118,7 @@ class UserRepository:
         return None if row is None else (row[0], User(*row[1:]))
 
     async def sizes(self, conn: AsyncConnection, user_id: int, limit: int) -> tuple[int, int]:
-        """Return the number of a user's events and of their preferences, up to a limit each."""
+        """Return the numbers of a user's events and preferences, each at most ``limit``."""
         counts = []
         for table in (events, preferences):
             some = sa.select(table.c.seq).where(table.c.user_id == user_id).limit(limit).subquery()
@@ -129,8 +130,8 @@ class UserRepository:
     ) -> None:
         """Give the events and preferences of a user to another, with new seqs in the same order.
 
-        To readers who go on after a seq, and to caches, they are new: no model has seen them as
-        the other's.
+        Readers that continue after a seq, and caches, see the moved rows as new. No model has seen
+        these rows as the other user's.
         """
         for table, before in ((events, first_seq - 1), (preferences, first_seq + n_events - 1)):
             number = sa.func.row_number().over(order_by=table.c.seq) + before
@@ -150,7 +151,8 @@ class UserRepository:
     ) -> None:
         """Delete a user without events, whose id stands for another user from now on.
 
-        So do the ids that stood for the deleted one. A user has at most `MAX_ALIASES`, the latest.
+        Ids that stood for the deleted user stand for the other user, too. A user keeps the latest
+        `MAX_ALIASES` ids.
         """
         source_id, external_id = source
         target_id = merged.into_id

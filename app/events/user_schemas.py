@@ -1,4 +1,4 @@
-"""Users as clients describe them, as they are stored, and as answers show them."""
+"""Users in requests, in the database and in answers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class UsersAnswer(BaseModel):
 
 
 class Merged(NamedTuple):
-    """A user who was merged into another, and what was moved."""
+    """A merge: the user who remains, and the numbers of moved events and preferences."""
 
     into_id: int
     """The internal id."""

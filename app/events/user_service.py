@@ -1,4 +1,4 @@
-"""Users as clients describe them: their attributes, and which of them are the same person."""
+"""Attributes of users, and merges of users who are the same person."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from app.events.user_repository import UserRepository
 from app.events.user_schemas import Merged, NewUser, User, UserProblem, parse_user
 
 MAX_MERGED_ROWS = 50_000
-"""Events, and preferences, of a user who can be merged: what one transaction moves in seconds."""
+"""The largest number of events, and of preferences, of a user who can be merged. One transaction
+moves this number of rows within seconds."""
 
 MergeUsers = Callable[[AsyncConnection, int, str, int, str], Awaitable[None]]
-"""Gives what another feature stores of a user, by both ids, to another user, by both ids."""
+"""Gives another feature's data of a user, by both ids, to another user, by both ids."""
 
 
 class UserService:
-    """Stores what clients say of users, and merges them. What users did is `EventService`'s."""
+    """Stores the descriptions of users, and merges users. `EventService` stores the events."""
 
     def __init__(
         self,
@@ -53,10 +54,10 @@ class UserService:
         return _existing(await self._repository.get(external_id))
 
     async def put(self, external_id: str, row: object) -> tuple[User, bool]:
-        """Create a user, or replace the attributes; return the user, and whether it is new.
+        """Create a user, or replace the attributes; return the user, and whether the user is new.
 
         Raises:
-            AppError: the description is invalid.
+            AppError: the description is invalid, or the user was merged into another.
         """
         new = _valid(parse_user(row, user_id=external_id))
         async with self._database.write() as conn:
@@ -74,7 +75,7 @@ class UserService:
         """Change the attributes that ``row`` has; see `parse_user`.
 
         Raises:
-            AppError: the change is invalid, or the user is unknown.
+            AppError: the change is invalid, or the user is unknown or was merged into another.
         """
         async with self._database.write() as conn:
             await next_values(conn, EVENT_SEQ, 0)
@@ -90,7 +91,7 @@ class UserService:
     async def upsert_rows(
         self, rows: Sequence[object]
     ) -> tuple[int, list[tuple[int, UserProblem]]]:
-        """Create or replace the valid users; return their number, and the others' problems."""
+        """Create or replace the valid users; return their number, and problems of the others."""
         work = _parsed(rows)
         is_long = len(rows) > MAX_ROWS_AT_ONCE
         valid, rejected = await in_turn(work) if is_long else at_once(work)
@@ -104,7 +105,7 @@ class UserService:
         await self._repository.upsert(conn, rows, await next_values(conn, USER_SEQ))
 
     async def _describe(self, rows: dict[str, NewUser]) -> Collection[str]:
-        """Create or replace users; return the ids of merged ones, which are left out."""
+        """Create or replace users; leave out merged users, and return their ids."""
         if not rows:
             return ()
         async with self._database.write() as conn:
@@ -115,15 +116,16 @@ class UserService:
         return merged
 
     async def merge(self, external_id: str, into: str) -> Merged:
-        """Give all that a user did and said to another, once: both are the same person.
+        """Merge a user into another user, because both are the same person.
 
-        It is one transaction. The user is gone afterwards, and what is posted for them later is
-        the other's. Attributes that the other has not are taken over.
+        One transaction moves the events and preferences, and deletes the user. Later events and
+        preferences of the deleted user belong to the other user, who also gets missing attributes.
+        A repeated merge changes nothing.
 
         Raises:
             NotFound: one of the users is unknown.
-            Conflict: it is the same user, the user was merged into somebody else, or has too
-                many events.
+            Conflict: both are the same user, the user was merged into a third user, or the user has
+                more than `MAX_MERGED_ROWS` events or preferences.
         """
         repository = self._repository
         async with self._database.write() as conn:
@@ -162,9 +164,9 @@ class UserService:
         return merged
 
     async def describe_users(self, rows: Iterable[NewUser]) -> int:
-        """Store those of the users who have no attributes yet; return their number.
+        """Store the attributes of users without attributes; return the number of these users.
 
-        For imports: importing a file again does not undo later changes.
+        Later changes survive a second import of a file.
         """
         distinct = {user.id: user for user in rows}
         async with self._database.bulk_write() as conn:
@@ -178,7 +180,7 @@ class UserService:
     async def page(
         self, below: int | None, n: int, prefix: str | None
     ) -> tuple[list[User], int | None]:
-        """Return a page of users, newest first, and ``below`` of the next; None after the last.
+        """Return a page of users, newest first, and ``below`` of the next page, or None.
 
         Args:
             below: only users below this internal id.
@@ -190,7 +192,7 @@ class UserService:
         return [user for _, user in rows[:n]], next_below
 
     async def attributes_of(self, external_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return the attributes of those of the users who have any."""
+        """Return the attributes of the users who have any, by the client's id."""
         return await self._repository.attributes_of(external_ids)
 
     async def iter_described(self, chunk_size: int = 5_000) -> AsyncIterator[list[User]]:
@@ -219,7 +221,7 @@ def _parsed(
 
 
 def _repeated(done: Merged | None, external_id: str, into: str, target_id: int | None) -> Merged:
-    """Return what an earlier merge of the user did, if this one asks for the same."""
+    """Return the earlier merge of a user, if the new merge repeats the earlier one."""
     if done is None:
         raise NotFound("the user to merge does not exist", code="unknown_user")
     if external_id == into:

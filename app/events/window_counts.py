@@ -1,7 +1,7 @@
-"""Queries for the users of items in windows of time, by the rules of `popularity_statement`.
+"""Queries for the numbers of users of items in windows of time, as in `popularity_statement`.
 
-The order of seqs is that of commits, so the events of a time have an end of the seqs for
-themselves: it is found by halving, and nothing before it is read.
+Seqs are in the order of commits, so a binary search finds a seq before which all events are older
+than a window. The queries do not read events before this seq.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WindowCounts:
 
         Args:
             since: the beginning of the earlier window, in microseconds since 1970.
-            split: its end, and the beginning of the later window; equal to ``since``: there is
-                no earlier one.
+            split: the end of the earlier window and the beginning of the later window; equal to
+                ``since``: there is no earlier window.
             until: the end of the later window.
 
         Returns:
@@ -63,7 +63,7 @@ class WindowCounts:
         return [(row[0], row[1], row[2]) for row in rows]
 
     async def _first_seq(self, created_at: int) -> int:
-        """Return a seq before which no event was accepted at a time or later."""
+        """Return a seq before which all events were accepted earlier than a time."""
         last = int((await self._database.fetch(sa.select(current_value(EVENT_SEQ))))[0][0])
         low, high = 1, last + 1
         while low < high:

@@ -1,4 +1,4 @@
-"""The batcher: inference threads, and one pass for all requests that waited for one of them."""
+"""The batcher: inference threads, and one pass for all requests that waited for a thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLOSE_SECONDS = 2.0
 
 
 class ClientGone(Unavailable):
-    """Nobody waits for the result any more."""
+    """The client has disconnected, and no request waits for the result."""
 
     code = "client_gone"
 
@@ -56,10 +56,10 @@ Result = TypeVar("Result")
 class _Waiting:
     engine: InferenceEngine
     operation: Callable[[InferenceEngine, Sequence[Any]], list[Any]]
-    """What is asked of the engine. A batch holds one operation on one engine."""
+    """The operation of the engine. A batch has one operation on one engine."""
     request: Any
     pairs: int
-    """How many pairs of items the request compares at most."""
+    """The maximum number of item pairs that the request compares."""
     result: asyncio.Future[Any]
     since: float
     is_gone: IsGone | None
@@ -75,7 +75,7 @@ class _Queue:
 
     max_batch: int
     max_pairs: int
-    """Pairs of items that a batch compares at most, unless one request alone has more."""
+    """The maximum number of item pairs in a batch, unless one request alone has more."""
     max_wait: float
     waiting: deque[_Waiting] = field(default_factory=deque)
 
@@ -87,7 +87,7 @@ class _Queue:
 
 
 class _Lane:
-    """A thread of its own, and the queues that take turns there."""
+    """An inference thread, and the queues that take turns on the thread."""
 
     def __init__(self, name: str, threads: int, queues: Iterable[_Queue]) -> None:
         self.thread = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
@@ -131,15 +131,16 @@ def _user_vectors(engine: InferenceEngine, users: Sequence[UserState]) -> list[N
 
 
 class Batcher:
-    """Runs a pass as soon as a thread is free; while it is busy, requests collect.
+    """Runs a pass as soon as a thread is free; requests collect while the thread is busy.
 
-    Short lists of users whose vector and candidates are at hand are quick: they have a thread of
-    their own and wait for no other request. On the second thread short lists that are not at hand
-    take turns with long or explained ones. A pass is bounded by its requests and by the pairs of
-    items that they compare, so that it is a small unit of work.
+    Quick requests are short lists of users whose vector and candidates are at hand. Quick requests
+    have a thread of their own, and wait for no other request. On the second thread, the other short
+    lists take turns with long or explained lists. A pass has a maximum number of requests and of
+    compared item pairs, so that a pass is a small unit of work.
 
-    A request that has gone away or waited too long is dropped before its pass. An error in a batch
-    of several is tried again one by one, so that it fails only the request that caused it.
+    The batcher drops a request before its pass if the client has gone or the request has waited too
+    long. After an error in a batch of several requests, the batcher tries each request alone, so
+    that only the request with the error fails.
     """
 
     def __init__(self, threads: int, metrics: InferenceMetrics | None = None) -> None:
@@ -168,12 +169,12 @@ class Batcher:
             engine: the model.
             request: the list.
             is_gone: tells whether the client has disconnected.
-            on_slow: called where the request has to wait among those that are not quick.
-            ready: neither a vector nor candidates have to be computed, see `CandidateRetriever`.
+            on_slow: called where the request has to wait in a queue that is not quick.
+            ready: whether the vector and the candidates are at hand, see `CandidateRetriever`.
 
         Raises:
-            Unavailable: too many requests are waiting already.
-            ClientGone: the request was dropped, for nobody waited for it.
+            Unavailable: too many requests wait already, or the request waited too long.
+            ClientGone: the request was dropped, because the client has gone.
         """
         is_short = request.depth <= MAX_SHORT_ITEMS and request.explain_by is None
         queue = self._queue(is_short, ready)
@@ -240,7 +241,7 @@ class Batcher:
         return any(lane.busy for lane in self._lanes)
 
     def check(self) -> None:
-        """Raises Unavailable when too many are waiting already, or after the end."""
+        """Raises Unavailable where too many requests wait already, or after `close`."""
         self._check(self._quick)
 
     def _check(self, queue: _Queue) -> None:
@@ -253,7 +254,7 @@ class Batcher:
             )
 
     async def close(self) -> None:
-        """Ends each thread after the pass that it is in; what waits or comes later is 503."""
+        """Ends each thread after its current pass; waiting and later requests get 503."""
         self._closed = True
         for queue in (self._quick, self._slow, self._long):
             for one in queue.waiting:
@@ -286,7 +287,7 @@ class Batcher:
                     _set_result(one, ranked)
 
     async def _take(self, queue: _Queue) -> list[_Waiting]:
-        """The requests that join the oldest, oldest first, that somebody still waits for."""
+        """The next batch: the oldest request and those that join it, without dropped requests."""
         batch: list[_Waiting] = []
         now = asyncio.get_running_loop().time()
         waiting, position, pairs = queue.waiting, 0, 0

@@ -24,7 +24,7 @@ from ncr_core.inference.shared_tables import SharedTables
 
 Caches = tuple[ByteCache[Hashable, NDArray[np.float32]], ByteCache[Hashable, CandidateList]]
 ARCHIVE_SECONDS = 30 * 86_400.0
-"""Older interactions of the training are an archive to users who have no newer event."""
+"""The age from which a training's interactions are an archive to users without newer events."""
 MAX_HIDDEN = 16  # items that candidates were searched with and that are left out of lists
 VECTOR_SHARE = 8  # an eighth of the cache is for users' vectors, the rest for candidates
 
@@ -34,19 +34,19 @@ class SearchedItems:
     """The items that were visible when candidates were searched for."""
 
     mask: NDArray[np.bool_]
-    """(n_items,) whether an item was."""
+    """(n_items,) whether an item was visible."""
     digest: str
     """A digest of the mask."""
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_]) -> SearchedItems:
-        """Those of a mask."""
+        """The searched items of a mask."""
         return cls(mask, digest_of_mask(mask))
 
     def hidden(self, visible: NDArray[np.bool_]) -> NDArray[np.int64] | None:
         """The rows that are no longer visible; None where candidates must be searched anew.
 
-        The best of fewer items are the best of all without those that are missing.
+        The best of the visible items are the best of all searched items without the hidden items.
         """
         if len(visible) != len(self.mask) or (visible & ~self.mask).any():
             return None
@@ -61,24 +61,24 @@ class ItemIndex:
     seq: int
     """The catalogue's number."""
     internal: NDArray[np.int64]
-    """(n_items,) the catalogue's id of each item row, −1 for items it does not have."""
+    """(n_items,) the catalogue's id of each item row, −1 for items that the catalogue lacks."""
     visible: NDArray[np.bool_]
-    """(n_items,) items that may be recommended at all."""
+    """(n_items,) whether an item may be in a list at all."""
     trained: SearchedItems
-    """Which of the training's items are searched for candidates: it stays while items are hidden,
-    up to ``MAX_HIDDEN``."""
+    """The training's items that the search for candidates covers. The mask stays while at most
+    ``MAX_HIDDEN`` of these items are hidden."""
     searched: SearchedItems
-    """The same with the items that are newer than the training; the same object without any."""
+    """``trained`` with the items newer than the training; the same object without newer items."""
     hidden: NDArray[np.int64]
-    """Rows that are searched and no longer visible: requests skip them."""
+    """(h,) rows that are searched and no longer visible. Requests skip these rows."""
     shown_seq: int
     """The number of the latest change of these items that lists show; part of cache keys."""
     catalogue_shown_seq: int
-    """The same of all items of the catalogue."""
+    """The number of the latest change of any catalogue item that lists show."""
     moment: int
-    """When an item of the catalogue last came or went by its times; part of cache keys."""
+    """The time when an item of the catalogue last came or went by its times; part of cache keys."""
     row_of: NDArray[np.int64]
-    """The model's row of each of the catalogue's ids, −1 for items the model does not have."""
+    """The model's row of each of the catalogue's ids, −1 for items that the model lacks."""
 
     def rows(self, internal: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of each of the catalogue's ids, −1 where the model does not have the item."""
@@ -90,7 +90,7 @@ class ItemIndex:
     def trained_key(
         self, exclude_seen: Hashable, categories: tuple[str, ...], selection: Hashable = None
     ) -> Hashable:
-        """What candidates among the items of the training depend on beside the user.
+        """The key, without the user, of candidates among the items of the training.
 
         None where the model has no newer items, or the candidates depend on the catalogue.
         """
@@ -101,11 +101,10 @@ class ItemIndex:
     def candidates_key(
         self, exclude_seen: Hashable, categories: tuple[str, ...], selection: Hashable = None
     ) -> Hashable:
-        """What candidates depend on beside the user.
+        """The key of candidates, without the user.
 
-        ``exclude_seen`` is true where all that was seen is left out, and other than a boolean where
-        that is so by a rule. ``selection`` is what they depend on of filters and boosts by
-        attributes; None: of none.
+        ``exclude_seen`` is true where lists leave out all seen items, and the state of a rule where
+        a rule decides. ``selection`` is the key of filters and boosts by attributes; None: none.
         """
         # A change of the catalogue that hides and shows nothing leaves candidates as they are.
         key: Hashable = unfiltered_key(self.searched.digest, exclude_seen)
@@ -131,15 +130,15 @@ def index_items(
     trained_items: int | None = None,
     precomputed: SearchedItems | None = None,
 ) -> ItemIndex:
-    """The items in this state of the catalogue.
+    """The index of the model's items in a state of the catalogue.
 
     Args:
         catalogue: the state.
         item_ids: the client's id of each of the model's rows.
-        previous: an index of the same items. One of a later state is ignored: it has ids that
-            this state may not have yet.
-        trained_items: the rows that training has seen, where items were added since.
-        precomputed: those of the training's items that a worker searched for candidates in.
+        previous: an index of the same items. An index of a later state is ignored, because it has
+            ids that this state may not have yet.
+        trained_items: the number of rows of the training, where items were added since.
+        precomputed: the training's items among which a worker searched for candidates.
     """
     ids = catalogue.internal_ids
     if (
@@ -194,9 +193,9 @@ def index_items(
 
 
 class TrainedModel:
-    """The checkpoint of a version as it was trained, without what ranking takes.
+    """The checkpoint of a version as it was trained, without an engine for ranking.
 
-    It stays while loaded models that are made of it come and go.
+    A trained model stays while loaded models that are made of it come and go.
     """
 
     def __init__(self, row: ModelRow, checkpoint: Checkpoint) -> None:
@@ -209,7 +208,7 @@ class TrainedModel:
 
     @cached_property
     def item_fold_in(self) -> ItemFoldIn:
-        """Fits vectors of new items; made when it is first asked for."""
+        """The fold-in that fits vectors of new items, made on first use."""
         content = self.checkpoint.content.items
         residual = None if content is None else content.residual
         return ItemFoldIn(self.checkpoint.model, residual=residual)
@@ -238,15 +237,16 @@ class LoadedModel:
 
     Args:
         row: the version's row in the registry.
-        checkpoint: what was loaded, with newer items than the version's where ``trained`` is given.
-        candidates: how many items are ranked exactly a user.
-        cache_bytes: the memory for users' vectors and candidates.
+        checkpoint: the loaded checkpoint; with items newer than the version where ``trained`` is
+            given.
+        candidates: the number of items that are ranked exactly for a user.
+        cache_bytes: the memory for users' vectors and candidates, in bytes.
         on_pairs: called with the number of pairs that a pass compared.
         on_fallback: called when a device has too little memory.
         trained: the version as it was trained.
         revision: names the items beyond those of the version.
-        caches: of users' vectors and of candidates, where another model of this version has them.
-        shared: where tables lie that several servers share; those of newer items are each's own.
+        caches: the caches of users' vectors and of candidates of another model of this version.
+        shared: the tables that several servers share; each server has its own for newer items.
     """
 
     def __init__(
@@ -291,17 +291,17 @@ class LoadedModel:
         self._items: ItemIndex | None = None
         self._precomputed: SearchedItems | None = None
         self.listed: Mapping[str, int] = {}
-        """The users whose lists a worker ranked, where such a list may be served."""
+        """The users whose lists a worker ranked, where the server may serve these lists."""
 
     @property
     def places_users(self) -> bool:
-        """Whether attributes of users tell what they like."""
+        """Whether the model predicts users' vectors from their attributes."""
         return self.trained.checkpoint.content.users is not None
 
     def user_prior(self, attributes: str) -> NDArray[np.float32] | None:
-        """(E,) the vector that a user's attributes, as JSON, predict; None where they tell nothing.
+        """(E,) the vector that a user's attributes, as JSON, predict; None without a prediction.
 
-        It takes some tenths of a millisecond, and is kept with the vectors.
+        A prediction takes some tenths of a millisecond. The cache of vectors keeps the result.
         """
         placement = self.trained.checkpoint.content.users
         if placement is None:
@@ -317,7 +317,7 @@ class LoadedModel:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What lists depend on of the model."""
+        """The key of the model in the keys of lists."""
         return self.version, self.revision
 
     def items(self, catalogue: Catalogue) -> ItemIndex:
@@ -331,13 +331,14 @@ class LoadedModel:
         return items
 
     def gap_class(self, timestamps: NDArray[np.int64], at_us: int) -> int:
-        """The class of the time since a user's last event; 0 where the model makes no difference.
+        """The gap class of a user; 0 where the model does not distinguish gap classes.
 
-        In an archive everybody would seem to be away: its lists go on where each user's events end.
+        In an archive, every user would seem to be away. The gap class is then 0, as at the end of
+        the user's events.
 
         Args:
-            timestamps: the times of the user's events, in microseconds since 1970 as ``at_us``.
-            at_us: the time of the request.
+            timestamps: the times of the user's events, in microseconds since 1970.
+            at_us: the time of the request, in microseconds since 1970.
         """
         if not self.engine.knows_gaps or not len(timestamps):
             return 0
@@ -352,16 +353,16 @@ class LoadedModel:
         searched: SearchedItems | None,
         listed: Mapping[str, int] | None = None,
     ) -> None:
-        """Takes candidates that a worker found among the ``searched`` items.
+        """Uses the candidates that a worker found among the ``searched`` items.
 
-        Of the ``listed`` users it ranked the lists, too.
+        The worker also ranked the lists of the ``listed`` users.
         """
         self.engine.retriever.precomputed = candidates
         self._precomputed, self._items = searched, None
         self.listed = listed or {}
 
     def keep_precomputed(self, other: LoadedModel) -> None:
-        """Takes the candidates that another model of this version has, if this one has none."""
+        """Uses the candidates of another model of this version, if this model has none."""
         candidates = other.engine.retriever.precomputed
         if candidates is not None and self.engine.retriever.precomputed is None:
             self.use_precomputed(candidates, other._precomputed)
@@ -369,7 +370,7 @@ class LoadedModel:
     def extended(self, items: Sequence[str], vectors: Tensor, revision: str) -> LoadedModel:
         """The version as it was trained, with more items, whose vectors (m, F) were fitted.
 
-        Both have the same caches: what does not depend on the newer items stays.
+        Both models share their caches: entries that do not depend on the newer items stay.
         """
         checkpoint = self.trained.extended(items, vectors)
         extended = LoadedModel(

@@ -1,4 +1,4 @@
-"""What the ranker and its caches did."""
+"""Metrics of the ranker and its caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class InferenceMetrics:
-    """Queue time, compute time, batch sizes and pairs, and whom the batcher turned away."""
+    """Queue times, compute times, batch sizes, pairs, refused and dropped requests, fallbacks."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         registry = registry or new_registry()
@@ -58,7 +58,7 @@ class InferenceMetrics:
         )
 
     def passed(self, seconds: float, queued: Sequence[float]) -> None:
-        """A pass that took ``seconds``, of requests that had waited for so long each."""
+        """Records a pass of ``seconds``; ``queued`` has each request's wait, in seconds."""
         self.compute_seconds.observe(seconds)
         self.batch_size.observe(len(queued))
         for waited in queued:
@@ -66,7 +66,7 @@ class InferenceMetrics:
 
 
 class CacheMetrics(Collector):
-    """Hits, misses and bytes of the caches, read when somebody looks."""
+    """Hits, misses and bytes of the caches, read at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, redis: RedisClient | None = None) -> None:
         self._caches: dict[str, ByteCache[Any, Any]] = {}
@@ -74,7 +74,7 @@ class CacheMetrics(Collector):
         registry.register(self)
 
     def add(self, name: str, cache: ByteCache[Any, Any]) -> None:
-        """Shows this cache under a name; a new one of the same name takes its place."""
+        """Adds a cache under a name, in place of an earlier cache of the same name."""
         self._caches[name] = cache
 
     def collect(self) -> list[CounterMetricFamily | GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""The models in memory: the active one, which follows the registry, and other versions."""
+"""The models in memory: the active model, which follows the registry, and other versions."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ PAUSE_SECONDS, PAUSE_FACTOR = 5.0, 10.0
 
 
 class ModelManager:
-    """Loads the active model and swaps one reference when another is activated.
+    """Loads the active model, and swaps one reference when another version is activated.
 
-    ``current`` is the model to answer with; a request keeps the one it began with.
+    ``current`` is the model that answers. A request keeps the model that it began with.
 
-    A version that cannot be loaded is refused and reported, and the one before goes on serving.
+    The manager refuses and reports a version that cannot be loaded. The previous model then keeps
+    serving.
 
     Args:
         registry: the versions.
         settings: the settings of the service.
-        on_model: called with each model that is served from then on.
+        on_model: called with each model that begins to serve.
         metrics: counts passes and fallbacks.
         new_items: finds items that are newer than the model.
-        warm_up: awaited with a model that is about to take the place of another.
-        follow: awaited with the users whose lists are there, to know when they change.
+        warm_up: awaited with a model before the model takes the place of another.
+        follow: awaited with the users who have precomputed lists, to follow their changes.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ModelManager:
         self._follow_users = follow
         self.current: LoadedModel | None = None
         self.refused: str | None = None
-        """Why the active version is not the one that serves; None when all is well."""
+        """The reason why the active version does not serve; None while it serves."""
         self._on_model = on_model
         self._metrics = metrics or InferenceMetrics()
         self._registry = registry
@@ -98,7 +99,7 @@ class ModelManager:
             self._tasks.append(asyncio.create_task(self._follow_events(self._new_items)))
 
     async def stop(self) -> None:
-        """Ends what runs in the background."""
+        """Ends the background tasks."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -106,9 +107,9 @@ class ModelManager:
         await self.versions.stop()
 
     async def get(self, version: str | None) -> LoadedModel | None:
-        """A version, loaded where it is not the active one; None stands for the active version.
+        """The model of a version, loaded if necessary; None stands for the active version.
 
-        Returns None where no version is named and there is no model yet. Raises as
+        Returns None where ``version`` is None and no model is active. Raises as
         `ModelVersionCache.get`.
         """
         current = self.current
@@ -117,17 +118,17 @@ class ModelManager:
         return await self.versions.get(version)
 
     def at_hand(self, version: str) -> LoadedModel | None:
-        """A version that is not the active one, if it is loaded; if not, loading it begins."""
+        """The model of an inactive version, as `ModelVersionCache.at_hand`."""
         return self.versions.at_hand(version)
 
     async def ready(self) -> str | None:
-        """Why requests should not be sent here; None when the active model is loaded."""
+        """The reason why this server is not ready; None if a model serves or none is active."""
         if not self._registry_read:
             return "the registry has not been read"
         return self.refused if self.current is None else None
 
     async def refresh(self) -> None:
-        """Brings ``current`` up to what the registry says."""
+        """Updates ``current`` to the active version in the registry."""
         row = await self._registry.serving()
         if self.current is not None:
             await self._load_candidates(self.current)
@@ -179,7 +180,7 @@ class ModelManager:
         return model
 
     async def _load_candidates(self, model: LoadedModel) -> None:
-        """Uses what a worker computed for this version, once it is there."""
+        """Uses the candidates and lists that a worker computed for this version, once stored."""
         await self._check_candidates(model)
         if self._follow_users is not None:
             await self._follow_users(model.listed)
@@ -228,7 +229,7 @@ class ModelManager:
                 log.warning("the registry cannot be read", error=str(error).partition("\n")[0])
 
     async def add_new_items(self, new_items: NewItems) -> None:
-        """Adds the items that have a vector since the training of the current model."""
+        """Adds the items that got a vector after the training to the current model."""
         current = self.current
         extended = None if current is None else await new_items.extend(current)
         if extended is not None and self._warm_up is not None:
@@ -261,10 +262,10 @@ class ModelManager:
 
 
 class ModelVersionCache:
-    """Loaded models that are not the active one: at most ``max_models``, by last use.
+    """Loaded models of inactive versions: an LRU cache of at most ``max_models`` models.
 
-    One is loaded at a time, and once for all requests that wait for it. A request that gives up
-    waiting stops nothing.
+    The cache loads one version at a time, and once for all requests that wait for the version.
+    Loading continues where a request gives up waiting.
     """
 
     def __init__(
@@ -284,13 +285,14 @@ class ModelVersionCache:
         self._lock = asyncio.Lock()
 
     async def get(self, version: str) -> LoadedModel:
-        """The version, published or rejected, loaded if need be.
+        """The model of a published or rejected version, loaded if necessary.
 
         Raises:
-            NotFound: there is no such version.
-            Conflict: its files are removed or damaged.
-            Unprocessable: the service keeps no version but the active one.
-            Unavailable: loading takes long.
+            NotFound: the version does not exist.
+            Conflict: the version's files are removed or damaged.
+            Unprocessable: the service keeps no version but the active version.
+            Unavailable: loading takes longer than ``WAIT_SECONDS``, too many other versions are
+                loading, or the version cannot be loaded.
         """
         row = await self._registry.get(version)
         if row.status == "deleted":
@@ -315,7 +317,11 @@ class ModelVersionCache:
             raise _app_error(error) from None
 
     def at_hand(self, version: str) -> LoadedModel | None:
-        """The version, if it is loaded; if not, loading it begins, and nobody waits."""
+        """The model of a version; None where the version is not loaded yet.
+
+        Loading then begins in the background, unless too many versions are loading, or loading
+        failed less than ``RETRY_SECONDS`` ago.
+        """
         model = self._find(version)
         failed_at = self._failed_at.get(version, -float("inf"))
         if (
@@ -328,19 +334,19 @@ class ModelVersionCache:
         return model
 
     async def take(self, version: str) -> LoadedModel | None:
-        """The version, if it is loaded or being loaded.
+        """The model of a version that is loaded or being loaded, else None.
 
-        Raises what went wrong with a loading in progress.
+        Raises the error of a loading in progress.
         """
         loading = self._loading.get(version)
         return self._loaded.get(version) if loading is None else await asyncio.shield(loading)
 
     def drop(self, version: str) -> None:
-        """Keeps the version no longer."""
+        """Removes a version from the cache."""
         self._loaded.pop(version, None)
 
     async def stop(self) -> None:
-        """Cancels what is being loaded."""
+        """Cancels loadings in progress."""
         tasks = list(self._loading.values())
         for task in tasks:
             task.cancel()

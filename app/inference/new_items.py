@@ -1,9 +1,9 @@
-"""Items that came after the training: each gets a vector by its attributes and its users.
+"""Items newer than the training: each gets a vector by its attributes and its users.
 
-Where the model knows what attributes say (`ncr_core.content`), a described item has the vector that
-they predict at once, and the users who take it up move it. Any other item gets one when enough
-users have taken it up. Which items these are follows from the catalogue, the events and the model:
-every server comes to the same.
+Where the model has a placement (`ncr_core.content`), an item with attributes has the predicted
+vector at once, and a fit to the item's users then moves the vector. Any other item gets a vector
+once enough users have a positive event on the item. The catalogue, the events and the model alone
+determine these items, so that every server adds the same items.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ MAX_MODEL_ITEMS = 300_000  # beyond, the search of an extended model is built to
 
 @dataclass(slots=True)
 class _Activity:
-    """What happened to an item since its users were last read."""
+    """The events on an item since its users were last read."""
 
     events: int = 0
-    """Positive ones, of users whom the service knew before the training."""
+    """Positive events of users whom the service knew before the training."""
     threshold: int = 1
-    """Fewer events change nothing. An item that is counted first may have users of long ago."""
+    """The number of events from which a fit is due: at first 1, as an item may have old users."""
 
 
 @dataclass(slots=True)
@@ -60,34 +60,37 @@ class _FittedItem:
 
 @dataclass(slots=True)
 class _ModelUsers:
-    """An item's users that the model has, the latest last."""
+    """An item's users whom the model knows, the latest last."""
 
     rows: list[int]
     weights: torch.Tensor
     number: int
-    """How many of the model's users took the item up, of whom ``rows`` are the latest."""
+    """The number of the model's users with a positive event on the item; ``rows`` has the latest.
+
+    For an item with ``MAX_ADOPTERS`` users or more, all users of the model count.
+    """
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What was read of the events since a version was trained."""
+    """The state of reading the events and attributes since the training of a version."""
 
     trained: weakref.ref[TrainedModel]
     seq: int
     activity: dict[int, _Activity] = field(default_factory=dict)
-    """By item; the item of the latest event comes last."""
+    """The activity by item; the item of the latest event comes last."""
     fitted: dict[int, _FittedItem] = field(default_factory=dict)
     catalog_seq: int = -1
-    """The catalogue's number when attributes were last looked at."""
+    """The catalogue's number when attributes were last read."""
     placed: dict[int, torch.Tensor | None] = field(default_factory=dict)
-    """What attributes predict of each item that was looked at, the newest first; None: nothing."""
+    """The vector that attributes predict, by item, newest item first; None: no prediction."""
 
     def prior(self, item: int) -> torch.Tensor | None:
-        """Where the item lies by its attributes; None where they tell nothing."""
+        """The vector that the item's attributes predict; None without a prediction."""
         return self.placed.get(item)
 
     def place(self, item: int, vector: torch.Tensor | None) -> None:
-        """Keeps what attributes predict, and has an item with users fitted anew."""
+        """Stores a predicted vector, and makes a new fit of an item with users due."""
         self.placed[item] = vector
         if item in self.fitted:
             self.fitted[item] = _FittedItem(0, self.fitted[item].vector)
@@ -97,7 +100,7 @@ class _Progress:
 
 
 class NewItems:
-    """Extends a loaded model by new items. One task at a time may call it."""
+    """Extends a loaded model by new items, for one calling task at a time."""
 
     def __init__(self, events: EventService, catalog: CatalogService, min_users: int) -> None:
         self._events = events
@@ -106,7 +109,7 @@ class NewItems:
         self._progress: _Progress | None = None
 
     async def is_behind(self, model: LoadedModel) -> bool:
-        """Whether the catalogue has changed since attributes were last looked at."""
+        """Whether the catalogue has changed since attributes were last read."""
         if model.trained.checkpoint.content.items is None:
             return False
         progress = self._progress
@@ -115,7 +118,10 @@ class NewItems:
         return progress.catalog_seq < await self._catalog.catalog_seq()
 
     async def extend(self, model: LoadedModel) -> LoadedModel | None:
-        """The model with the items that have a vector by now; None if it has them already."""
+        """The model with the items that have a vector by now; None if there is no change.
+
+        None also for a model with more than ``MAX_MODEL_ITEMS`` items.
+        """
         trained = model.trained
         # Loaded anew, the same version begins without what it had.
         if self._progress is None or self._progress.trained() is not trained:
@@ -154,7 +160,7 @@ class NewItems:
         progress.catalog_seq = catalogue.seq
 
     async def _count_events(self, progress: _Progress, model: LoadedModel) -> None:
-        """Counts what happened to items that training has not seen."""
+        """Counts the events on items that training has not seen."""
         trained = model.trained
         while rows := await self._events.new_item_usage(
             progress.seq, trained.trained_seq, READ_EVENTS
@@ -171,7 +177,7 @@ class NewItems:
             del progress.activity[next(iter(progress.activity))]
 
     async def _fit_items(self, progress: _Progress, model: LoadedModel) -> None:
-        """Fits the items whose users are enough, or many more than they were."""
+        """Fits the items that have enough users, or many more users than at the last fit."""
         changed: dict[int, _ModelUsers] = {}
         due = self._due_items(progress, await self._catalog.catalogue())
         for start in range(0, len(due), QUERY_ITEMS):
@@ -214,7 +220,7 @@ class NewItems:
             del progress.fitted[item]
 
     def _due_items(self, progress: _Progress, catalogue: Catalogue) -> list[int]:
-        """Items that may have enough users by now, those with the most events first."""
+        """Items that may have enough users by now, most events first."""
         due = [
             item
             for item, activity in progress.activity.items()
@@ -225,7 +231,7 @@ class NewItems:
     async def _model_users(
         self, items: Sequence[int], model: LoadedModel
     ) -> dict[int, _ModelUsers]:
-        """The users of each item whose vector the model has."""
+        """The users of each item, as far as the model has their vectors."""
         adoptions = await self._events.adopters(items, model.trained.trained_seq, MAX_ADOPTERS)
         by_item: dict[int, list[Adoption]] = {item: [] for item in items}
         for adoption in adoptions:
@@ -233,7 +239,7 @@ class NewItems:
         return {item: self._weigh(of_item, model) for item, of_item in by_item.items()}
 
     def _weigh(self, adoptions: Sequence[Adoption], model: LoadedModel) -> _ModelUsers:
-        """The users with the largest weight that any of their events has."""
+        """The model's users in the adoptions, each with the largest weight of the user's events."""
         latest = max((adoption.timestamp for adoption in adoptions), default=0)
         times = np.array([adoption.timestamp for adoption in adoptions], dtype=np.int64)
         decay = self._events.event_weights.decay(times, latest).tolist()
@@ -289,7 +295,7 @@ def _newest_unknown(catalogue: Catalogue, model: LoadedModel) -> list[int]:
 def _predict(
     placement: ContentPlacement, contents: Mapping[int, Mapping[str, Any]]
 ) -> dict[int, torch.Tensor]:
-    """The vectors of those items whose attributes tell something."""
+    """The predicted vectors by item, for items with attributes that the placement knows."""
     objects = list(contents.values())
     tells = np.diff(placement.encoder.encode(objects).indptr) > 0
     told = [item for item, tells_something in zip(contents, tells, strict=True) if tells_something]
@@ -300,5 +306,5 @@ def _predict(
 
 
 def _by_users(progress: _Progress) -> list[int]:
-    """The fitted items, those with the most users first."""
+    """The fitted items, most users first."""
     return sorted(progress.fitted, key=lambda item: (-progress.fitted[item].users, item))

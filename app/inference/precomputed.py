@@ -21,18 +21,18 @@ from ncr_core.inference.retrieval import CandidateList, ItemFilter, RankRequest,
 
 BATCH = 64  # users in one pass
 FORMAT = "ncr-candidates-2"
-"""Files of another one are not used: they are made anew with the next model."""
+"""The format of the file. The next model gets new files in place of files of another format."""
 LIST_ITEMS = 10  # of a list: as many as a request gets that does not say how many
 
 Report = Callable[[int, int], None]
 
 
 class ActiveUser(NamedTuple):
-    """A user whom a worker finds candidates for."""
+    """A user for whom a worker finds candidates."""
 
     id: str
     row: int
-    """In the model."""
+    """The user's row in the model."""
     last_seq: int
     seen: NDArray[np.int64]
     """Rows of the items that the user has seen."""
@@ -46,18 +46,18 @@ class PrecomputedLists:
     """Plain lists of ``LIST_ITEMS`` items for (U,) users, best first."""
 
     made_by: str
-    """What ranked them, see `ranked_by`."""
+    """The key of the ranker, see `ranked_by`."""
     latest: NDArray[np.int64]
     """(U,) the time of each user's last event, in microseconds since 1970."""
     items: NDArray[np.int32]
-    """(U, n) rows, −1 where the list is shorter."""
+    """(U, n) item rows, −1 where the list is shorter."""
     scores: NDArray[np.float64]
     """(U, n) as `RankedItem.score`."""
     ahead: NDArray[np.float64]
     """(U, n) as `RankedItem.preferred_over_next`."""
 
     def fits(self, n_users: int, n_items: int) -> bool:
-        """Whether arrays of a file are what they should be."""
+        """Whether the arrays of a file have the right types and shapes, and valid item rows."""
         arrays = (self.latest, self.items, self.scores, self.ahead)
         shapes = [(n_users,), *[(n_users, LIST_ITEMS)] * 3]
         return (
@@ -68,15 +68,15 @@ class PrecomputedLists:
 
 
 def ranked_by(engine: InferenceEngine) -> str:
-    """What a list depends on beside the model, the user and the catalogue.
+    """The key of the ranker: the version of the service, the number of candidates, the device.
 
-    Servers of another version or setting may rank in another way.
+    Servers with another version or setting may rank in another way.
     """
     return f"{__version__} {engine.n_candidates} {engine.model.device.type}"
 
 
 class PrecomputedCandidates:
-    """Candidates of (U,) users at the seqs they were at, for what was visible then."""
+    """Candidates of (U,) users at the users' seqs then, among the items that were visible then."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PrecomputedCandidates:
     ) -> None:
         self._seqs, self._items, self._gaps = seqs, items, gaps
         self.rows = {user: row for row, user in enumerate(users)}
-        """The users, each with a number."""
+        """The row of each user."""
         self.lists = lists
         self.searched = searched
         """The items that were visible then."""
@@ -98,7 +98,7 @@ class PrecomputedCandidates:
         return len(self.rows)
 
     def find(self, request: RankRequest) -> CandidateList | None:
-        """The candidates, if they were computed for just this state and these filters."""
+        """The candidates, if computed for exactly this user state and these filters, else None."""
         state = request.user.key
         if not isinstance(state, tuple) or request.user.evidence is not None:
             return None
@@ -116,13 +116,13 @@ class PrecomputedCandidates:
     def find_list(
         self, user: str, seq: int, model: LoadedModel, items: ItemIndex, at_us: int
     ) -> list[RankedItem] | None:
-        """The list of a user who is in ``rows``, if it is just the one that would be ranked now.
+        """The list of a user in ``rows``, if a list ranked now would be the same, else None.
 
         Args:
             user: the client's id.
             seq: the user's last seq.
             model: the model that the lists were ranked with.
-            items: its items in the present state of the catalogue.
+            items: the model's items in the current state of the catalogue.
             at_us: the time of the request, in microseconds since 1970.
         """
         row, lists = self.rows[user], self.lists
@@ -144,7 +144,7 @@ class PrecomputedCandidates:
         return [*best[:-1], best[-1]._replace(preferred_over_next=None)]
 
     def save(self, path: Path) -> None:
-        """Writes the file whole or not at all."""
+        """Writes the file atomically."""
         arrays: dict[str, NDArray[Any]] = {
             "users": np.frombuffer(json.dumps(list(self.rows)).encode(), dtype=np.uint8),
             "seqs": self._seqs,
@@ -158,7 +158,11 @@ class PrecomputedCandidates:
 
     @classmethod
     def load(cls, path: Path, n_items: int) -> PrecomputedCandidates:
-        """Reads what ``save`` wrote. Raises ValueError for what does not fit the model."""
+        """Reads a file of ``save``.
+
+        Raises:
+            ValueError: the file is damaged or does not fit the model.
+        """
         try:
             with safe_open(path, framework="numpy") as file:
                 about = file.metadata() or {}
@@ -196,7 +200,7 @@ def compute(
     visible: NDArray[np.bool_],
     report: Report,
 ) -> PrecomputedCandidates:
-    """Candidates and lists of users; the engine keeps candidates between the two."""
+    """Candidates and lists of users; the engine keeps the candidates for the lists."""
     n, shape = len(users), (len(users), LIST_ITEMS)
     items = np.full((n, engine.retriever.capacity), -1, dtype=np.int32)
     lists = PrecomputedLists(

@@ -14,7 +14,7 @@ from app.jobs.service import JobService
 
 
 class JobMetrics:
-    """Jobs by state, of the whole service: every server reports the same."""
+    """Jobs by state, of the whole service, so that every server reports the same numbers."""
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs

@@ -81,7 +81,7 @@ class JobRepository:
         return job_id
 
     async def get(self, job_id: str) -> JobRow | None:
-        """A job; None if there is none."""
+        """A job; None if the job does not exist."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(jobs.c.job_id == job_id))
         return JobRow(*rows[0]) if rows else None
 
@@ -92,9 +92,10 @@ class JobRepository:
         return [JobRow(*row) for row in rows]
 
     async def delete_ended(self, before_us: int, stored: Collection[str], n: int) -> int:
-        """Deletes up to ``n`` jobs that ended before a time; the number of them.
+        """Deletes up to ``n`` jobs that ended before ``before_us``, and returns their number.
 
-        The jobs of ``stored`` model versions stay, and the training from which triggers count.
+        The time is in microseconds since 1970. The jobs of ``stored`` model versions stay. The
+        latest training that gave a model stays, because triggers count from its start.
         """
         # Without a training that gave a model, NULL would equal jobs that never began.
         started = sa.func.coalesce(sa.func.max(jobs.c.started_at), -1)
@@ -110,7 +111,7 @@ class JobRepository:
         return deleted.rowcount
 
     async def states(self) -> list[tuple[str, str, int, int]]:
-        """`(kind, status, count, oldest created_at)`."""
+        """`(kind, status, count, oldest created_at)` of all jobs."""
         rows = await self.database.fetch(
             sa.select(
                 jobs.c.kind, jobs.c.status, sa.func.count(), sa.func.min(jobs.c.created_at)
@@ -119,11 +120,11 @@ class JobRepository:
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     async def claim(self, owner: str, lease_us: int, max_attempts: int) -> Claim | None:
-        """Claims the oldest queued job, or one whose worker has let its lease run out.
+        """Claims a job whose lease has expired, else the oldest queued job, candidates first.
 
-        At most one training runs: while another worker with a live lease runs one, no training is
-        claimed (the partial unique index decides when two workers try at once). A lost job that was
-        cancelled or has spent its attempts is ended instead.
+        At most one training runs: while a training runs, no queued training is claimed. A partial
+        unique index decides when two workers try at once. A lost job that was cancelled or has
+        spent its attempts is ended instead.
         """
         now = clock_us(self.database.dialect)
         lost = (jobs.c.status == "running") & (jobs.c.lease_until < now)
@@ -201,7 +202,7 @@ class JobRepository:
     async def heartbeat(
         self, claim: Claim, lease_us: int, progress: dict[str, Any] | None
     ) -> bool | None:
-        """Renews the lease and writes progress: whether to cancel, None if the job is lost."""
+        """Renews the lease and writes progress; returns whether to cancel, None for a lost job."""
         values: dict[str, Any] = {"lease_until": clock_us(self.database.dialect) + lease_us}
         if progress is not None:
             values["progress"] = progress
@@ -260,7 +261,7 @@ class JobRepository:
         return (await conn.execute(query)).first() is not None
 
     async def requeue(self, claim: Claim) -> None:
-        """Puts a job back into the queue, as when its worker stops: the attempt does not count."""
+        """Puts a job back into the queue without counting the attempt, as when its worker stops."""
         async with self.database.write() as conn:
             await conn.execute(
                 jobs.update()
@@ -269,12 +270,12 @@ class JobRepository:
             )
 
     async def abandon(self, claim: Claim) -> None:
-        """Ends a lease early, as when its worker was suspended: the attempt counts."""
+        """Ends a lease early and counts the attempt, as when the worker was suspended."""
         async with self.database.write() as conn:
             await conn.execute(jobs.update().where(_held(claim)).values(lease_until=0))
 
     async def request_cancel(self, job_id: str) -> None:
-        """Cancels a queued job at once, and a running one at its next heartbeat."""
+        """Cancels a queued job at once, and a running job at its next heartbeat."""
         async with self.database.write() as conn:
             ended = await conn.execute(
                 jobs.update()
@@ -300,7 +301,7 @@ def _held(claim: Claim) -> sa.ColumnElement[bool]:
 
 
 class Fired(NamedTuple):
-    """When a trigger last fired, and the events' last seq at that time."""
+    """The last firing of a trigger: the time, and the events' last seq at that time."""
 
     time_us: int
     """Microseconds since 1970."""
@@ -314,12 +315,12 @@ class TriggerRepository:
         self.database = database
 
     async def last_fired(self) -> dict[str, Fired]:
-        """When each trigger last fired."""
+        """The last firing of each trigger, by name."""
         rows = await self.database.fetch(sa.select(triggers))
         return {row.name: Fired(row.fired_at, row.fired_seq) for row in rows}
 
     async def replace(self, outdated: list[str], missing: list[str], fired: Fired) -> None:
-        """Deletes outdated triggers, and adds those that are missing, as fired then."""
+        """Deletes outdated triggers, and adds missing triggers with ``fired`` as last firing."""
         async with self.database.write() as conn:
             await conn.execute(triggers.delete().where(triggers.c.name.in_(outdated)))
             await insert_many(
@@ -331,12 +332,12 @@ class TriggerRepository:
             )
 
     async def lock(self, conn: AsyncConnection) -> dict[str, Fired]:
-        """Locks all triggers until the transaction ends; when each last fired."""
+        """Locks all triggers until the transaction ends, and returns their last firings by name."""
         rows = await conn.execute(sa.select(triggers).order_by(triggers.c.name).with_for_update())
         return {row.name: Fired(row.fired_at, row.fired_seq) for row in rows}
 
     async def update(self, conn: AsyncConnection, name: str, fired: Fired) -> None:
-        """Writes when a trigger last fired."""
+        """Writes the last firing of a trigger."""
         await conn.execute(
             triggers.update()
             .where(triggers.c.name == name)
@@ -349,6 +350,6 @@ class TriggerRepository:
         return (await conn.execute(sa.select(jobs.c.job_id).where(pending))).first() is not None
 
     async def last_training_start(self, conn: AsyncConnection) -> int:
-        """When the latest training that gave a model started, in microseconds since 1970; or 0."""
+        """The start of the latest training that gave a model, in microseconds since 1970; or 0."""
         latest = sa.select(sa.func.max(jobs.c.started_at)).where(_GAVE_A_MODEL)
         return int((await conn.execute(latest)).scalar() or 0)

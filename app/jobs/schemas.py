@@ -27,7 +27,7 @@ from ncr_core.train_config import TrainConfig
 Kind = Literal["train", "candidates", "export"]
 Status = Literal["queued", "running", "succeeded", "failed", "cancelled", "rejected"]
 Trigger = Literal["request", "schedule", "events"]
-"""What queued a training: a client, the schedule, or the number of new events."""
+"""The cause of a training: a client, the schedule, or the number of new events."""
 ENDED = ("succeeded", "failed", "cancelled", "rejected")
 
 
@@ -63,7 +63,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _as_integer(value: Any) -> Any:
-    """In JSON 5.0 is as whole a number as 5."""
+    """A whole JSON number, such as 5.0, as an integer; other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -148,9 +148,9 @@ class TrainParams(BaseModel):
         return int(self.model_dump()["seed"])
 
     def configured_recipe(self, **overrides: Any) -> Recipe:
-        """The recipe that this request asks for; ``overrides`` as of ``Recipe.with_``.
+        """The recipe of this request; ``overrides`` as for ``Recipe.with_``.
 
-        Not for the recipe ``auto``, which is chosen in training.
+        A request with the recipe ``auto`` is invalid here, because the training chooses its recipe.
         """
         values = self.model_dump()
         base = self.recipe or ("history" if values["users"] == "history" else "default")
@@ -159,11 +159,11 @@ class TrainParams(BaseModel):
         return RECIPES[base].with_(**own, **overrides)
 
     def completed(self, recipe: str | None, **defaults: Any) -> dict[str, Any]:
-        """The request with nothing left open.
+        """The request with all defaults filled in.
 
         Args:
-            recipe: What the service is set to, for a request without hyper-parameters.
-            defaults: What the service is set to, for the fields that a setting decides.
+            recipe: The default recipe of the settings, for a request without hyper-parameters.
+            defaults: The values of the settings, for the fields that a setting decides.
 
         Raises:
             ConfigError: The hyper-parameters do not fit each other.
@@ -188,7 +188,7 @@ class TrainOrder(TrainParams):
     """The stored params of a training job: the request with all defaults, and what triggered it."""
 
     epochs: Integer = Field(default=TrainConfig.epochs, ge=0, le=1000)
-    """0 in recipes that keep their start; a request cannot give it."""
+    """0 in recipes that keep their start; a request cannot give 0."""
     trigger: Trigger = "request"
 
 
@@ -374,9 +374,9 @@ class _Task(BaseModel):
 
     device: str
     exit_at: float = Field(ge=0)
-    """When the child exits unless its worker puts that off, by `app.worker.child_process.clock`."""
+    """The second of `app.worker.child_process.clock` when the child exits, unless put off."""
     retry_seconds: float = Field(ge=0)
-    """How long the child retries while the database or the checkpoint store is away."""
+    """The time that the child retries while the database or the checkpoint store is unavailable."""
     settings: TaskSettings
 
 
@@ -388,7 +388,7 @@ class TrainingTask(_Task):
     """The model version to write."""
     params: TrainOrder
     gate_margin: float
-    """By which share of the served model's NDCG@10 the new model may be worse."""
+    """The share of the served model's NDCG@10 by which the new model may be worse."""
     expected_seconds: dict[str, float] | None = None
     """Seconds that each phase of the last training took, for the estimated time left."""
 
@@ -398,7 +398,7 @@ class PrecomputeTask(_Task):
 
     kind: Literal["candidates"] = "candidates"
     version: str
-    """The model version to compute candidates with."""
+    """The model version that computes the candidates."""
 
 
 class ExportTask(_Task):
@@ -411,4 +411,4 @@ class ExportTask(_Task):
 
 Task = TrainingTask | PrecomputeTask | ExportTask
 TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
-"""Reads a task from JSON; raises ValidationError for what is no task of this version."""
+"""Reads a task from JSON; raises ValidationError for JSON that is no task of this version."""

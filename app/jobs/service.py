@@ -29,7 +29,7 @@ _SET_BY_REQUESTS = {"seed", "min_interactions", "force"}  # no setting decides w
 
 
 class JobService:
-    """Durable jobs: submitted here, run by a worker."""
+    """Durable jobs, which this service queues and a worker runs."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class JobService:
 
         Args:
             params: The training.
-            by: The id of the key that asks.
-            idempotency_key: Of two requests of one key with the same value, the second is given
-                the job of the first, whatever the defaults are by then.
+            by: The id of the key that requests the training.
+            idempotency_key: A second request of the same key with the same value gets the job of
+                the first request, even if the defaults have changed.
 
         Raises:
-            Conflict: The queue is full, or the first request with this value was another one.
-            Unprocessable: A warm start is requested and impossible, or hyper-parameters beside the
-                recipe that chooses them, or such as do not fit each other.
+            Conflict: The queue is full, or the first request with this value was for another job.
+            Unprocessable: A requested warm start is impossible, the request has hyper-parameters
+                beside the recipe ``auto``, or the hyper-parameters do not fit each other.
         """
         names = params.model_fields_set | _SET_BY_REQUESTS
         given = params.model_dump(include=names, exclude_none=True)
@@ -69,10 +69,10 @@ class JobService:
     async def submit_export(
         self, params: ExportParams, by: str | None = None, idempotency_key: str | None = None
     ) -> str:
-        """Queues an export and returns its job id; arguments as of `submit_training`.
+        """Queues an export and returns its job id; arguments as for `submit_training`.
 
         Raises:
-            Conflict: The queue is full, or the first request with this value was another one.
+            Conflict: The queue is full, or the first request with this value was for another job.
         """
         order = params.model_dump()
         job_id = _job_id_of(by, idempotency_key)
@@ -117,7 +117,7 @@ class JobService:
         return await self._repository.insert("train", order, conn)
 
     async def _complete(self, params: TrainParams, trigger: Trigger) -> dict[str, Any]:
-        """The params to store: nothing in them is left to defaults."""
+        """The params to store, with all defaults filled in."""
         if params.recipe == AUTO_RECIPE and (given := params.hyperparameters - {"seed"}):
             raise Unprocessable(
                 f"recipe: auto chooses these parameters: {', '.join(sorted(given))}",
@@ -144,20 +144,23 @@ class JobService:
         return values | {"start": start, "trigger": trigger}
 
     async def get(self, job_id: str) -> JobRow:
-        """A job; raises NotFound if there is none."""
+        """A job; raises NotFound if the job does not exist."""
         job = await self._repository.get(job_id)
         if job is None:
             raise NotFound("the job does not exist", code="unknown_job")
         return job
 
     async def page(self, below: Place | None, n: int) -> tuple[list[JobRow], Place | None]:
-        """Jobs, newest first, and where the next page goes on, None after the last."""
+        """Jobs, newest first, and the place of the next page; None after the last page."""
         rows = await self._repository.page(below, n + 1)
         last = rows[n - 1] if len(rows) > n else None
         return rows[:n], None if last is None else Place(last.created_at, last.job_id)
 
     async def delete_old(self, stored: Collection[str]) -> None:
-        """Deletes the jobs that ended long ago, except those of ``stored`` model versions."""
+        """Deletes the jobs that ended more than ``keep_jobs_days`` ago.
+
+        The jobs of ``stored`` model versions stay.
+        """
         before = now_us() - int(self._settings.keep_jobs_days * DAY_US)
         deleted = DELETE_ROWS
         while deleted == DELETE_ROWS:
@@ -168,11 +171,11 @@ class JobService:
         return await self._repository.states()
 
     async def cancel(self, job_id: str) -> JobRow:
-        """Cancels a job, and returns it; a running one ends within seconds.
+        """Cancels a job, and returns the job; a running job ends within seconds.
 
         Raises:
-            NotFound: There is no such job.
-            Conflict: It has ended.
+            NotFound: The job does not exist.
+            Conflict: The job has ended.
         """
         job = await self.get(job_id)
         if job.status not in ENDED:
@@ -202,7 +205,7 @@ def _architecture(row: ModelRow) -> dict[str, Any]:
 
 
 def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | None:
-    """Why a training cannot start from the served model; None if it can."""
+    """The reason why a training cannot start from the served model; None if it can."""
     if serving is None:
         return "a warm start needs a served model"
     requested = {name: getattr(params, name) for name in params.hyperparameters}

@@ -23,11 +23,11 @@ Seq = Callable[[], Awaitable[int]]
 
 
 class Triggers:
-    """Queues a training when one is due; once, however many workers check at the same time.
+    """Queues a due training once, for any number of workers that check at the same time.
 
-    A trigger that fires while a training is queued or running waits for its end. It is settled if
-    that training gives a model and started later, as it has then read all events up to there.
-    Workers may have other settings: each checks its own triggers.
+    A trigger that fires while a training is queued or running waits for the end of the training.
+    The trigger is settled if that training gives a model and started later, because the training
+    has then read all events up to the trigger. Each worker checks the triggers of its own settings.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Triggers:
         """Reads the triggers from the settings.
 
         Args:
-            database: Where the triggers are.
+            database: Holds the triggers.
             settings: ``train_schedule`` and ``train_every``.
             jobs: Queues the trainings.
             last_seq: Gives the events' last seq.
@@ -93,7 +93,10 @@ class Triggers:
         return job_id
 
     async def _ensure_rows(self) -> dict[str, Fired]:
-        """When the triggers last fired, with rows for all of this worker's."""
+        """The last firings of the triggers, after adding rows for this worker's new triggers.
+
+        The method deletes outdated rows.
+        """
         fired = await self._repository.last_fired()
         missing = [name for name in self._names if name not in fired]
         outdated = [

@@ -13,7 +13,7 @@ _COLUMNS = [api_keys.c[name] for name in KeyRow._fields]
 
 
 class KeyRepository:
-    """Each write in its own transaction."""
+    """Reads and writes API keys, each write in its own transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -37,7 +37,7 @@ class KeyRepository:
         return bool(await self._database.fetch(sa.select(api_keys.c.key_id).limit(1)))
 
     async def token_secret(self) -> str:
-        """The secret of this database, by which tokens are signed."""
+        """The secret of this database, from which the signing keys of tokens derive."""
         return str((await self._database.fetch(sa.select(instance.c.token_secret)))[0][0])
 
     async def insert(self, row: KeyRow) -> None:
@@ -46,7 +46,7 @@ class KeyRepository:
             await conn.execute(api_keys.insert().values(row._asdict()))
 
     async def revoke(self, key_id: str) -> bool:
-        """Revokes a key; false if there is no such key, or it is revoked already."""
+        """Revokes a key; False if the key does not exist or is already revoked."""
         async with self._database.write() as conn:
             updated = await conn.execute(
                 api_keys.update()

@@ -28,7 +28,7 @@ class KeyRow(NamedTuple):
 
     @property
     def role_set(self) -> frozenset[Role]:
-        """The key's roles, bundles opened."""
+        """The key's roles, with each bundle replaced by its roles."""
         roles = [Role(name) for name in self.roles.split(",")]
         return frozenset().union(*(BUNDLES.get(role, {role}) for role in roles))
 

@@ -1,4 +1,4 @@
-"""API keys: created, listed, revoked and identified, and tokens that are signed for them."""
+"""API keys: creation, list, revocation and identification, and tokens and sessions for them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from app.keys.tokens import (
 log = get_logger(__name__)
 
 REFRESH_SECONDS = 1.0
-"""How long a key that was revoked on another server may still be accepted."""
+"""The time for which a server may still accept a key that another server revoked."""
 UNKNOWN_KEY_REFRESH_SECONDS = 0.1
-"""The least time between two reads of the keys that unknown keys cause."""
+"""The minimum time between two reads of the keys that unknown keys cause."""
 MAX_RATE = 1e6
 
 _KEY = re.compile(r"ncr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
@@ -67,7 +67,7 @@ class KeyService:
         self._token_secret: str | None = None
 
     async def any(self) -> bool:
-        """Whether a key was ever created: if so, every request needs one."""
+        """Whether a key was ever created. Then every request needs a key."""
         await self._refresh(REFRESH_SECONDS)
         return self._has_keys
 
@@ -84,7 +84,7 @@ class KeyService:
         return found.caller
 
     async def identify_token(self, token: bytes) -> Caller | None:
-        """The caller that a token stands for; None for one that is false, expired or revoked."""
+        """The caller that a token stands for; None for a false, expired or revoked token."""
         key_id = issuer_of(token)
         found = None if key_id is None else await self._valid_key(key_id)
         if found is None:
@@ -101,14 +101,14 @@ class KeyService:
         """Signs a token and returns it with its expiry in seconds since 1970.
 
         Args:
-            caller: the key that the token is signed for; the token ends with it.
+            caller: the caller whose key signs the token. The token ends with the key.
             user: the only user whom the token is for.
-            seconds: how long it is valid.
-            roles: some of ``TOKEN_ROLES``; None for those that the key has.
+            seconds: the lifetime of the token.
+            roles: some of ``TOKEN_ROLES``; None for all of them that the key has.
 
         Raises:
             Conflict: ``key_not_stored``: the caller has no key in the database.
-            Forbidden: ``role_missing``: the key lacks a role that the token is to have.
+            Forbidden: ``role_missing``: the key lacks a role of the token.
         """
         found = self._keys.get(caller.key_id)
         if found is None:
@@ -128,9 +128,10 @@ class KeyService:
         )
 
     async def sign_session(self, caller: Caller, admin: bytes | None) -> str | None:
-        """Signs a session in a browser for a caller's key; None where that needs no key.
+        """Signs a session in a browser for a caller's key; None for a caller without a key.
 
-        It ends with the key, and after ``SESSION_SECONDS``. Every server of the database reads it.
+        The session ends with the key, or after ``SESSION_SECONDS``. Every server of the database
+        accepts the session.
 
         Args:
             caller: the key that signs in.
@@ -142,7 +143,7 @@ class KeyService:
         return signed_session(caller.key_id, math.ceil(time.time() + SESSION_SECONDS), key)
 
     async def identify_session(self, session: bytes, admin: bytes | None) -> Caller | None:
-        """The caller of a session; None for one that is false, expired or of a revoked key."""
+        """The caller of a session; None for a false or expired session, or a revoked key."""
         key_id = session_issuer(session)
         key = None if key_id is None else await self._session_key(key_id, admin)
         if key_id is None or key is None or not is_valid_session(session, key, time.time()):
@@ -169,7 +170,10 @@ class KeyService:
         rate: float | None = None,
         burst: int | None = None,
     ) -> tuple[KeyRow, str]:
-        """Creates a key and returns its row and the key itself, which is not stored."""
+        """Creates a key and returns its row and the key itself, which the database does not hold.
+
+        Raises SettingsError for an invalid name, rate or burst, and without roles.
+        """
         problem = text_problem(name)
         if problem is not None:
             raise SettingsError(f"the name {problem}")

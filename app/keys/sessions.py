@@ -13,19 +13,22 @@ _SESSION = re.compile(rb"(ncrs_([0-9a-f]{12}|admin)\.([0-9]{10,11}))\.([A-Za-z0-
 
 
 def signed_session(key_id: str, expires_at: int, key: bytes) -> str:
-    """A session of an API key's, signed by its `app.keys.tokens.signing_key`."""
+    """A session for an API key, signed with its `app.keys.tokens.signing_key`.
+
+    ``expires_at`` is in seconds since 1970.
+    """
     signed = f"ncrs_{key_id}.{expires_at}".encode()
     return (signed + b"." + _signature(signed, key)).decode()
 
 
 def session_issuer(session: bytes) -> str | None:
-    """The id of the API key that a session names; None if its form is not that of a session."""
+    """The id of the API key that a session names; None for bytes that are no session."""
     match = _SESSION.fullmatch(session)
     return None if match is None else match[2].decode()
 
 
 def is_valid_session(session: bytes, key: bytes, now: float) -> bool:
-    """Whether a session was signed by this key and has not expired."""
+    """Whether this key signed a session that has not expired at ``now``, in seconds since 1970."""
     match = _SESSION.fullmatch(session)
     if match is None or not hmac.compare_digest(_signature(match[1], key), match[4]):
         return False

@@ -1,4 +1,4 @@
-"""Tokens: a user, roles and an expiry, signed by a server for those who must not hold a key."""
+"""Tokens: a user, roles and an expiry, signed by a server for clients without a key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import orjson
 from app.core.access import Role
 
 TOKEN_ROLES = frozenset((Role.RECOMMEND, Role.EVENTS))
-"""What a token can permit, and of its own user only."""
+"""The roles that a token can have, for its own user only."""
 MAX_TOKEN_SECONDS = 3600
 CLOCK_SKEW_SECONDS = 5
-"""How much longer a token is accepted, as the clocks of servers differ."""
+"""The time after its expiry in which servers accept a token, as their clocks differ."""
 
 # `ncrt_`, the id of the key, the claims in Base64, and their signature. A user's id of 256 control
 # characters makes claims of 2,150 characters.
@@ -23,7 +23,7 @@ _TOKEN = re.compile(rb"(ncrt_([0-9a-f]{12})\.([A-Za-z0-9_-]{1,2200}))\.([A-Za-z0
 
 
 class TokenClaims(NamedTuple):
-    """What a token says."""
+    """The content of a token."""
 
     user: str
     roles: frozenset[Role]
@@ -42,7 +42,7 @@ def signing_key(secret: str, digest: str) -> bytes:
 
 
 def signed_token(claims: TokenClaims, key_id: str, key: bytes) -> str:
-    """A token of an API key's, signed by its ``signing_key``."""
+    """A token for an API key, signed with its ``signing_key``."""
     body = orjson.dumps(
         {"user": claims.user, "roles": sorted(claims.roles), "exp": claims.expires_at}
     )
@@ -51,13 +51,16 @@ def signed_token(claims: TokenClaims, key_id: str, key: bytes) -> str:
 
 
 def issuer_of(token: bytes) -> str | None:
-    """The id of the API key that a token names; None if its form is not that of a token."""
+    """The id of the API key that a token names; None for bytes that are no token."""
     match = _TOKEN.fullmatch(token)
     return None if match is None else match[2].decode()
 
 
 def read_token(token: bytes, key: bytes, now: float) -> TokenClaims | None:
-    """What a token says; None if its signature is not by this key, or its time is over."""
+    """The claims of a token; None if this key did not sign the token, or the token has expired.
+
+    ``now`` is in seconds since 1970.
+    """
     match = _TOKEN.fullmatch(token)
     # In Base64 on both sides: several texts decode to one signature, and one of them is right.
     if match is None or not hmac.compare_digest(_signature(match[1], key), match[4]):

@@ -1,4 +1,4 @@
-"""A/B tests on requests: lists of two versions or settings, and what was served by whom."""
+"""A/B tests on requests: lists of two versions or settings, and the records of served lists."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 
 
 class ListObserver(Protocol):
-    """Looks at lists that were served, in the background."""
+    """Observes served lists in the background."""
 
     def observe(
         self, context: RecommendationContext, model: LoadedModel, ranked: RankedList
     ) -> None:
-        """Takes note of a version's own list. Returns at once."""
+        """Starts the observation of a version's own list, and returns at once."""
 
     async def stop(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the observations in progress."""
 
 
 class ServedList(NamedTuple):
@@ -44,16 +44,16 @@ class ServedList(NamedTuple):
     version: str
     """The version that the answer names."""
     source: str
-    """What cursors name: the version, or the arm of a settings test."""
+    """The name in the list's cursors: the version, or the arm of a settings test."""
 
 
 class ABTestRouter:
-    """Decides which requests take part in the A/B tests that run, and records what was served.
+    """Decides which requests take part in the running A/B tests, and records the served lists.
 
-    A test is on while the version it began beside is the one that answers, for requests that leave
-    the version to the service, of users that a model can know something of. ``observer`` sees
-    the lists that were served, as `ShadowTester` does. A user whom an interleaving test includes
-    takes no part in a test of ``settings``.
+    A request takes part in a test of two versions if the test's first version answers, the request
+    names no version, and the model knows the user. ``observer`` gets the served lists of one
+    version, as `ShadowTester` does. A user in an interleaving test takes no part in a test of
+    ``settings``.
     """
 
     def __init__(
@@ -73,10 +73,9 @@ class ABTestRouter:
     async def build(self, context: RecommendationContext, model: LoadedModel) -> ServedList:
         """The list of a request, recorded, with its recommendation id.
 
-        For a user who takes part in an interleaving test it is drafted from the lists of both
-        versions, and the id is the test's. Where the second version cannot answer, list and id are
-        the first one's. For a user who takes part in a settings test it is their arm's, and so is
-        the id.
+        A user in an interleaving test gets a list drafted from the lists of both versions, with an
+        id of the test. Where the second version cannot answer, list and id are the first version's.
+        A user in a settings test gets the list of the user's arm, with an id of the arm.
         """
         test, other = self._tests.interleaving.running, None
         is_interleaved = (
@@ -117,7 +116,7 @@ class ABTestRouter:
     def _drafted(
         self, test: RunningABTest, context: RecommendationContext, a: RankedList, b: RankedList
     ) -> ServedList:
-        """The list drafted from those of both versions, recorded, with its id."""
+        """The list drafted from the lists of both versions, recorded, with its id."""
         recommendation_id = new_recommendation_id(test.trial_id)
         coin = random.Random(recommendation_id)  # noqa: S311 - so that it can be tossed again
         draft = team_draft(a.ids, b.ids, context.query.n, coin)
@@ -130,7 +129,10 @@ class ABTestRouter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no test is on for users whom the model knows: each gets the plain list."""
+        """Whether no running test concerns the users whom the model knows.
+
+        Each of these users then gets the plain list.
+        """
         shadow, settings = self._tests.shadow, self.settings
         return (
             self._tests.interleaving.running is None
@@ -139,11 +141,11 @@ class ABTestRouter:
         )
 
     async def find_arm(self, source: str) -> TrialArm | None:
-        """The arm of a settings test that a cursor names; None where it names a version."""
+        """The arm of a settings test that a cursor names; None where the cursor names a version."""
         return None if self.settings is None else await self.settings.find_arm(source)
 
     def record_page(self, arm: TrialArm | None, user: str, version: str) -> str:
-        """Counts a next page for an arm while its test runs, else for a version; its new id."""
+        """Counts a next page for an arm while its test runs, else for a version; returns its id."""
         if arm is not None and self.settings is not None:
             recommendation_id = self.settings.record_page(arm, user, version)
             if recommendation_id is not None:
@@ -152,20 +154,20 @@ class ABTestRouter:
         return new_recommendation_id(version)
 
     def record(self, version: str) -> None:
-        """Counts an answer of a version that was not built here."""
+        """Counts an answer of a version that this router did not build."""
         self._tests.impressions.add_lists(version)
 
     async def stop(self) -> None:
-        """Cancels what runs in the background."""
+        """Cancels the observer's tasks."""
         if self._observer is not None:
             await self._observer.stop()
 
 
 def merged(draft: Draft[int], a: RankedList, b: RankedList) -> RankedList:
-    """The drafted list: each item with what the version that put it there says of it.
+    """The drafted list, each item with the entry of the version that contributed the item.
 
-    By how much an item is preferred to the one below is known only where that is the one below it
-    in the same version's list.
+    ``preferred_over_next`` stays only where the next item is from the same version and follows the
+    item in that version's list, too.
     """
     from_b = set(draft.teams.b) | (set(b.ids) - set(a.ids))
     entries = [dict(zip(ranked.ids, ranked.entries(), strict=True)) for ranked in (a, b)]
@@ -181,7 +183,7 @@ def merged(draft: Draft[int], a: RankedList, b: RankedList) -> RankedList:
 
 
 def is_tested(test: RunningABTest, context: RecommendationContext, model: LoadedModel) -> bool:
-    """Whether a test is on for this request."""
+    """Whether a test of two versions concerns a request."""
     return (
         context.query.model is None
         and model.version == test.version_a

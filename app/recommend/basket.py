@@ -19,17 +19,17 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Basket:
-    """What a request names beside the user, as the client's ids."""
+    """The items that a request names beside the user, by the client's ids."""
 
     items: tuple[str, ...] = ()
-    """A basket or a session, the latest last."""
+    """A basket or a session, the latest item last."""
     item: str | None = None
-    """What is being looked at."""
+    """The item that the user looks at."""
 
     def resolve(self, catalogue: Catalogue) -> tuple[list[int], list[str]]:
         """The internal ids, the latest last, and the ids that no item has, each once.
 
-        An item that repeats counts at its last place; what is being looked at is the latest.
+        A repeated item counts at its last place. ``item`` is the latest.
         """
         names = self.items if self.item is None else (*self.items, self.item)
         known, unknown = [], []
@@ -43,15 +43,16 @@ class Basket:
 
 
 def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Profile, bytes]:
-    """The profile with one more event of weight 1 for each item, and the key of what was added.
+    """The profile with one more event of weight 1 for each item, and the key of these events.
 
-    The key is a digest of the items, followed by the hour where that counts.
+    The key is a digest of the items. Where weights decay, the hour follows the digest.
 
-    The events come after all others of the user, in the order of the items. Their time is the
-    beginning of the hour, so that the list is the same for an hour where weights decay.
+    The events come after all others of the user, in the order of the items. Their times begin
+    with the hour, or after the user's last event where that is later. Where weights decay, the
+    list thus stays the same for an hour.
 
     Args:
-        profile: the user's own.
+        profile: the user's own profile.
         items: internal ids, each once.
         at_us: the time of the request, in microseconds since 1970.
     """
@@ -75,7 +76,10 @@ def with_basket(profile: Profile, items: Sequence[int], at_us: int) -> tuple[Pro
 
 
 def subject_of(user: str, basket: bytes) -> bytes:
-    """Whose list it is, for cursors, which outlive the hour in the key of a basket."""
+    """The subject of a list's cursors: the user, and the digest of the basket.
+
+    The subject leaves out the hour in the basket's key, because cursors outlive the hour.
+    """
     if not basket:
         return user.encode()
     return user.encode() + b" " + basket[:DIGEST_BYTES].hex().encode()

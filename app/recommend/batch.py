@@ -25,7 +25,7 @@ RETRY_SECONDS = 0.05
 
 
 class BatchService:
-    """Every user's list is what `RecommendService` would answer, and so is every refusal."""
+    """Answers for many users, each with the list or the error of `RecommendService`."""
 
     def __init__(
         self, models: ModelManager, recommend: RecommendService, contexts: ContextLoader
@@ -44,9 +44,9 @@ class BatchService:
         """The body of the answer: a result for each of the users, in their order.
 
         Raises:
-            PayloadTooLarge: there are too many users or items.
-            Unavailable: too many batches are under way.
-            AppError: an error of all users alike, as an unknown version.
+            PayloadTooLarge: there are too many users, items or bytes.
+            Unavailable: too many batches are in progress.
+            AppError: an error of all users alike, such as an unknown version.
         """
         if len(users) > MAX_USERS:
             raise PayloadTooLarge(

@@ -1,4 +1,4 @@
-"""Lists of all users, for exports: what the service would answer now, by one model."""
+"""Lists of all users for exports, as the service would answer now with one model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_WAIT_SECONDS = 3_600.0  # for a list, as while popular items are counted for
 
 
 class BulkLists:
-    """Builds the lists of many users with one model, whatever is activated meanwhile.
+    """Builds the lists of many users with one model, regardless of activations meanwhile.
 
-    Trials are left aside: nobody has asked for these lists.
+    The lists take no part in trials, because no user requested them.
 
     Args:
-        contexts: looks up what a list is made from.
+        contexts: looks up the context of a list.
         lists: builds the list.
-        model: ranks; None where popular items are served.
+        model: ranks the items; None for popular items.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The context of a request about a user, and its translation into what the model is asked."""
+"""The context of a request about a user, and its translation into a request to the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWCOMER: Hashable = None  # in the place of a user and seq: nothing is known of
 
 @dataclass(slots=True, eq=False)  # not frozen: there is one for each request, and that costs more
 class RecommendationContext:
-    """A request about a user, with the state of the service that it is answered from."""
+    """A request about a user, with the state of the service that the answer depends on."""
 
     user: str
     query: RecommendationQuery
@@ -38,14 +38,14 @@ class RecommendationContext:
     at_us: int = 0
     """The time of the request, in microseconds since 1970."""
     selection: Selection | None = None
-    """What the query's filter leaves; None: it has none."""
+    """The query's filter and boosts, looked up; None: the query has neither."""
 
     left_out: LeftOut | None = None
-    """What rules leave out; None: all that was seen, and nothing that was shown."""
+    """The items that rules leave out; None: all seen items, and no shown items."""
 
     @property
     def query_key(self) -> Hashable:
-        """What a list depends on of the query, of the attributes that it names, and of rules."""
+        """The key of the query, of the attributes that the query names, and of rules."""
         selection, left = self.selection, self.left_out
         key = self.query.key if selection is None else (self.query.key, selection.state)
         state = None if left is None else left.state
@@ -53,7 +53,7 @@ class RecommendationContext:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the list may be asked for again: what was shown differs each time."""
+        """Whether caches keep the list: a list that leaves out shown items differs each time."""
         return self.left_out is None or not len(self.left_out.hidden)
 
     basket: bytes = b""
@@ -61,11 +61,11 @@ class RecommendationContext:
 
     @property
     def user_key(self) -> Hashable:
-        """What an answer without a model depends on of the user."""
+        """The key of the user for an answer without a model."""
         return self.user_key_by(None)
 
     def user_key_by(self, model: LoadedModel | None) -> Hashable:
-        """What an answer by a model depends on of the user; `NEWCOMER` where nothing is known."""
+        """The key of the user for an answer by a model; `NEWCOMER` for an unknown user."""
         profile = self.profile
         key: Hashable = (self.user, profile.last_seq)
         if self.basket:
@@ -83,12 +83,12 @@ class RecommendationContext:
 
     @property
     def subject(self) -> bytes:
-        """Whose list it is, for its cursors."""
+        """The subject of the list's cursors, see `subject_of`."""
         return subject_of(self.user, self.basket)
 
 
 def user_state(context: RecommendationContext, model: LoadedModel) -> UserState | None:
-    """The user as the model sees them; None where it knows nothing of them."""
+    """The user's state for the model; None where the model knows nothing of the user."""
     profile, items = context.profile, model.items(context.catalogue)
     # A user who was erased and came back is new, though the model may still have their row.
     was_trained = 0 < profile.first_seq <= model.trained_seq
@@ -118,9 +118,9 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
 def rank_request(
     context: RecommendationContext, model: LoadedModel, items: ItemIndex | None = None
 ) -> RankRequest | None:
-    """The model's list for the user; None where the model knows nothing of them.
+    """The request for the model's list; None where the model knows nothing of the user.
 
-    ``items`` are the model's items in the context's state of the catalogue, where they are at hand.
+    ``items`` is the index of the model's items in the context's state of the catalogue, if at hand.
     """
     user = user_state(context, model)
     if user is None:
@@ -171,7 +171,7 @@ def rank_request(
 
 
 def withheld_items(context: RecommendationContext) -> NDArray[np.int64]:
-    """Internal ids of the items that the user has seen or dislikes, as far as they stay out."""
+    """Internal ids of the seen and disliked items that stay out of the list."""
     profile, left = context.profile, context.left_out
     if not context.query.exclude_seen:
         return profile.disliked
@@ -190,7 +190,7 @@ def _is_about_newer(evidence: Evidence, trained_items: int) -> bool:
 
 
 def source_of(user: UserState | None) -> Source:
-    """What a list is made from, as answers name it."""
+    """The source of a list, as answers name it."""
     if user is None:
         return "popular"
     is_trained = user.evidence is None and user.prior is None
@@ -198,7 +198,10 @@ def source_of(user: UserState | None) -> Source:
 
 
 def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
-    """By internal id: visible, left by the filter, in the categories, and not left out."""
+    """(size,) by internal id: whether an item may be in the list.
+
+    An allowed item is visible, passes the filter, is in the categories, and is not left out.
+    """
     catalogue, query = context.catalogue, context.query
     allowed = catalogue.visible.copy()
     if query.categories:
@@ -216,17 +219,17 @@ def allowed_items(context: RecommendationContext) -> NDArray[np.bool_]:
 
 
 def internal_ids(catalogue: Catalogue, items: Sequence[str]) -> list[int]:
-    """The internal ids of those of the client's ids that exist."""
+    """The internal ids of the known items among the client's ids."""
     ids = (catalogue.internal_ids.get(item) for item in items)
     return [internal_id for internal_id in ids if internal_id is not None]
 
 
 def fold_in_evidence(profile: Profile, items: ItemIndex, after: int) -> Evidence | None:
-    """The user's feedback after a seq, in the model's rows; None where there is none.
+    """The user's feedback after a seq, in the model's rows; None without feedback.
 
-    After 0 for a vector that is made of nothing else; for a trained one, what it has not been
-    trained on. Of dislikes and statements it is the latest ``MAX_EVIDENCE``: they are fitted while
-    others wait.
+    ``after`` is 0 for a vector from evidence alone, and the seq of the training for a trained
+    vector. The evidence has at most ``MAX_EVIDENCE`` dislikes and as many preferences, the latest
+    ones, because other requests wait for the fit.
     """
     # An event that only shows that an item was seen is no news, whatever earlier events say.
     recent = profile.seen[(profile.seqs > after) & (profile.weights != 0)]
@@ -248,7 +251,7 @@ def fold_in_evidence(profile: Profile, items: ItemIndex, after: int) -> Evidence
 
 
 def _explainable(evidence: Evidence | None, items: ItemIndex, catalogue: Catalogue) -> Evidence:
-    """The evidence without deleted items: no answer names them."""
+    """The evidence without deleted items, because no answer names deleted items."""
     if evidence is None or not catalogue.deleted:
         return evidence or Evidence()
     deleted = np.fromiter(catalogue.deleted, np.int64, len(catalogue.deleted))

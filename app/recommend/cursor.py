@@ -1,8 +1,9 @@
-"""Cursors of lists: what the next places follow from, in the cursor itself.
+"""Cursors of lists: a cursor itself has all data that the next page needs.
 
-A cursor names what its list was ranked from (the version, the user's last seq, the time) and every
-item that was shown, so that any server can go on, and none shows an item twice. Its digest is also
-over whose list it is and over the parameters: with another user, item or filter it does not fit.
+A cursor names the version, the user's last seq and the time of its list, and every item that was
+shown. Any server can thus continue the list, and no page shows an item twice. The digest of a
+cursor also covers the subject of the list and the parameters: a cursor does not fit another user,
+item or filter.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class ListCursor:
     """A place in a list."""
 
     version: str | None
-    """The model version that ranked the list; None: it was by popularity."""
+    """The model version or the arm of a settings test that ranked the list; None: popularity."""
     last_seq: int
     """The user's last seq when the list was ranked."""
     at: int
-    """When it was, in seconds since 1970."""
+    """The time of the ranking, in seconds since 1970."""
     shown: NDArray[np.int64]
     """The catalogue's ids of the items on the pages so far, ascending."""
     origin: bytes = _NO_ORIGIN
-    """The same in all cursors of a list; of no meaning beside that."""
+    """A value that all cursors of a list share, without other meaning."""
 
     def after(self, items: Sequence[int]) -> ListCursor:
         """The cursor after a page with these items."""
@@ -65,14 +66,14 @@ class ListCursor:
         return replace(self, shown=shown)
 
     def list_key(self, subject: bytes, query_digest: bytes) -> bytes:
-        """The key under which the list is kept: another's cannot be had by a made-up origin."""
+        """The key of the kept list; a made-up origin cannot give the key of another list."""
         return _digest(self.origin, subject, query_digest)
 
     def encode(self, subject: bytes, query_digest: bytes) -> str:
         """The cursor as text.
 
         Args:
-            subject: whose list, or which item's, it is; without NUL.
+            subject: the user or the item of the list, without NUL.
             query_digest: a digest of the parameters.
         """
         head = _head(self.at, self.last_seq, self.origin, self.version)
@@ -80,10 +81,10 @@ class ListCursor:
 
 
 def decode(text: str, subject: bytes, query_digest: bytes) -> ListCursor:
-    """The cursor in a text; the arguments as of `ListCursor.encode`.
+    """The cursor in a text; arguments as for `ListCursor.encode`.
 
     Raises:
-        Unprocessable: ``invalid_cursor``: it is not one of this list, or it is too old.
+        Unprocessable: ``invalid_cursor``: the cursor is not from this list, or is too old.
     """
     try:
         content = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -119,7 +120,7 @@ def first_cursor(
     subject: bytes,
     query_digest: bytes,
 ) -> str:
-    """The cursor after the first page, as of a `ListCursor` with these items in any order."""
+    """The text of the cursor after the first page, for the page's item ids in any order."""
     if len(ids) <= FEW_ITEMS:
         shown = b"\0" + struct.pack(f">{len(ids)}I", *ids)
     else:
@@ -128,7 +129,7 @@ def first_cursor(
 
 
 def packed_ids(ids: NDArray[np.int64]) -> bytes:
-    """Ascending ids: as they are where they are few, else their differences in a Rice code."""
+    """Ascending ids as bytes: plain up to ``FEW_ITEMS``, else their differences in a Rice code."""
     if len(ids) <= FEW_ITEMS:
         return b"\0" + ids.astype(">u4").tobytes()
     gaps = np.diff(ids, prepend=-1) - 1
@@ -143,7 +144,12 @@ def packed_ids(ids: NDArray[np.int64]) -> bytes:
 
 
 def unpacked_ids(content: bytes) -> NDArray[np.int64]:
-    """The ids in what `packed_ids` gave, ascending. Raises ValueError for other bytes."""
+    """The ids in the bytes of `packed_ids`, ascending.
+
+    Raises:
+        ValueError: the bytes are not of `packed_ids`.
+        struct.error: the bytes are cut off.
+    """
     if content[:1] == b"\0":
         return np.sort(np.frombuffer(content[1:], dtype=">u4").astype(np.int64))
     if content[:1] != b"\1":

@@ -1,4 +1,4 @@
-"""What answers show of items on request: their categories and attributes."""
+"""Details of items that answers show on request: categories and attributes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from app.recommend.response import RankedList
 
 
 class ItemDetails:
-    """Reads the details of a list's items: one query a list, which stays as it is in the caches."""
+    """Reads the details of a list's items, with one query a list.
+
+    Lists in the caches stay without details.
+    """
 
     def __init__(self, catalog: CatalogService) -> None:
         self._catalog = catalog
 
     async def of(self, ids: Collection[int], include: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """The details by internal id; empty ones for −1, and for an item that was deleted."""
+        """The details by internal id; empty details for −1 and for deleted items."""
         items = await self._catalog.described({item for item in ids if item >= 0})
         empty: dict[str, Any] = {"categories": [], "attributes": {}}
         return {
@@ -28,7 +31,7 @@ class ItemDetails:
         }
 
     async def added(self, ranked: RankedList, include: Sequence[str]) -> RankedList:
-        """The list with the details of its items; itself where none are asked for."""
+        """The list with the details of its items; the same list where ``include`` is empty."""
         if not include or not ranked.ids:
             return ranked
         details = await self.of(ranked.ids, include)

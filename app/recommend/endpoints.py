@@ -65,8 +65,8 @@ from app.recommend.wiring import RecommendFeature
 
 router = APIRouter(tags=["recommend"], route_class=StrictQuery)
 list_router = APIRouter(tags=["recommend"], route_class=KnownQueries)
-"""`GET /recommend/{user}` alone, where a query string that was parsed before goes straight to
-`answer`: to read and check nine parameters takes longer than all the rest of a cached answer."""
+"""The route `GET /recommend/{user}`: a query string that was parsed before goes straight to
+`answer`. Reading and checking 14 parameters takes longer than the rest of a cached answer."""
 
 
 FilterText = Annotated[

@@ -1,8 +1,8 @@
-"""Lists for newcomers: the popular items, and in some places others, drawn for each user.
+"""Lists for newcomers: popular items, and in some places other items, drawn for each user.
 
-Popularity alone shows everyone the same few items, and what is not shown is not taken up. An item
-beyond the list's popular ones is drawn with a probability in proportion to √(users + 1): known ones
-more often, new ones now and then.
+By popularity alone, all users see the same few items, and items that no list shows get no events.
+An item beyond the list's popular items is drawn with a probability in proportion to √(users + 1).
+Known items are thus drawn more often, and new items now and then.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _BLOCK = f"<{BLOCK_NUMBERS}Q"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """What newcomers' lists are made from: the same for all newcomers with the same query."""
+    """The parts of newcomers' lists, the same for all newcomers with the same query."""
 
     popular: tuple[int, ...]
-    """Ids of the most popular, as many as a list has."""
+    """Internal ids of the most popular items, as many as a list has."""
     parts: tuple[tuple[bytes, bytes], ...]
-    """The JSON of each up to its rank, and from there."""
+    """The JSON of each popular item, before and after its rank."""
     others: NDArray[np.int64]
-    """Ids of the items that others are drawn from."""
+    """(k,) internal ids of the items to draw from."""
     cumulative: Sequence[float]
-    """The sums of their weights up to each."""
+    """(k,) cumulative weights of ``others``."""
     runs: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
-    """The JSON of some of the popular that stand together, in short lists."""
+    """The JSON of some runs of adjacent popular items in short lists, by the arguments of `run`."""
 
     @property
     def nbytes(self) -> int:
-        """The memory that it may come to, in bytes."""
+        """The maximum memory of the pool, in bytes."""
         json = sum(len(head) + len(tail) + 200 for head, tail in self.parts)
         runs = MAX_RUNS * json if len(self.parts) <= MAX_SHORT else 0
         return json + runs + self.others.nbytes + 32 * len(self.cumulative)
@@ -73,8 +73,8 @@ class Pool:
 class Exploration:
     """Draws a share of the items of newcomers' lists.
 
-    The same user gets the same list all day long (UTC), on every server, as long as the popularity
-    of items stays.
+    A user gets the same list on every server during a day (UTC), while the popularity of items
+    stays the same.
     """
 
     def __init__(self, share: float, cache_bytes: int) -> None:
@@ -82,12 +82,12 @@ class Exploration:
         self._pools: ByteCache[Hashable, Pool] = ByteCache(cache_bytes)
 
     def n_drawn(self, query: RecommendationQuery) -> int:
-        """The number of drawn items in a list; the first place never is one."""
+        """The number of drawn items in a list; the first item is never drawn."""
         share = self._share if query.exploration is None else query.exploration
         return min(int(share * query.n + 1e-9), query.n - 1)
 
     def has(self, key: Hashable) -> bool:
-        """Whether what newcomers' lists are made from is kept for a key."""
+        """Whether the cache has the pool of a key."""
         return self._pools.has(key)
 
     def build(
@@ -102,11 +102,11 @@ class Exploration:
         """A newcomer's list.
 
         Args:
-            key: all that newcomers' lists depend on but the user.
+            key: the key of newcomers' lists, without the user.
             context: the request.
             popular: internal ids in order of popularity.
-            counts: the number of users of each id.
-            keep: whether others may ask with the same key.
+            counts: the number of users by internal id.
+            keep: whether other requests may have the same key.
         """
         pool = self._pools.get(key)
         if pool is None:
@@ -121,7 +121,7 @@ class Exploration:
 def draw_pool(
     context: RecommendationContext, popular: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> Pool:
-    """The allowed items: the popular ones that a list begins with, and the others to draw from."""
+    """The pool of the allowed items: popular items for a list, and other items to draw from."""
     allowed = backfill_items(context)
     chosen = most_popular(popular, allowed, context.query.n)
     allowed[chosen] = False
@@ -142,7 +142,7 @@ def draw_pool(
 def draw_list(
     pool: Pool, n_drawn: int, seed: str, catalogue: Catalogue, explain: bool = False
 ) -> RankedList:
-    """The list of this seed, with ``n_drawn`` places given to drawn items."""
+    """The list of a seed, with drawn items in at most ``n_drawn`` places."""
     n = len(pool.popular)
     n_drawn = min(n_drawn, len(pool.others), n - 1)
     if n_drawn <= 0:
@@ -170,9 +170,9 @@ def draw_list(
 
 
 def _uniform_numbers(seed: str) -> Iterator[float]:
-    """Numbers in [0, 1), always the same ones for a seed: the output of an extendable hash.
+    """Numbers in [0, 1) from an extendable hash, the same numbers for the same seed.
 
-    To seed a generator of Python's or numpy's takes as long as all the rest of a list.
+    Seeding a generator of Python or NumPy takes as long as the rest of a list.
     """
     for block in count():
         digest = hashlib.shake_256(f"{block} {seed}".encode("utf-8", "surrogatepass"))
@@ -190,7 +190,7 @@ def _draw_places(n: int, k: int, numbers: Iterator[float]) -> set[int]:
 
 
 def _draw_items(pool: Pool, n: int, numbers: Iterator[float]) -> list[int]:
-    """``n`` positions of the pool, each drawn by its weight from those that are left."""
+    """``n`` positions in the pool, drawn by weight without replacement."""
     total, last = pool.cumulative[-1], len(pool.cumulative) - 1
     drawn: dict[int, None] = {}
     for _ in range(n * MAX_TRIES):
@@ -203,7 +203,7 @@ def _draw_items(pool: Pool, n: int, numbers: Iterator[float]) -> list[int]:
 
 
 def _parts(catalogue: Catalogue, item: int, explain: bool) -> tuple[bytes, bytes]:
-    """The item's JSON before its rank and after it."""
+    """The item's JSON, before and after its rank."""
     entry = popular_entry(catalogue.external_ids[item], catalogue.titles[item], 0, explain)
     head, _, tail = orjson.dumps(entry).partition(b'"rank":0')
     return head + b'"rank":', tail

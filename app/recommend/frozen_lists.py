@@ -1,4 +1,4 @@
-"""Lists that were ranked to their end, for their next pages: their order stays."""
+"""Lists that were ranked to their end for their next pages, so that their order stays the same."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class FrozenList:
     """The places of a list, best first."""
 
     version: str | None
-    """The model version that ranked them."""
+    """The model version that ranked the items; None without a model."""
     ids: NDArray[np.int64]
     """(k,) the catalogue's ids of the items."""
     scores: NDArray[np.float64]
-    """(k,) NaN for those that no model ranked."""
+    """(k,) the scores; NaN for items that no model ranked."""
     ahead: NDArray[np.float64]
-    """(k,) the probability that an item is preferred to the next; NaN where it is not known."""
+    """(k,) the probability that the user prefers an item to the next item; NaN where unknown."""
     source: str
-    """The `source` of those that a model ranked."""
+    """The `source` of the items that a model ranked."""
 
     @classmethod
     def of(cls, version: str | None, ranked: RankedList) -> FrozenList:
-        """A list by a version as it would be sent."""
+        """The frozen form of a version's list."""
         entries = ranked.entries()
         sources = {entry["source"] for entry in entries} - {"popular"}
         return cls(
@@ -46,7 +46,7 @@ class FrozenList:
 
     @classmethod
     def from_bytes(cls, value: bytes | None) -> FrozenList | None:
-        """A list that another server has written; None for what no server can have written."""
+        """The list in bytes of another server; None for missing or invalid bytes."""
         if value is None:
             return None
         try:
@@ -61,7 +61,7 @@ class FrozenList:
         return cls(version, ids, scores, ahead, source)
 
     def to_bytes(self) -> bytes:
-        """The list for other servers; NaN becomes null."""
+        """The list as bytes for other servers; NaN becomes null."""
         fields = {
             "version": self.version,
             "source": self.source,
@@ -77,13 +77,13 @@ class FrozenList:
         return 3 * self.ids.nbytes
 
     def places(self, allowed: NDArray[np.bool_], shown: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places that are left: (size,) ``allowed`` by id, and not ``shown`` yet."""
+        """The places of items that are ``allowed``, (size,) by id, and not ``shown`` yet."""
         left = self.ids < len(allowed)
         left[left] = allowed[self.ids[left]]
         return np.flatnonzero(left & ~np.isin(self.ids, shown))
 
     def entries(self, places: NDArray[np.int64], catalogue: Catalogue, first: int) -> list[Entry]:
-        """The items at some places as answers have them, ranked from ``first``."""
+        """The entries of an answer for the items at some places, ranked from ``first``."""
         entries: list[Entry] = []
         for rank, place in enumerate(places.tolist(), first):
             internal_id, score = int(self.ids[place]), float(self.scores[place])
@@ -104,18 +104,18 @@ class FrozenList:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenCounts:
-    """The places of a list by numbers of users, most first."""
+    """The places of a list of popular or trending items, best first."""
 
     ids: NDArray[np.int64]
     """(k,) the catalogue's ids of the items."""
     users: NDArray[np.int64]
-    """(k,)"""
+    """(k,) the number of users of each item."""
     before: NDArray[np.int64]
-    """(k,) the users of the window before; zeros where they do not matter."""
+    """(k,) the number of users in the window before; zeros in lists of popular items."""
 
     @classmethod
     def from_bytes(cls, value: bytes | None) -> FrozenCounts | None:
-        """A list that another server has written; None for what no server can have written."""
+        """The list in bytes of another server; None for missing or invalid bytes."""
         try:
             parsed = None if value is None else orjson.loads(value)["counts"]
             rows = None if parsed is None else np.array(parsed, dtype=np.int64)
@@ -126,7 +126,7 @@ class FrozenCounts:
         return cls(*rows)
 
     def to_bytes(self) -> bytes:
-        """The list for other servers."""
+        """The list as bytes for other servers."""
         rows = np.stack([self.ids, self.users, self.before])
         return orjson.dumps({"counts": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -150,7 +150,7 @@ Frozen = TypeVar("Frozen", bound=_Frozen)
 
 
 class FrozenLists(Generic[Frozen]):
-    """Keeps lists by the origin of their cursors: in memory, and in Redis where there is one."""
+    """Keeps lists by `ListCursor.list_key`: in memory, and in Redis if available."""
 
     def __init__(
         self, kind: type[Frozen], cache_bytes: int, redis: RedisClient | None = None
@@ -161,7 +161,7 @@ class FrozenLists(Generic[Frozen]):
         self._redis = redis
 
     async def get(self, origin: bytes, make: Callable[[], Coroutine[Any, Any, Frozen]]) -> Frozen:
-        """The list of an origin; ``make`` ranks it where no server has it."""
+        """The list of the key ``origin``; ``make`` ranks the list where no server has it."""
         kept = self._cache.get(origin)
         if kept is not None:
             return kept

@@ -1,4 +1,4 @@
-"""What the model knows of an item, and how often lists show it."""
+"""The model's knowledge of an item, and the number of lists that show the item."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KnownFrom = Literal["none", "unknown", "trained", "fitted"]
 
 
 def known_from(model: LoadedModel | None, catalogue: Catalogue, internal: int) -> KnownFrom:
-    """Where the model knows an item from: its training, or a fit to the item's users since.
+    """The origin of the model's knowledge of an item: training, or a later fit to its users.
 
-    `none`: there is no model. `unknown`: it does not know the item.
+    `none`: there is no model. `unknown`: the model does not know the item.
     """
     if model is None:
         return "none"
@@ -29,7 +29,10 @@ def known_from(model: LoadedModel | None, catalogue: Catalogue, internal: int) -
 def exposure(
     model: LoadedModel | None, catalogue: Catalogue, internal: int
 ) -> tuple[int, int] | None:
-    """In how many of the lists that a worker made ahead an item is, and their number."""
+    """The number of precomputed lists that have an item, and the number of all precomputed lists.
+
+    None without precomputed lists.
+    """
     made_ahead = None if model is None else model.engine.retriever.precomputed
     if model is None or not isinstance(made_ahead, PrecomputedCandidates) or not len(made_ahead):
         return None

@@ -1,4 +1,4 @@
-"""Items that a user's lists leave out: by the rule of what is seen, and what was shown lately."""
+"""Items that a user's lists leave out: seen items by a rule, and recently shown items."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _NO_IDS: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftOut:
-    """What is left out for one user at one moment, beside what the query excludes."""
+    """The items left out for one user at one moment, beside the items that the query excludes."""
 
     withheld: NDArray[np.int64] | None = None
-    """(k,) internal ids of seen and disliked items, where some of them are back; None: none is."""
+    """(k,) internal ids of the seen and disliked items that stay out; None: all stay out."""
     last_seq: int = 0
-    """The user's last seq that ``withheld`` takes in."""
+    """The user's last seq that ``withheld`` includes."""
     rule_state: Hashable = None
-    """What ``withheld`` depends on beside the user's events; None where that is nothing."""
+    """The key of ``withheld`` beside the user's events; None where the events alone decide."""
     hidden: NDArray[np.int64] = field(default_factory=lambda: _NO_IDS)
-    """(h,) internal ids of items that were shown and not taken."""
+    """(h,) internal ids of items that were shown and got no later event of the user."""
     remembers: bool = False
-    """Whether what the list shows is to be remembered."""
+    """Whether the service records the shown items of the list."""
 
     @property
     def state(self) -> Hashable:
-        """What a list depends on; None where it is what it would be without rules."""
+        """The key of the rules' effect on a list; None where the rules change nothing."""
         if not len(self.hidden):
             return self.rule_state
         shown = hashlib.blake2b(np.sort(self.hidden).tobytes(), digest_size=16).digest()
@@ -45,7 +45,7 @@ class LeftOut:
 
 
 class LeftOutItems:
-    """Applies the rules of requests, and those of the settings where a request has none."""
+    """Applies the rules of a request, or the rules of the settings where the request has none."""
 
     def __init__(self, events: EventService) -> None:
         self._events = events
@@ -63,14 +63,14 @@ class LeftOutItems:
         *,
         rewound: bool = False,
     ) -> LeftOut | None:
-        """What is left out; None where no rule says anything.
+        """The items that rules leave out; None where no rule applies.
 
         Args:
             user: the client's id.
-            profile: the user's own, without a basket. It may be one of an earlier seq.
+            profile: the user's own profile, without a basket, possibly of an earlier seq.
             query: the parameters of the list.
             at_us: the time that ages are counted from, in microseconds since 1970.
-            rewound: whether that is in the past, and lists shown since then do not count.
+            rewound: whether ``at_us`` is in the past, so that lists shown later do not count.
         """
         rule, hidden_us = self._rule(query), self._hidden_us(query)
         if user == NOBODY or (rule is None and hidden_us == 0):
@@ -90,7 +90,7 @@ class LeftOutItems:
     def remember(
         self, user: str, profile: Profile, left: LeftOut | None, ids: Sequence[int]
     ) -> None:
-        """Takes note of a list that is served, where its user's next ones depend on it."""
+        """Records a served list where the user's next lists depend on it."""
         if left is not None and left.remembers:
             self._events.shown.add(user, profile.user_id, profile.event_seq, ids)
 

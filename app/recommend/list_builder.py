@@ -25,8 +25,8 @@ class ListBuilder:
     """Builds the list of a request.
 
     Args:
-        batcher: ranks what is in no cache.
-        popularity: backfills lists, and makes those of newcomers.
+        batcher: ranks the lists that are in no cache.
+        popularity: ranks the items of backfill and of newcomers' lists.
         exploration: draws a share of newcomers' items.
         cache_bytes: the memory for lists of this process, in bytes.
         redis: keeps lists for other servers, where there is one.
@@ -48,7 +48,7 @@ class ListBuilder:
         self._flights: SingleFlight[Hashable, RankedList] = SingleFlight()
 
     async def build(self, context: RecommendationContext, model: LoadedModel | None) -> RankedList:
-        """The list by a model; without one, the popular items.
+        """The model's list with backfill; without a model, the popular items.
 
         Raises:
             Unavailable: too many requests wait to be ranked, or the client has gone.
@@ -93,7 +93,7 @@ class ListBuilder:
     async def _rank(
         self, key: Hashable, context: RecommendationContext, model: LoadedModel
     ) -> RankedList:
-        """The model's list, empty where it knows nothing of the user; kept in the caches."""
+        """The model's list, kept in the caches; empty where the model does not know the user."""
         # Before anything is waited for: the model holds one index, and a request with a later state
         # of the catalogue would have it made anew.
         items = model.items(context.catalogue)

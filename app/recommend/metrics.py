@@ -20,11 +20,11 @@ class ModelMetrics:
         self._last_seq = 0
 
     async def refresh(self) -> None:
-        """Reads the last seq, which needs the database."""
+        """Reads the last seq from the database."""
         self._last_seq = await self._events.last_seq()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics; those of the model only where there is one."""
+        """The metrics; without a model, only ``ncr_model_refused``."""
         model = self._models.current
         yield GaugeMetricFamily(
             "ncr_model_refused",

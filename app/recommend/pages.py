@@ -1,4 +1,4 @@
-"""The next pages of a user's list: what follows a cursor."""
+"""The next pages of a user's list: the places after a cursor."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ncr_core.inference.retrieval import ItemFilter
 
 
 class PageService:
-    """Goes on where a page ended.
+    """Makes the next page of a list after a cursor.
 
-    The list is ranked once more to its end, by the version and the events that the first page was
-    ranked from, and kept as a `FrozenList`; later pages are cut from it. What the user has seen
-    since then, and what was hidden, is passed over. Where the version is gone, the active one
-    ranks. Whoever ranked, what the cursor says was shown is left out.
+    The second page ranks the list once more, to its end, with the version and the events of the
+    first page. The service keeps the list as a `FrozenList`, and later pages are parts of it. Pages
+    skip the items that the user has seen or that were hidden since then. Where the version is gone,
+    the active version ranks. In either case, pages leave out the items that the cursor names.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PageService:
         """The body of the answer: the next ``query.n`` places after the cursor in ``text``.
 
         Raises:
-            Unprocessable: ``invalid_cursor``: the cursor is none of this list, or too old.
+            Unprocessable: ``invalid_cursor``: the cursor is not from this list, or is too old.
             Conflict: ``min_seq`` is not reached.
             Unavailable: too many requests wait to be ranked, or the client has gone.
         """
@@ -139,7 +139,7 @@ class PageService:
         return body if ignored is None else with_ignored(body, ignored)
 
     async def _model_of(self, version: str | None) -> LoadedModel | None:
-        """The version that ranked the first page; the active one where it cannot be had."""
+        """The version that ranked the first page; the active version where that one is gone."""
         if version is None:
             return None
         try:
@@ -156,7 +156,7 @@ class PageService:
         page: NDArray[np.int64],
         entries: list[Entry],
     ) -> None:
-        """Adds the reasons for the places of a page, by what is known of the user now."""
+        """Adds the reasons for the places of a page, by the user's current profile."""
         for entry in entries:
             entry["because"] = []
         ids = frozen.ids[page[~np.isnan(frozen.scores[page])]]

@@ -29,16 +29,16 @@ MAX_NEW_EVENTS = 50_000  # since the last count, beyond which everything is coun
 class PopularityRanking:
     """Items by the number of their users, most first.
 
-    New events are counted in as they come, each user's first about an item: that is one short query
-    at most once a second. A recount reads all events: at the start, after a great many new ones,
-    and at most every 5 minutes if something was deleted. A task of its own does it, and until it
-    has ended the ranking stays as it was.
+    The ranking adds each user's first positive event on an item, with one short query at most once
+    a second. A recount reads all events: at the start, after ``MAX_NEW_EVENTS`` new events, and at
+    most every 5 minutes if events were deleted. A task of its own recounts, and the ranking stays
+    the same until the task ends.
     """
 
     def __init__(self, events: EventService) -> None:
         self._events = events
         self.counts = np.zeros(0, dtype=np.int64)
-        """By internal id: the number of users, as far as it has been counted."""
+        """The number of users by internal id, as of the last count."""
         self._ranked = np.zeros(0, dtype=np.int64)
         self._seq = -1
         self.number = 0
@@ -54,7 +54,7 @@ class PopularityRanking:
         """Internal ids of all items with events, most popular first, ties by id.
 
         Raises:
-            Unavailable: They have not been counted once, and it takes long.
+            Unavailable: The first count takes longer than ``FIRST_COUNT_SECONDS``.
         """
         if first := self._first_count():
             await asyncio.wait({first}, timeout=FIRST_COUNT_SECONDS)
@@ -70,15 +70,15 @@ class PopularityRanking:
         return self._ranked
 
     async def start(self, seconds: float = START_SECONDS) -> None:
-        """Count all events, and return when that is done or after so many seconds.
+        """Count all events, and return after the count, or after ``seconds``.
 
-        No request should wait for the first count: the service is not ready before.
+        The service is not ready before the first count, so that no request waits for the count.
         """
         self._recount = asyncio.create_task(self._recount_aside(time.monotonic()))
         await asyncio.wait({self._recount}, timeout=seconds)
 
     async def ready(self) -> str | None:
-        """Why requests should not be sent here; None when items are counted."""
+        """The reason why this server is not ready for requests; None after the first count."""
         return (
             "the server still counts the users of items; retry later"
             if self._first_count()
@@ -112,7 +112,7 @@ class PopularityRanking:
         self._recount = asyncio.create_task(self._recount_aside(now))
 
     async def _is_outdated(self, now: float) -> bool:
-        """Whether something that was counted has been deleted; it is looked for now and then."""
+        """Whether a counted event was deleted, looked up at most every ``RECOUNT_SECONDS``."""
         if now - self._recounted_at < RECOUNT_SECONDS:
             return False
         self._recounted_at = now
@@ -155,10 +155,10 @@ class PopularityRanking:
 async def boosted(
     context: RecommendationContext, popularity: PopularityRanking, popular: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Popular items in the order of the context's boosts; without any, as they are.
+    """Popular items in the order of the context's boosts; without boosts, unchanged.
 
-    The log-odds of an item are log(users + 1) and what the boosts add, of all items: one without
-    users has its place, too. Of equal ones the more popular, then the newer one comes first.
+    The log-odds of an item are log(users + 1) plus the boosts. The order includes items without
+    users. Of equal items, the more popular item comes first, then the newer item.
     """
     selection = context.selection
     if selection is None or selection.boosts is None:
@@ -193,7 +193,7 @@ def _sum(
 def backfill(
     context: RecommendationContext, popular: NDArray[np.int64], ranked: RankedList
 ) -> RankedList:
-    """The items that fill a list up to ``n``, as of `most_popular`."""
+    """The items of `most_popular` that fill a list up to the query's ``n``."""
     allowed = backfill_items(context)
     allowed[list(ranked.ids)] = False
     chosen = most_popular(popular, allowed, context.query.n - len(ranked.ids))
@@ -206,7 +206,7 @@ def backfill(
 
 
 def backfill_items(context: RecommendationContext) -> NDArray[np.bool_]:
-    """By internal id: items that may be in the list, without those that the query excludes."""
+    """(size,) by internal id: whether an item is allowed and not excluded by the query."""
     allowed = allowed_items(context)
     allowed[internal_ids(context.catalogue, context.query.exclude)] = False
     return allowed

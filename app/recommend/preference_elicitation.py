@@ -39,12 +39,12 @@ POOL_ITEMS = 96
 EXTRA_ITEMS = 32
 """The next popular items, for a user who has seen most of the pool."""
 MAX_CONCURRENT = 16
-"""Each takes a thread: with a model of MovieLens 1M 6 ms for five questions, 21 for fifty."""
+"""Each request takes a thread: on MovieLens 1M, 6 ms for 5 questions and 21 ms for 50."""
 
 IdPairs = set[tuple[int, int]]
 ModelKey = tuple[str, str]
 OLD_POOL_SECONDS = 1.0
-"""After which questions come from the version before, while those of the next are made ready."""
+"""The wait for a new version's pool, before the previous version's pool serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ItemPair:
     a: int
     b: int
     information: float | None
-    """The bits that the answer is expected to tell; None where no model knows."""
+    """The expected information of the answer, in bits; None where no model chose the pair."""
 
 
 class _VersionPool(NamedTuple):
@@ -65,7 +65,7 @@ class _VersionPool(NamedTuple):
 
 
 class QuestionService:
-    """Chooses visible items that the user has not seen, and no pair a second time."""
+    """Chooses pairs of visible items that the user has not seen, without answered pairs."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class QuestionService:
         )
 
     async def questions(self, user: str, n: int, is_gone: IsGone | None = None) -> Questions:
-        """The questions; with nothing left to ask there are none, and a reason.
+        """The questions; where none are left, an empty list and the reason.
 
         Raises:
             Unavailable: too many questions are being chosen.
@@ -133,7 +133,7 @@ class QuestionService:
         allowed: NDArray[np.bool_],
         answered: IdPairs,
     ) -> list[ItemPair]:
-        """The pairs whose answers tell most, by the model."""
+        """The pairs with the most expected information, by the model."""
         model, pool = prepared
         items = model.items(context.catalogue)
         profile, n = context.profile, context.query.n
@@ -167,10 +167,9 @@ class QuestionService:
     async def _prepared(
         self, context: RecommendationContext, model: LoadedModel, popular: NDArray[np.int64]
     ) -> _VersionPool | None:
-        """The version's pool, made when it is first asked for; None where it knows no two items.
+        """The version's pool, made on first use; None where the model knows fewer than two items.
 
-        While it is made, which takes seconds where a model ranks by a network, the pool before
-        serves.
+        A pool takes seconds where a model ranks by a network. Meanwhile the previous pool serves.
         """
         before = self._pool
         if before is not None and before.model.key == model.key:
@@ -196,7 +195,7 @@ class QuestionService:
         return making.result() if making.done() else before
 
     async def _by_popularity(self, context: RecommendationContext) -> NDArray[np.int64]:
-        """Internal ids of all items: most popular first, then those without users, newest first."""
+        """Internal ids of all items: popular items, then items without users, newest first."""
         size = context.catalogue.size
         ranked = await self._popularity.ranked(context.profile.event_seq)
         ranked = ranked[ranked < size]
@@ -206,7 +205,10 @@ class QuestionService:
 
 
 def _neighbours(ranked: NDArray[np.int64], n: int, answered: IdPairs) -> list[ItemPair]:
-    """Pairs of items of about the same popularity: the most users have heard of both."""
+    """Pairs of items of about the same popularity, most popular first.
+
+    Most users know both items of a popular pair.
+    """
     left: list[int] = ranked[: 4 * n + 2 * len(answered) + 2].tolist()
     pairs: list[ItemPair] = []
     while len(left) > 1 and len(pairs) < n:

@@ -1,4 +1,4 @@
-"""Items by popularity of all time or of a window, and items that are on the rise."""
+"""Popular items of all time or of a window, and trending items."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def hours_of(window: str) -> int:
 @dataclass(frozen=True, slots=True)
 class _Counts:
     ranked: NDArray[np.int64]
-    """Internal ids, first the first."""
+    """(n,) internal ids, best first."""
     users: NDArray[np.int64]
-    """(n,) of each in the window."""
+    """(n,) the number of users of each item in the window."""
     before: NDArray[np.int64]
-    """(n,) of each in the window before; zeros where it is not asked for."""
+    """(n,) the number of users in the window before; zeros in counts of popular items."""
     counted_at: float
     keep_seconds: float
 
@@ -72,9 +72,9 @@ class _Page(NamedTuple):
 class RecentPopularity:
     """Lists of popular and trending items.
 
-    The users of a window are counted when somebody asks for it, aside, one window at a time, and
-    again after half a minute or later, so that a window is being counted for a twentieth of the
-    time at most. Meanwhile the counts before are served. What is hidden is left out at once.
+    A background task counts the users of a window when a request needs the count, one window at a
+    time. A recount follows after 30 s or later, so that the counts of a window take at most 5 % of
+    the time. Meanwhile the previous counts serve. Hidden items leave the lists at once.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class RecentPopularity:
         """Return the visible items with the most users, in a window or of all time.
 
         Args:
-            n: how many at most.
-            categories: items in any of them; empty for all.
+            n: the maximum number of items.
+            categories: the list has items in any of these; empty for all items.
             window: such as 6h or 7d; None for all time.
-            wanted: what the items' attributes have to fit.
+            wanted: the filter on the items' attributes; None for all items.
             text: the cursor of the page before; None for the first page.
 
         Raises:
-            Unavailable: they have not been counted once, and it takes long.
+            Unavailable: the first count takes longer than ``FIRST_COUNT_SECONDS``, or attributes
+                that the filter names are still being read.
             Unprocessable: the filter does not fit the attributes; or ``invalid_cursor``: the cursor
-                is none of this list, or too old.
-            Unavailable: attributes that the filter names are still being read.
+                is not from this list, or is too old.
         """
         page = await self._page(f"popular {window}", n, categories, window, wanted, text)
         return PopularItems(
@@ -135,9 +135,9 @@ class RecentPopularity:
         wanted: AttributeFilter | None = None,
         text: str | None = None,
     ) -> TrendingItems:
-        """Return the visible items whose users have risen most against the window before.
+        """Return the visible items with the most significant rise of users since the window before.
 
-        Arguments and errors as of `popular`.
+        Arguments and errors as for `popular`.
         """
         page = await self._page(RISING + window, n, categories, window, wanted, text)
         return TrendingItems(
@@ -158,7 +158,10 @@ class RecentPopularity:
         wanted: AttributeFilter | None,
         text: str | None,
     ) -> _Page:
-        """The places after a cursor. The list is frozen at the second page: its order stays."""
+        """The places after a cursor.
+
+        The second page freezes the list, so that the order stays the same.
+        """
         query = RecommendationQuery(n, categories=tuple(sorted({*categories})), filter=wanted)
         subject, digest = SUBJECT + name.encode(), query.list_digest
         cursor = None if text is None else decode(text, subject, digest)
@@ -207,7 +210,7 @@ class RecentPopularity:
         categories: Sequence[str],
         n: int,
     ) -> FrozenCounts:
-        """The first ``n`` items that are allowed, by the counts of now."""
+        """The first ``n`` allowed items by the current counts."""
         if window is None:
             ranked = await self._popularity.ranked(await self._events.last_seq())
             by_item = self._popularity.counts
@@ -279,7 +282,10 @@ class RecentPopularity:
 def _ranked(
     rows: Sequence[tuple[int, int, int]], rising: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Items, their users and those before: the first first, without those that are not on it."""
+    """Items, their numbers of users, and their numbers of users before, best first, each (n,).
+
+    The result leaves out items without users or, if ``rising``, without a rise.
+    """
     items, users, before = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     if rising:
         # As a difference of two Poisson counts: a rise from 50 to 100 is more than one to 3.

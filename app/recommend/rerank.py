@@ -1,4 +1,4 @@
-"""Items that a caller names: ranked for a user, or compared with each other."""
+"""Items of a request: ranked for a user, or compared with each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ncr_core.inference.retrieval import UserState
 
 
 class RerankService:
-    """Takes each item once, at its first position. Nothing is cached: the lists are of any kind."""
+    """Ranks and compares given items, each item once at its first position, without a cache."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class RerankService:
         query: RecommendationQuery,
         is_gone: IsGone | None = None,
     ) -> bytes:
-        """The body of the answer: all the items, in the order in which the user would like them.
+        """The body of the answer: all given items, in the order of the user's preference.
 
-        With a filter it is those that fit; an item that is not there has no attributes.
+        With a filter, the answer has the items that fit. An unknown item has no attributes.
 
-        Items that the model knows come first, by Algorithm 1 over just these in the order given
-        (of many, as `InferenceEngine.rerank` says). The others follow in that order. Seen,
-        disliked and hidden items stay: they are the caller's own choice. For a user of whom
-        nothing is known the order is by popularity.
+        Items that the model knows come first, by Algorithm 1 over these items in the order given
+        (for many items, see `InferenceEngine.rerank`). The other items follow in the order given.
+        Seen, disliked and hidden items stay, because the caller chose them. For a user whom the
+        model does not know, the order is by popularity.
         """
         started = time.perf_counter()
         context = await self._contexts.load(user, query, is_gone)
@@ -122,14 +122,14 @@ class RerankService:
         query: RecommendationQuery,
         is_gone: IsGone | None = None,
     ) -> Comparison:
-        """The probability that the user prefers each item to each other.
+        """The probability that the user prefers each item to each other item.
 
-        For a user of whom nothing is known they are those of the mean user, and ``source`` is
-        `popular`.
+        For a user whom the model does not know, the probabilities are those of the mean user, and
+        ``source`` is `popular`.
 
         Raises:
             Unprocessable: the model does not know one of the items.
-            Conflict: there is no model yet.
+            Conflict: no model is active.
         """
         context = await self._contexts.load(user, query, is_gone)
         model = await self._models.get(query.model)
@@ -158,7 +158,7 @@ class RerankService:
     ) -> list[int]:
         """Positions by the number of the items' users, most first, ties in the order given.
 
-        With boosts it is by log(users + 1) and what they add.
+        With boosts, the order is by log(users + 1) plus the boosts.
         """
         await self._popularity.ranked(context.profile.event_seq)
         counts = self._popularity.counts
@@ -173,12 +173,12 @@ class RerankService:
 
 
 def _internal_ids(catalogue: Catalogue, items: Sequence[str]) -> NDArray[np.int64]:
-    """The catalogue's ids of the items, −1 for unknown ones."""
+    """(k,) the catalogue's ids of the items, −1 for unknown items."""
     return np.array([catalogue.internal_ids.get(item, -1) for item in items], dtype=np.int64)
 
 
 def _symmetric(probability: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Rounded as they are sent, and so that P(i over j) + P(j over i) = 1 still holds."""
+    """(k, k) probabilities, rounded so that P(i over j) + P(j over i) = 1 still holds."""
     upper = np.triu(np.round(probability.astype(np.float64), 6), 1)
     lower = np.tril(np.round(1.0 - upper.T, 6), -1)
     return upper + lower + 0.5 * np.eye(len(upper))

@@ -27,15 +27,15 @@ class RankedList:
     """The items of an answer, ready to be sent."""
 
     json: bytes
-    """Objects with commas between them."""
+    """The JSON objects of the items, separated by commas."""
     ids: tuple[int, ...]
     """The catalogue's ids of the items."""
     kept_cursor: list[tuple[Hashable, str]] = field(default_factory=list, repr=False)
-    """Filled by `cursor`."""
+    """The last cursor with its key, which `cursor` fills in."""
 
     @classmethod
     def of(cls, entries: Sequence[Entry], ids: Sequence[int]) -> RankedList:
-        """A list of these entries; ``ids`` are the catalogue's."""
+        """A list of these entries; ``ids`` are the catalogue's ids of the items."""
         return cls(orjson.dumps(entries)[1:-1], tuple(ids))
 
     @classmethod
@@ -61,7 +61,7 @@ class RankedList:
 
     @classmethod
     def from_bytes(cls, value: bytes | None, catalogue: Catalogue) -> RankedList | None:
-        """A list that another server has written; None for what no server can have written."""
+        """The list in bytes of another server; None for missing or invalid bytes."""
         if value is None:
             return None
         try:
@@ -73,7 +73,7 @@ class RankedList:
         return cls.of(entries, ids) if same else None
 
     def to_bytes(self) -> bytes:
-        """The list for other servers."""
+        """The list as bytes for other servers."""
         return orjson.dumps({"ids": self.ids, "items": orjson.Fragment(b"[" + self.json + b"]")})
 
     @property
@@ -89,16 +89,16 @@ class RankedList:
         last_seq: int,
         basket: bytes = b"",
     ) -> str | None:
-        """The cursor of the places after these; None where nothing follows.
+        """The cursor after this list; None where no places follow.
 
-        It is kept for the next request that this list answers.
+        The list keeps the cursor for the next request that the list answers.
 
         Args:
             query: the parameters of the list.
-            user: whose list it is.
-            version: the model version that ranked it.
-            last_seq: the user's last seq then.
-            basket: as of `RecommendationContext`.
+            user: the user of the list.
+            version: the model version or the arm of a settings test that ranked the list.
+            last_seq: the user's last seq at the ranking.
+            basket: the key of the basket, as in `RecommendationContext`.
         """
         if len(self.ids) < query.n or len(self.ids) >= MAX_PLACES:
             return None
@@ -112,12 +112,12 @@ class RankedList:
         return text
 
     def entries(self) -> list[Entry]:
-        """The objects again."""
+        """The entries of the items, parsed from the JSON."""
         entries: list[Entry] = orjson.loads(b"[" + self.json + b"]")
         return entries
 
     def followed_by(self, other: RankedList) -> RankedList:
-        """Both, one after the other; their ranks must go on."""
+        """This list and ``other`` after it; the ranks of ``other`` must continue this list's."""
         if not self.ids or not other.ids:
             return self if self.ids else other
         return RankedList(self.json + b"," + other.json, self.ids + other.ids)
@@ -127,7 +127,7 @@ EMPTY_LIST = RankedList(b"", ())
 
 
 def popular_entry(item: str, title: str | None, rank: int, explain: bool = False) -> Entry:
-    """An item of which no model says anything."""
+    """The entry of an item that no model ranked."""
     entry: Entry = {
         "id": item,
         "title": title,
@@ -144,7 +144,7 @@ def popular_entry(item: str, title: str | None, rank: int, explain: bool = False
 def ranked_entry(
     catalogue: Catalogue, internal_id: int, rank: int, source: Source, item: RankedItem
 ) -> Entry:
-    """An item of the catalogue with what the model says of it, without reasons."""
+    """The entry of an item that a model ranked, without reasons."""
     ahead = item.preferred_over_next
     return {
         "id": catalogue.external_ids[internal_id],
@@ -157,7 +157,7 @@ def ranked_entry(
 
 
 def reasons(catalogue: Catalogue, internal: NDArray[np.int64], item: RankedItem) -> list[Entry]:
-    """The user's own items that an item is due to, the one with the largest effect first.
+    """The user's items that explain an item's place, the largest effect first.
 
     ``internal`` (n_items,) are the catalogue's ids of the model's rows.
     """
@@ -195,7 +195,7 @@ def response_body(
 
 
 def with_ignored(body: bytes, ignored: list[str]) -> bytes:
-    """The body of an answer, with the items of the request that do not exist."""
+    """The body of an answer, with the unknown items of the request."""
     return body[:-1] + b',"ignored":' + orjson.dumps(ignored) + b"}"
 
 

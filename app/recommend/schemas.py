@@ -96,10 +96,10 @@ INCLUDE = (
 
 
 def parse_include(names: Iterable[Any]) -> tuple[str, ...]:
-    """The details that are asked for, sorted, each once.
+    """The requested details, sorted, each once.
 
     Raises:
-        Unprocessable: there is no such detail.
+        Unprocessable: a detail is unknown.
     """
     wanted = set()
     for name in names:
@@ -124,7 +124,7 @@ STRING_BYTES = 60  # of a Python string without its characters
 
 @dataclass(frozen=True)
 class RecommendationQuery:
-    """The parameters of a list, checked, in one form for all requests for the same list."""
+    """The checked parameters of a list, in one form for all requests for the same list."""
 
     n: int = 10
     exclude_seen: bool = True
@@ -140,17 +140,17 @@ class RecommendationQuery:
     boost: tuple[Boost, ...] = ()
     """Sorted, each filter once."""
     include: tuple[str, ...] = ()
-    """What the answer shows of items; no list depends on it."""
+    """The details of items that the answer shows; no list depends on them."""
     page: int | None = None
-    """The places of a page, where ``n`` are those of all pages."""
+    """The number of places of a page, where ``n`` counts the places of all pages."""
     seen: SeenRule | None = None
-    """What comes back; None: by the settings."""
+    """The rule by which seen items return; None: the rule of the settings."""
     hide_shown: int | None = None
-    """For how long what was shown is hidden, in microseconds; None: by the settings."""
+    """The time that shown items stay hidden, in microseconds; None: the time of the settings."""
     exploration: float | None = None
     """The share of a newcomer's list that is drawn; None: the service's setting."""
     given: frozenset[str] = frozenset()
-    """Those of the parameters in `TRIABLE` that the request itself has; no list depends on it."""
+    """The parameters in `TRIABLE` that the request itself has; no list depends on them."""
 
     @classmethod
     def canonical(
@@ -191,7 +191,7 @@ class RecommendationQuery:
 
     @cached_property
     def key(self) -> Hashable:
-        """What a list depends on of the query."""
+        """The key of the parameters that a list depends on."""
         rules: tuple[Hashable, ...] = ()
         if self.seen is not None or self.hide_shown is not None:
             rules = (None if self.seen is None else self.seen.key, self.hide_shown)
@@ -212,7 +212,7 @@ class RecommendationQuery:
 
     @cached_property
     def list_digest(self) -> bytes:
-        """A digest of what all pages of a list have in common; ``n`` only where it decides."""
+        """A digest of the parameters that all pages of a list share; ``n`` only with diversity."""
         n = self.n if self.diversity else 0
         key = (replace(self, n=n, explain=False).key, self.model)
         return hashlib.blake2b(
@@ -279,7 +279,7 @@ BodyHideShown = Annotated[
     ),
 ]
 UNRULED: dict[str, Any] = {"seen": ALWAYS_SEEN, "hide_shown": 0}
-"""Of queries whose answers are no lists of the service's own choice."""
+"""The parameters of queries that no rule applies to, such as rerank, compare and questions."""
 
 
 def boosts_of(value: Any) -> tuple[Boost, ...]:
@@ -313,7 +313,7 @@ class _ListBody(_Body):
         """The parameters as a query.
 
         Raises:
-            Unprocessable: the filter, a boost, a detail or a rule is none.
+            Unprocessable: the filter, a boost, a detail or a rule is invalid.
         """
         parsed = {"filter", "boost", "include", "seen", "hide_shown"}
         given = self.model_dump(include={*_ListBody.model_fields} - parsed)
@@ -374,7 +374,7 @@ class RecommendBody(_ListBody):
         return self
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query. Raises as that of a batch."""
+        """The parameters as a query. Raises as `BatchBody.query`."""
         query = super().query()
         if self.item is None:
             return query
@@ -396,7 +396,7 @@ class RerankBody(_Body):
     include: BodyInclude = Field(default_factory=list)
 
     def query(self) -> RecommendationQuery:
-        """The parameters as a query. Raises as that of `BatchBody`."""
+        """The parameters as a query. Raises as `BatchBody.query`."""
         return RecommendationQuery(
             n=len(self.items),
             min_seq=self.min_seq,
@@ -433,7 +433,7 @@ async def body_of(request: Request, kind: type[Body], max_lengths: dict[str, int
 
     Raises:
         PayloadTooLarge: a list is longer than its maximum.
-        BadRequest: the body is no JSON.
+        BadRequest: the body is not JSON.
         Unprocessable: a field is wrong.
     """
     content = await read_json(request)
@@ -652,7 +652,7 @@ class TrendingItems(BaseModel):
 
 
 NoQuestions = Literal["seen_everything", "asked_everything", "too_few_items"]
-"""Why there are no questions."""
+"""The reason for an empty list of questions."""
 
 
 class QuestionItem(BaseModel):

@@ -1,4 +1,4 @@
-"""What a list's filter leaves of the items, and its boosts: looked up once a request."""
+"""The items that a list's filter leaves, and the list's boosts: one lookup for each request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class ItemBoosts:
-    """What boosts add to the log-odds that each item is preferred to others."""
+    """The additions of boosts to the log-odds that a user prefers each item to others."""
 
     def __init__(self, parts: Sequence[tuple[FilterMask, float]]) -> None:
         self._parts = parts
@@ -42,15 +42,15 @@ class ItemBoosts:
         return total
 
     def has_rows(self, internal: NDArray[np.int64], temperature: float) -> bool:
-        """Whether `rows` of the same model has nothing to compute."""
+        """Whether the result of `rows` for the same model is at hand."""
         kept = self._rows
         return kept is not None and kept[0] is internal and kept[1] == temperature
 
     def rows(self, internal: NDArray[np.int64], temperature: float) -> Floats:
-        """What is added to the scores of a model's rows, so that margins differ by it.
+        """(n_items,) the additions to the scores of a model's rows, on the scale of margins.
 
-        A margin is 2T log-odds. As long as the model stays it is the same array: requests that
-        share it are ranked in one pass.
+        A margin is 2T times the log-odds. While the model stays, so does the array, because one
+        pass ranks the requests that share an array.
         """
         kept = self._rows
         if kept is None or kept[0] is not internal or kept[1] != temperature:
@@ -63,17 +63,20 @@ class ItemBoosts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What a query's filter leaves and its boosts add, in a state of the catalogue."""
+    """A query's filter and boosts, looked up in a state of the catalogue."""
 
     mask: FilterMask | None
     """None: all items."""
     boosts: ItemBoosts | None
-    """None: nothing is added."""
+    """None: the query has no boosts."""
     state: Hashable
-    """What lists depend on of both."""
+    """The key of the filter and the boosts."""
 
     def allowed(self, size: int) -> NDArray[np.bool_] | None:
-        """(size,) by internal id: what the filter leaves; None for all. Nobody writes to it."""
+        """(size,) by internal id: whether the filter leaves an item; None for all items.
+
+        Callers do not write to the array.
+        """
         return None if self.mask is None else self.mask.of(size)
 
     def rows(self, internal: NDArray[np.int64]) -> SelectedRows | None:
@@ -81,7 +84,7 @@ class Selection:
         return None if self.mask is None else self.mask.rows(internal)
 
     def boost(self, internal: NDArray[np.int64], temperature: float) -> Floats | None:
-        """What the boosts add to a model's rows, as `ItemBoosts.rows`; None for nothing."""
+        """The additions to a model's rows, as `ItemBoosts.rows`; None without boosts."""
         return None if self.boosts is None else self.boosts.rows(internal, temperature)
 
     def fitting(self, ids: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -92,9 +95,9 @@ class Selection:
         return np.flatnonzero(self.mask.of(size + 1)[np.where(ids < 0, size, ids)])
 
     async def prepare(self, internal: NDArray[np.int64], temperature: float) -> None:
-        """Has the rows of a model ready; ``internal`` (n_items,) are the ids of its rows.
+        """Prepares the rows of a model; ``internal`` (n_items,) are the ids of its rows.
 
-        Of many items it is done in a thread.
+        With more than ``MAX_INLINE_ITEMS`` items, a thread prepares the rows.
         """
         mask, boosts = self.mask, self.boosts
         if (mask is None or mask.has_rows(internal)) and (
@@ -113,18 +116,18 @@ class Selection:
 
 
 class Selector:
-    """Looks up what queries select."""
+    """Looks up the filters and boosts of queries."""
 
     def __init__(self, catalog: CatalogService) -> None:
         self._catalog = catalog
         self._boosts: ByteCache[Hashable, ItemBoosts] = ByteCache(BOOST_BYTES)
 
     async def select(self, catalogue: Catalogue, query: RecommendationQuery) -> Selection | None:
-        """What a query selects; None where it has neither a filter nor a boost.
+        """The selection of a query; None where the query has neither a filter nor a boost.
 
         Raises:
             Unprocessable: a filter compares values of a kind that no item has.
-            Unavailable: attributes that it names are still being read.
+            Unavailable: attributes that a filter names are still being read.
         """
         wanted = query.filter
         if wanted is None and not query.boost:

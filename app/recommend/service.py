@@ -1,4 +1,4 @@
-"""From a user to the answer of `GET /recommend/{user}`, and the context of any answer."""
+"""The answer of `GET /recommend/{user}`, and the context of any answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = RecommendationQuery(LIST_ITEMS)
 
 
 class ContextLoader:
-    """Looks up once what a request is answered from."""
+    """Looks up the context of a request, once for each request."""
 
     def __init__(self, events: EventService, catalog: CatalogService) -> None:
         self._events = events
@@ -64,11 +64,14 @@ class ContextLoader:
         return context
 
     def remember(self, context: RecommendationContext, ranked: RankedList) -> None:
-        """Takes note of a list that is served, where its user's next ones depend on it."""
+        """Records a served list where the user's next lists depend on it."""
         self.left_out.remember(context.user, context.profile, context.left_out, ranked.ids)
 
     async def check(self, query: RecommendationQuery) -> None:
-        """Refuses filters that no user would get a list by. Raises as `Selector.select`."""
+        """Refuses a filter or a boost that is invalid for every user.
+
+        Raises as `Selector.select`.
+        """
         if query.filter is not None or query.boost:
             await self._selector.select(await self._catalog.catalogue(), query)
 
@@ -81,9 +84,9 @@ class ContextLoader:
     async def precomputed_list(
         self, user: str, query: RecommendationQuery, model: LoadedModel
     ) -> tuple[RankedList, int, int] | None:
-        """The list that a worker ranked, the seq up to which it is complete, and the user's last.
+        """The precomputed list, the seq up to which the list is complete, and the user's last seq.
 
-        None where it is not just the list that would be ranked now. The user's profile is not read.
+        None where a list ranked now might differ. The method does not read the user's profile.
         """
         made_ahead = model.engine.retriever.precomputed
         if (
@@ -111,12 +114,12 @@ class RecommendService:
     """Answers with the list of one user.
 
     Args:
-        contexts: looks up what a request is answered from.
-        models: the active version, and others by name.
+        contexts: looks up the context of a request.
+        models: the active version, and other versions by name.
         lists: builds the list.
-        ab_tests: tries a second version beside the first.
-        on_list: called with each user and query that was answered.
-        details: reads what answers show of items on request.
+        ab_tests: runs the A/B tests.
+        on_list: called with the user and the query of each answer.
+        details: reads the requested details of items.
     """
 
     def __init__(
@@ -188,7 +191,7 @@ class RecommendService:
     async def _serve(
         self, context: RecommendationContext, model: LoadedModel | None
     ) -> tuple[RankedList, str, str | None, str | None]:
-        """As `ServedList`; without a model, the version and the source are None."""
+        """The fields of `ServedList`; without a model, the version and the source are None."""
         if model is None:
             return await self._lists.build(context, None), new_recommendation_id("none"), None, None
         if self._ab_tests is not None:
@@ -227,9 +230,9 @@ class RecommendService:
     async def preview(
         self, user: str, query: RecommendationQuery
     ) -> tuple[RankedList, LoadedModel | None]:
-        """The list that `recommend` would give, and by which model.
+        """The list that `recommend` would give, and the model of the list.
 
-        It counts as no list that was served, and takes part in no trial. Raises as `recommend`.
+        The list does not count as served, and takes part in no trial. Raises as `recommend`.
         """
         context = await self._contexts.load(user, query)
         model = await self._models.get(query.model)

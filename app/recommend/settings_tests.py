@@ -1,4 +1,4 @@
-"""Settings tests: the lists of a share of the users are made by other settings."""
+"""Settings tests: a share of the users get lists by other settings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from app.recommend.response import RankedList
 from app.recommend.schemas import RecommendationQuery
 
 FOR_NEWCOMERS = frozenset({"exploration"})
-"""The settings that shape the lists of users of whom nothing is known. All others shape those of
-users that a model knows something of."""
+"""The settings that shape newcomers' lists. All other settings shape the lists of users whom a
+model knows."""
 
 
 class ArmList(NamedTuple):
@@ -27,13 +27,13 @@ class ArmList(NamedTuple):
 
     arm: TrialArm
     context: RecommendationContext
-    """The request as the arm answers it."""
+    """The request with the settings of the arm."""
     model: LoadedModel
     ranked: RankedList
 
 
 def arm_query(query: RecommendationQuery, settings: Mapping[str, Any]) -> RecommendationQuery:
-    """The query by an arm's settings; the request's own parameters win."""
+    """The query with an arm's settings; the request's own parameters take precedence."""
     changed = {name: value for name, value in settings.items() if name not in query.given}
     return replace(query, **changed) if changed else query
 
@@ -57,9 +57,9 @@ class SettingsTester:
     async def build(self, context: RecommendationContext, model: LoadedModel) -> ArmList | None:
         """The list of the user's arm.
 
-        None for a request that takes no part: where it names its version or all that the trial
-        sets, where the settings shape no list of this user, and where this server has not loaded
-        the second version yet, for neither arm.
+        None for a request that takes no part. Such a request names its version or all settings of
+        the trial, or the settings do not shape the user's list. Before this server has loaded the
+        second version, no request of either arm takes part.
         """
         test = self._tests.running
         if test is None or not _concerns(test, context, model):
@@ -77,13 +77,14 @@ class SettingsTester:
         return ArmList(arm, context, chosen, ranked)
 
     async def find_arm(self, source: str) -> TrialArm | None:
-        """The arm that a cursor names; None where it names a version."""
+        """The arm that a cursor names; None where the cursor names a version."""
         return await self._tests.find_arm(source)
 
     def record_page(self, arm: TrialArm, user: str, version: str) -> str | None:
-        """Counts a next page of an arm's list, and gives it an id.
+        """Counts a next page of an arm's list, and returns a new recommendation id.
 
-        None where it is not to be counted: the trial has ended, or another version ranked.
+        None, without a count, where the trial has ended, another version ranked, or the list has
+        no user.
         """
         if not self._tests.is_running(arm) or version != arm.version or user == NOBODY:
             return None

@@ -1,4 +1,4 @@
-"""Shadow tests: a second version ranks requests whose answer it has no part in."""
+"""Shadow tests: a second version ranks requests, and no answer shows its lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SHADOWS = 4  # under way at a time
 
 
 class ShadowTester:
-    """Ranks with the second version in the background, when the service has nothing else to do."""
+    """Ranks with the second version in the background, while the batcher is idle."""
 
     def __init__(
         self, tests: ShadowTrials, models: ModelManager, lists: ListBuilder, batcher: Batcher
@@ -33,7 +33,7 @@ class ShadowTester:
     def observe(
         self, context: RecommendationContext, model: LoadedModel, ranked: RankedList
     ) -> None:
-        """Begins to compare a list that was served with the second version's."""
+        """Starts the comparison of a served list with the second version's list."""
         test = self._tests.running
         if (
             test is None
@@ -51,7 +51,7 @@ class ShadowTester:
             task.add_done_callback(self.running.discard)
 
     async def stop(self) -> None:
-        """Cancels what is under way."""
+        """Cancels the comparisons in progress."""
         running = list(self.running)
         for task in running:
             task.cancel()

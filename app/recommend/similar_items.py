@@ -1,4 +1,4 @@
-"""Items similar to an item: by the model, else by their common users."""
+"""Items similar to an item: by the model, else by common users."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ ScoredIds = list[tuple[int, float]]
 class SimilarItemsService:
     """Finds similar items by the model (`ItemSpace`).
 
-    Where the model does not know the item, or there is none, it is by the cosine of their users: of
-    the newest 200 users U of the item and the n users of another, |both| / √(|U|·n).
+    Without a model, or for an item that the model does not know, the similarity is the cosine of
+    the items' users. With the newest 200 users U of the item and the n users of another item, the
+    cosine is |both| / √(|U|·n).
 
-    ``on_list`` is called with the version of each list that is answered.
+    The service calls ``on_list`` with the version of each answered list.
     """
 
     def __init__(
@@ -80,13 +81,17 @@ class SimilarItemsService:
     ) -> bytes:
         """The body of the answer: visible items, the most similar first.
 
-        Args: item: the client's id of the item. query: ``n``, the categories, the filter, what is
-        left out, and what is shown. user: whose seen and disliked items are left out, too, by the
-        query's rules. text: the cursor of the page before; None for the first page.
+        Args:
+            item: the client's id of the item.
+            query: ``n``, the categories, the filter, the excluded items, and the details to show.
+            user: the list leaves out this user's seen and disliked items by the query's rules.
+            text: the cursor of the page before; None for the first page.
 
-        Raises: NotFound: the item does not exist. Unprocessable: ``invalid_cursor``: the cursor is
-        none of this list, or too old; or the filter does not fit the attributes. Unavailable: the
-        list is in no cache, and too many are being made.
+        Raises:
+            NotFound: the item does not exist.
+            Unprocessable: ``invalid_cursor``: the cursor is not from this list, or is too old; or
+                the filter does not fit the attributes.
+            Unavailable: the list is in no cache, and too many lists are being made.
         """
         profile = None if user is None else await self._events.profiles.get(user)
         catalogue = await self._catalog.catalogue(None if profile is None else profile.catalog_seq)
@@ -155,9 +160,9 @@ class SimilarItemsService:
     async def preview(
         self, item: str, n: int
     ) -> tuple[str | None, list[tuple[str, str | None, float]]]:
-        """The version, and the id, title and similarity of ``n`` items like an item.
+        """The version, and the id, title and similarity of ``n`` similar items.
 
-        As `similar`, but it counts as no list that was served. Raises as that.
+        The list does not count as served. Raises as `similar`.
         """
         catalogue = await self._catalog.catalogue()
         internal = catalogue.internal_ids.get(item)
@@ -179,7 +184,10 @@ class SimilarItemsService:
         selection: Selection | None,
         n: int,
     ) -> FrozenList:
-        """At least ``n`` similar items that fit, or all that are kept of them."""
+        """At least ``n`` similar items that fit the query, fewer only if no more exist.
+
+        The list has at most 1,000 items.
+        """
         model = self._models.current
         row = -1
         if model is not None:

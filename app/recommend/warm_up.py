@@ -1,4 +1,4 @@
-"""Warm-up: the lists that were asked for last, made with a model before it is served."""
+"""Warm-up: the lists of the latest requests, made with a model before the model is served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ITEMS = 50  # of a list that is made
 
 
 class WarmUp:
-    """Remembers who asked last, and makes their lists with a model that is about to be served."""
+    """Remembers the latest requests, and makes their lists with a model before it is served."""
 
     def __init__(self, contexts: ContextLoader, lists: ListBuilder) -> None:
         self._contexts = contexts
@@ -29,7 +29,7 @@ class WarmUp:
         self._asked: dict[str, RecommendationQuery] = {}
 
     def record(self, user: str, query: RecommendationQuery) -> None:
-        """Remembers a request, in the place of the user's earlier ones."""
+        """Remembers a request, in place of the user's earlier request."""
         if query.model is not None or query.exclude or query.explain or query.n > MAX_ITEMS:
             return
         if query.filter is not None or query.boost:  # each may take hundreds of KiB
@@ -40,7 +40,7 @@ class WarmUp:
             del self._asked[next(iter(self._asked))]
 
     async def run(self, model: LoadedModel) -> None:
-        """Makes the lists, those asked for last first, for at most ``MAX_SECONDS``."""
+        """Makes the lists, the latest request first, for at most ``MAX_SECONDS``."""
         asked = reversed(list(self._asked.items()))
         made = 0
 

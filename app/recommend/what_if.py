@@ -1,4 +1,4 @@
-"""The list that a user would get after taking up an item, without storing that they did."""
+"""The list that a user would get after a positive event, without storing the event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.recommend.service import ContextLoader
 
 
 class WhatIfService:
-    """Ranks for a profile with one more event. Neither the profile nor the list is kept."""
+    """Ranks for a profile with one more event, without keeping the profile or the list."""
 
     def __init__(self, contexts: ContextLoader, models: ModelManager, batcher: Batcher) -> None:
         self._contexts = contexts
@@ -26,10 +26,12 @@ class WhatIfService:
         self._batcher = batcher
 
     async def recommend(self, user: str, item: str, query: RecommendationQuery) -> RankedList:
-        """The model's list for the user, had they just taken up an item.
+        """The model's list for the user after a positive event on ``item`` now.
 
-        Raises: NotFound: the item does not exist. Conflict: there is no model. Unavailable: too
-        many requests wait to be ranked.
+        Raises:
+            NotFound: the item does not exist.
+            Conflict: there is no model.
+            Unavailable: too many requests wait to be ranked.
         """
         context = await self._contexts.load(user, query)
         internal = context.catalogue.internal_ids.get(item)
@@ -52,7 +54,7 @@ class WhatIfService:
 
 
 def _with_event(profile: Profile, item: int, at_us: int) -> Profile:
-    """The profile with a positive event about an item, the last of all."""
+    """The profile with a positive event on an item as its latest event."""
     seq = profile.event_seq + 1
     weight = profile.event_weights.weight(DEFAULT_TYPE, None)
     return Profile(

@@ -40,8 +40,7 @@ from ncr_core.errors import CheckpointError
 class RecommendFeature:
     """The services of the recommend routes, wired to each other.
 
-    `await start()` before the first answer where the active model is to be followed, and
-    `await stop()` at the end.
+    Await `start` before the first answer to follow the active model, and `stop` at the end.
     """
 
     def __init__(
@@ -106,14 +105,14 @@ class RecommendFeature:
         )
 
     async def start(self) -> None:
-        """Loads the active model, if there is one, follows the registry, and counts the items."""
+        """Loads the active model, if any, follows the registry, and counts the users of items."""
         await asyncio.gather(self.models.start(), self.popularity.start())
         catalogue = await self._catalog.catalogue()  # now, and not while the first requests wait
         if self.models.current is not None:
             self.models.current.items(catalogue)
 
     async def bulk_lists(self) -> BulkLists:
-        """The lists of many users by the active model, with the items that are newer than it.
+        """The builder of many users' lists by the active model, with items newer than the model.
 
         Raises:
             CheckpointError: the active version cannot be loaded.
@@ -125,7 +124,7 @@ class RecommendFeature:
         return BulkLists(self._contexts, self.lists, self.models.current)
 
     async def stop(self) -> None:
-        """Ends what runs in the background, and the inference threads."""
+        """Ends the background tasks and the inference threads."""
         if self.ab_tests is not None:
             await self.ab_tests.stop()
         await self.models.stop()

@@ -1,1 +1,1 @@
-"""The registry of models: versions, their checkpoints, and which one is active."""
+"""The registry of models: versions, their checkpoints, and the active version."""

@@ -91,7 +91,7 @@ class ActivationService:
         return await self.activate(earlier, "rolled_back", detail, if_active=before.version, by=by)
 
     async def unpin(self, by: str | None) -> Activation:
-        """Lets newly trained versions be activated again."""
+        """Removes the pin, so that newly trained versions are activated again."""
         async with self._database.write() as conn:
             before = await self._repository.lock_activation(conn)
             if before.pinned:
@@ -111,7 +111,7 @@ class ActivationService:
     async def _previous(
         self, conn: AsyncConnection, before: Activation, version: str, reason: Reason
     ) -> str | None:
-        """Where a rollback will lead once ``version`` is active."""
+        """The version that a rollback will activate once ``version`` is active."""
         if before.version == version:
             return before.previous
         if reason not in ROLLBACKS:
@@ -127,7 +127,7 @@ class ActivationService:
         return [v for v in (activation.previous, activation.version) if v is not None]
 
     async def _rollback_target(self, conn: AsyncConnection, stack: list[str]) -> str | None:
-        """The last version below the top of the stack that is another one and still usable."""
+        """The last usable version below the top of the stack that differs from the top."""
         usable = await self._repository.with_status(conn, stack, "published")
         return next((v for v in stack[-2::-1] if v in usable and v != stack[-1]), None)
 
@@ -135,7 +135,7 @@ class ActivationService:
 def change_told(
     before: Activation, after: Activation, detail: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """A change of the active version, as webhooks tell it."""
+    """The data of a webhook about a change of the active version."""
     return {"version": after.version, "previous": before.version, "detail": detail}
 
 
@@ -148,24 +148,25 @@ def _not_usable(version: str, status: str | None) -> Conflict:
 
 
 def checkpoint_unusable(error: CheckpointError) -> AppError:
-    """503 if another try may read the checkpoint, else 409."""
+    """The error of an unusable checkpoint: 503 if another try may succeed, else 409."""
     if isinstance(error, CheckpointReadError):
         return Unavailable(str(error), code="store_unavailable", retry_after=10)
     return Conflict(str(error), code="checkpoint_damaged")
 
 
 def version_deleted(version: str) -> Conflict:
-    """409 for a version of which retention has kept only the metrics."""
+    """The error 409 for a version of which retention has kept only the metrics."""
     return Conflict(
         f"the files of {version} were deleted: only its metrics are kept", code="deleted_model"
     )
 
 
 def undo_stack(changes: Iterable[ActivationChange]) -> list[str]:
-    """The versions that led to the active one, which is the last.
+    """The versions that led to the active version, which is the last.
 
-    It works like the undo of an editor: to publish or activate a version pushes it, and to roll
-    back pops what was left behind. So rolling back twice goes back by two versions, not to and fro.
+    The stack works like the undo of an editor. A publication or an activation pushes a version, and
+    a rollback pops the versions above its target. Two rollbacks thus go back by two versions, not
+    to and fro.
 
     Args:
         changes: the whole history, oldest first.
@@ -184,7 +185,7 @@ def undo_stack(changes: Iterable[ActivationChange]) -> list[str]:
 
 
 def pop_to(stack: list[str], version: str) -> list[str]:
-    """The stack up to the last occurrence of a version, which is pushed if there is none."""
+    """The stack up to the last occurrence of a version, or the stack with the version pushed."""
     for position in reversed(range(len(stack))):
         if stack[position] == version:
             return stack[: position + 1]

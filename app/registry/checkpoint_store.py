@@ -26,11 +26,11 @@ _UNFINISHED = re.compile(rf"\.{VERSION.pattern}({re.escape(CANDIDATES)})?-[0-9a-
 
 
 class ForeignStore(CheckpointError):  # noqa: N818 - a state of the store
-    """The store belongs to another database, so nothing may be written or removed there."""
+    """The store belongs to another database, and this service must not change the store."""
 
 
 class UnknownVersions(CheckpointError):  # noqa: N818 - a state of the store
-    """The store has no mark, and some of its versions may be another database's."""
+    """The store has no mark, and some of its versions may belong to another database."""
 
 
 class CheckpointStore(Protocol):
@@ -41,40 +41,44 @@ class CheckpointStore(Protocol):
     """
 
     remote: bool
-    """Whether other machines see what was written to `folder` only once it is published."""
+    """Whether other machines see the files in `folder` only after `publish`."""
 
     def owners(self) -> dict[str, str | None]:
-        """The instance id of the database in the mark of each place; None where there is no mark.
+        """The instance id of the database in the mark of each place; None without a mark.
 
-        A place is a folder or a URL. An object store has two: the prefix and the local copies.
+        A place is a folder or a URL. An object store has two places: the prefix and the local
+        copies.
         """
 
     def versions(self) -> set[str]:
         """Every name in the store that has the form of a version."""
 
     def mark(self, owner: str) -> None:
-        """Marks the places that have no mark as those of the database ``owner``."""
+        """Marks the places without a mark as places of the database ``owner``."""
 
     def folder(self, version: str) -> Path:
-        """The local folder of a version, whether or not it has been written."""
+        """The local folder of a version, whether or not the folder exists."""
 
     def publish(self, version: str) -> None:
-        """Makes a written version visible to others; overwrites nothing and may be retried."""
+        """Makes a written version visible to other machines, and overwrites no file.
+
+        A caller may retry the method.
+        """
 
     def fetch(self, version: str, checksum: str | None = None) -> Path:
-        """The version's local folder, downloaded if need be.
+        """The version's local folder, downloaded if necessary.
 
-        ``checksum`` is the SHA-256 of its manifest, which a download has to match.
+        ``checksum`` is the SHA-256 of the manifest, which a download has to match.
         """
 
     def fetch_again(self, version: str, checksum: str) -> Path | None:
-        """Replaces a damaged local copy by the store's; None if there is nothing to replace."""
+        """Replaces a damaged local copy by the store's copy; None if no copy needs replacement."""
 
     def publish_candidates(self, version: str) -> None:
-        """Makes the precomputed candidates of a version visible to others."""
+        """Makes the precomputed candidates of a version visible to other machines."""
 
     def fetch_candidates(self, version: str) -> Path | None:
-        """The local file of candidates, downloaded if need be; None while there is none."""
+        """The local file of candidates, downloaded if necessary; None while no file exists."""
 
     def remove(self, version: str) -> None:
         """Removes a version and its candidates, unfinished parts included."""
@@ -82,7 +86,7 @@ class CheckpointStore(Protocol):
     def list_old(self, before: float) -> list[str]:
         """Versions last written before a time (seconds since 1970).
 
-        Unfinished parts that are as old are removed on the way. Other names are left alone.
+        The method removes unfinished parts of the same age. Files with other names stay.
         """
 
     def close(self) -> None:
@@ -93,7 +97,7 @@ def checked_version(version: str) -> str:
     """The version, which may then be part of a path.
 
     Raises:
-        CheckpointError: it does not have the form of a version.
+        CheckpointError: the text does not have the form of a version.
     """
     if VERSION.fullmatch(version) is None:
         raise CheckpointError(f"{version[:64]!r} is not a version of a model")
@@ -101,7 +105,7 @@ def checked_version(version: str) -> str:
 
 
 class LocalCheckpointStore:
-    """A folder, which several machines may share; nothing is copied."""
+    """A folder, which several machines may share without copies."""
 
     remote = False
 
@@ -198,7 +202,7 @@ def owner_in(mark: bytes) -> str:
     """The instance id in the content of a mark.
 
     Raises:
-        CheckpointError: it is no mark.
+        CheckpointError: the content is not a mark.
     """
     try:
         owner = json.loads(mark)["database"]
@@ -210,7 +214,7 @@ def owner_in(mark: bytes) -> str:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a file or a folder, if it is there, and logs it."""
+    """Deletes a file or a folder, if it exists, and logs the deletion."""
     try:
         if stat.S_ISDIR(path.lstat().st_mode):
             shutil.rmtree(path, ignore_errors=True)
@@ -258,10 +262,10 @@ def manifest_files(folder: Path) -> dict[str, ManifestFile]:
 
 
 def check_files(folder: Path, checksum: str) -> None:
-    """Checks that the manifest and every file that it names are what was published.
+    """Checks the manifest by its checksum, and every file by its SHA-256 in the manifest.
 
     Raises:
-        CheckpointError: something is missing or damaged.
+        CheckpointError: a file is missing or damaged.
     """
     verify_file(folder / MANIFEST, checksum)
     for name, file in manifest_files(folder).items():

@@ -1,7 +1,8 @@
 """Exports in the checkpoint store: `exports/<job id>/`, whole or absent, each with a manifest.
 
-They lie beside the versions of models, in a local folder or in object storage, and are removed by
-age. The manifest is written last and removed first: an export with a manifest is whole.
+Exports lie beside the versions of models, in a local folder or in object storage. The store removes
+exports by age. The store writes a manifest last and removes it first, so that an export with a
+manifest is whole.
 """
 
 from __future__ import annotations
@@ -62,30 +63,33 @@ class ExportManifest(BaseModel):
 
 
 class ExportStore(Protocol):
-    """Exports by the id of their job. Every method blocks and raises CheckpointError."""
+    """Exports by the id of their job.
+
+    Every method blocks. Failures are CheckpointError.
+    """
 
     def staging(self, export: str) -> AbstractContextManager[Path]:
         """An empty local folder to fill, which is deleted at the end of the block."""
 
     def publish(self, export: str, folder: Path) -> None:
-        """Makes a filled folder the export, in place of what an earlier attempt has written.
+        """Makes a filled folder the export, in place of an earlier attempt's files.
 
-        `write_manifest` has to be called before. It may be retried.
+        The caller writes the manifest before, by `write_manifest`, and may retry `publish`.
         """
 
     def manifest(self, export: str) -> ExportManifest | None:
-        """The manifest; None while there is no such export."""
+        """The manifest; None while the export does not exist."""
 
     def fetch(self, export: str, file: str, path: Path) -> None:
         """Copies a file of an export to a new local path, whole or not at all."""
 
     def remove(self, export: str) -> None:
-        """Removes an export, if it is there, and unfinished parts of it on this machine."""
+        """Removes an export, if it exists, and its unfinished parts on this machine."""
 
     def remove_old(self, before: float) -> list[str]:
-        """Removes exports last written before a time, in seconds since 1970, and returns them.
+        """Removes exports last written before a time, in seconds since 1970; returns their ids.
 
-        Unfinished parts that are as old are removed on the way. Other names are left alone.
+        The method removes unfinished parts of the same age. Files with other names stay.
         """
 
 
@@ -104,7 +108,7 @@ def checked_file(file: str) -> str:
 
 
 def described(path: Path, rows: int) -> ExportedFile:
-    """The manifest's entry of a file that was written."""
+    """The manifest's entry of a written file."""
     return ExportedFile(rows=rows, bytes=path.stat().st_size, sha256=file_sha256(path))
 
 
@@ -117,8 +121,8 @@ def fetch_export(store: ExportStore, export: str, folder: Path) -> ExportManifes
     """Copies an export to a new local folder, whole or not at all, and verifies its files.
 
     Raises:
-        CheckpointError: there is no such export, a file is damaged, or the store is away.
-        FileExistsError: the folder is there already.
+        CheckpointError: the export does not exist, a file is damaged, or the store is unavailable.
+        FileExistsError: the folder exists already.
     """
     manifest = store.manifest(export)
     if manifest is None:
@@ -132,9 +136,9 @@ def fetch_export(store: ExportStore, export: str, folder: Path) -> ExportManifes
 
 
 def discard(store: ExportStore, export: str) -> None:
-    """Removes what a job that has come to nothing may have written, in part or whole.
+    """Removes the files of a job without a result, in part or whole.
 
-    `ExportStore.remove_old` finds what stays.
+    `ExportStore.remove_old` finds the files that stay after an error.
     """
     with suppress(CheckpointError):
         store.remove(export)
@@ -159,7 +163,7 @@ class LocalExportStore:
 
     @contextmanager
     def staging(self, export: str) -> Iterator[Path]:
-        """A hidden folder beside the export's; `remove` takes what a kill leaves of it."""
+        """A hidden folder beside the export's folder; `remove` deletes the folder after a kill."""
         self._root.mkdir(parents=True, exist_ok=True)
         folder = self._root / f".{checked_export(export)}-{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
@@ -204,12 +208,12 @@ class LocalExportStore:
             raise CheckpointError(f"{file} of the export {export} is missing") from None
 
     def remove(self, export: str) -> None:
-        """Removes the export's folder, and what a killed process was writing of it."""
+        """Removes the export's folder, and the unfinished folders of killed processes."""
         self._delete(self._root / checked_export(export))
         self.remove_unfinished(export)
 
     def remove_unfinished(self, export: str) -> None:
-        """Removes what killed processes have left of an export that nobody writes any more."""
+        """Removes an export's unfinished folders; no process may still write the export."""
         for path in self._root.glob(f".{checked_export(export)}-*"):
             if _UNFINISHED.fullmatch(path.name) and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -239,7 +243,10 @@ class LocalExportStore:
 
 
 def _latest_write(folder: Path) -> float:
-    """When a folder or a file in it was last written: a long export goes on in the same folder."""
+    """The time of the latest write to a folder or a file in it, in seconds since 1970.
+
+    A long export keeps writing to files in the same folder.
+    """
     times = [folder.lstat().st_mtime]
     if folder.is_dir():
         times += [path.lstat().st_mtime for path in folder.iterdir()]

@@ -1,8 +1,8 @@
 """Checkpoints in object storage through fsspec, with copies in a local folder.
 
-A version's manifest is uploaded last and downloaded first, so a version with a manifest is whole.
-The store's answers are not trusted: a version is refused unless names, sizes and SHA-256 sums are
-those of its manifest.
+A version's manifest is uploaded last and downloaded first, so that a version with a manifest is
+whole. A download does not trust the store, and refuses a version unless names, sizes and SHA-256
+sums are those of the manifest.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ log = get_logger(__name__)
 MAX_CANDIDATES_BYTES = 4 * 2**30
 CANDIDATES_POLL_SECONDS = 10.0  # between two look-ups of the same candidates
 MIN_COPIES, MIN_COPY_AGE_SECONDS = 4, 24 * 3600.0
-"""Local copies that are never pruned: the newest few, and all that were used recently."""
+"""The number of latest used local copies that stay, and the time since its last use that each other
+copy stays, in seconds."""
 ORPHAN_COPY_SECONDS = 7 * 24 * 3600.0
-"""How long a local copy stays whose version is no longer in the store."""
+"""The time since its last use that a copy stays whose version is no longer in the store."""
 
 
 def open_files(url: str) -> ObjectFiles:
@@ -215,10 +216,10 @@ class RemoteCheckpointStore:
             )
 
     def _prune(self, new: Path) -> None:
-        """Removes local copies that have not been used for a while.
+        """Removes local copies that have not been used for ``MIN_COPY_AGE_SECONDS``.
 
-        A copy that is no longer in the store, because it was removed or lost, stays longer. Nothing
-        is removed unless copies and store belong to one database.
+        A copy whose version was removed from the store or lost stays for ``ORPHAN_COPY_SECONDS``.
+        All copies stay unless copies and store belong to one database.
         """
         owners = set(self.owners().values())
         if None in owners or len(owners) > 1:

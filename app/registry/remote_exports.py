@@ -26,10 +26,10 @@ log = get_logger(__name__)
 
 
 class RemoteExportStore:
-    """An object store. Files are written to a local folder first and then uploaded."""
+    """An object store, with files that are written to a local folder first and then uploaded."""
 
     def __init__(self, url: str, copies: Path) -> None:
-        """``copies`` is the local folder of what is on its way to the store."""
+        """``copies`` is the local folder of files before their upload."""
         self._url = url
         self._files = open_files(url)
         self._local = LocalExportStore(copies)
@@ -67,7 +67,7 @@ class RemoteExportStore:
                 self._files.get(name, copy, size)
 
     def remove(self, export: str) -> None:
-        """Removes the files, the manifest first, and unfinished local ones."""
+        """Removes the files, the manifest first, and unfinished local folders."""
         self._local.remove_unfinished(export)
         with store_errors(f"the export {export} cannot be removed"):
             names = self._files.list(f"{FOLDER}/{checked_export(export)}")
@@ -77,7 +77,7 @@ class RemoteExportStore:
                 log.info("removed from the checkpoint store", path=f"{self._url}/{FOLDER}/{export}")
 
     def remove_old(self, before: float) -> list[str]:
-        """Removes old exports from the store, and what killed workers left beside the copies."""
+        """Removes old exports from the store, and old local folders of killed workers."""
         self._local.remove_old(before)
         newest: dict[str, float] = {}
         with store_errors("the exports cannot be listed"):

@@ -32,13 +32,13 @@ class ModelRepository:
         return Activation(*rows[0]) if rows else Activation(None, None, 0)
 
     async def serving(self) -> ModelRow | None:
-        """The row of the active version; None if there is none."""
+        """The row of the active version; None without an active version."""
         active = activation.c.version == models.c.version
         rows = await self.database.fetch(sa.select(*_COLUMNS).join(activation, active))
         return ModelRow(*rows[0]) if rows else None
 
     async def get(self, version: str) -> ModelRow | None:
-        """A version's row; None if there is none."""
+        """A version's row; None if the version does not exist."""
         rows = await self.database.fetch(sa.select(*_COLUMNS).where(models.c.version == version))
         return ModelRow(*rows[0]) if rows else None
 
@@ -62,7 +62,7 @@ class ModelRepository:
         await conn.execute(models.insert().values(row._asdict()))
 
     async def lock_activation(self, conn: AsyncConnection) -> Activation:
-        """The active version, locked until the transaction ends; the row is made if need be."""
+        """The active version, locked until the transaction ends; a missing row is inserted."""
         if conn.dialect.name == "postgresql":
             # Two first activations at the same time: there is no row yet to lock.
             await conn.execute(sa.text("LOCK TABLE activation IN SHARE ROW EXCLUSIVE MODE"))
@@ -103,7 +103,7 @@ class ModelRepository:
     async def history(
         self, version: str | None, below: int | None, n: int
     ) -> list[ActivationChange]:
-        """Changes of one version or of all, newest first, below a generation."""
+        """At most ``n`` changes of one version or of all, newest first, below a generation."""
         query = sa.select(*_CHANGE).order_by(activations.c.generation.desc())
         if version is not None:
             query = query.where(activations.c.version == version)
@@ -115,7 +115,7 @@ class ModelRepository:
     async def with_status(
         self, conn: AsyncConnection, versions: Collection[str], *statuses: str
     ) -> set[str]:
-        """Those of some versions that have one of the statuses."""
+        """The versions among ``versions`` that have one of the statuses."""
         condition = models.c.version.in_(set(versions)) & models.c.status.in_(statuses)
         return set((await conn.execute(sa.select(models.c.version).where(condition))).scalars())
 
@@ -132,12 +132,12 @@ class ModelRepository:
         )
 
     async def status(self, conn: AsyncConnection, version: str) -> str | None:
-        """A version's status; None if there is no such version."""
+        """A version's status; None if the version does not exist."""
         query = sa.select(models.c.status).where(models.c.version == version)
         return (await conn.execute(query)).scalar()
 
     async def publish_by_force(self, conn: AsyncConnection, row: ModelRow) -> None:
-        """Makes a rejected version a published one, and says so in the gate's report."""
+        """Publishes a rejected version, and records the force in the gate's report."""
         gate = (row.metrics.get("gate") or {}) | {"forced": True}
         await conn.execute(
             models.update()

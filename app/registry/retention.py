@@ -1,4 +1,4 @@
-"""Retention: which versions keep their files."""
+"""Retention: the rule by which versions keep their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StoredVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """How many published versions are kept, and how long rejected ones are."""
+    """The number of published versions that stay, and the days that rejected versions stay."""
 
     newest: int = 5
     rejected_days: float = 14.0
@@ -39,9 +39,9 @@ class RetentionRule:
     ) -> list[str]:
         """The versions whose files are to be removed.
 
-        The rule keeps the newest published versions, the active one, the one that a rollback leads
-        to, those in use, and rejected ones for some days. It also keeps a version that is new or
-        was active a moment ago, because a server may just be loading it.
+        The rule keeps the newest published versions, the active version, the target of a rollback,
+        versions in use, and rejected versions for some days. The rule also keeps a version that is
+        new or was active a moment ago, because a server may still load the version.
 
         Args:
             versions: all versions with files.

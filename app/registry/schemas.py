@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Status = Literal["published", "rejected", "deleted"]
 Reason = Literal["published", "activated", "rolled_back", "returned"]
-"""Why the active version changed."""
+"""The reason for a change of the active version."""
 
 BY = (
     "The id of the key that requested the change. The value is `admin` for `NCR_ADMIN_KEY`, "
@@ -24,7 +24,7 @@ class ActivationChange(NamedTuple):
     generation: int
     version: str | None
     previous: str | None
-    """The version that was active before; the version itself if it was only pinned or unpinned."""
+    """The version that was active before; the same version after a change of the pin alone."""
     reason: Reason
     detail: dict[str, Any] | None
     at: int
@@ -50,7 +50,7 @@ class Activation(NamedTuple):
     generation: int
     """A number that grows with every activation and every change of the pin."""
     pinned: bool = False
-    """While it is set, newly trained versions are published without being activated."""
+    """Whether newly trained versions are published without being activated."""
 
 
 class ModelRow(NamedTuple):

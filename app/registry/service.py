@@ -61,7 +61,7 @@ async def _no_clicks(version: str) -> ClickThrough:
 
 
 class ModelRegistry:
-    """Versions never change; what changes is which one is active, in one row of the database."""
+    """The versions of models, which never change, and the one row that names the active version."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class ModelRegistry:
         Args:
             database: holds the rows of versions and activations.
             store: holds the checkpoints.
-            retention: which versions keep their files.
+            retention: the rule by which versions keep their files.
             versions_in_use: names versions whose files another feature needs.
-            click_through: the click-through of a version's lists.
+            click_through: gives the click-through of a version's lists.
             announce: called after a commit that changes which version is active.
             outbox: takes a message of each change of the active version.
         """
@@ -98,15 +98,15 @@ class ModelRegistry:
         self.click_through = click_through
 
     def new_version(self) -> str:
-        """A new version, which sorts by its time."""
+        """The name of a new version; names sort by time."""
         return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
     def folder(self, version: str) -> Path:
-        """The local folder where the checkpoint of a version is, or is to be written."""
+        """The local folder of a version's checkpoint, whether or not the folder exists."""
         return self._store.folder(version)
 
     def stored_path(self, version: str) -> str:
-        """The folder as the version's row names it, wherever the store is."""
+        """The path of the folder in the version's row, the same for every store."""
         return f"models/{checked_version(version)}"
 
     def candidates_path(self, version: str) -> Path:
@@ -115,11 +115,11 @@ class ModelRegistry:
         return folder.with_name(f"{folder.name}{CANDIDATES}")
 
     async def local_folder(self, version: str) -> Path:
-        """The verified local folder of a version, downloaded if need be.
+        """The verified local folder of a version, downloaded if necessary.
 
         Raises:
-            NotFound: there is no such version.
-            CheckpointError: its checkpoint is missing or damaged.
+            NotFound: the version does not exist.
+            CheckpointError: the version's checkpoint is missing or damaged.
         """
         row = await self.get(version)
 
@@ -130,26 +130,26 @@ class ModelRegistry:
         return await asyncio.to_thread(self._read, row, verified)
 
     async def upload(self, version: str) -> None:
-        """Brings a version that was written to `folder` into the store, before it is published.
+        """Brings a version from `folder` into the store, before the version is published.
 
         Raises:
-            CheckpointError: the store could not be used, or holds other contents by this name.
+            CheckpointError: the store could not be used, or has other contents by this name.
         """
         await asyncio.to_thread(self._store.publish, version)
 
     async def fetch_candidates(self, version: str) -> Path | None:
-        """The local file of candidates; None while there is none. Raises CheckpointError."""
+        """The local file of candidates; None while no file exists. Raises CheckpointError."""
         return await asyncio.to_thread(self._store.fetch_candidates, version)
 
     async def claim_store(self, known: Collection[str] = (), *, required: bool = True) -> None:
         """Checks that the store belongs to this database, and marks it if it has no mark yet.
 
-        A store without a mark is taken if this database knows every version in it: an empty one,
-        or one that an older release filled.
+        A store without a mark is claimed if this database knows every version in the store. The
+        store is then empty, or an older release filled the store.
 
         Args:
             known: versions that this database is about to get.
-            required: if not, a store that is away or cannot be marked gives a warning.
+            required: if false, a store that is unavailable or cannot be marked gives a warning.
 
         Raises:
             ForeignStore: the store belongs to another database.
@@ -177,7 +177,7 @@ class ModelRegistry:
             log.warning("the checkpoint store is not marked yet", reason=str(error))
 
     async def discard(self, version: str) -> None:
-        """Removes the files of a version, unless it was published after all."""
+        """Removes the files of a version, unless the registry has the version after all."""
         if await self._repository.get(version) is not None:
             return
         try:
@@ -188,10 +188,11 @@ class ModelRegistry:
             )
 
     async def sweep(self) -> None:
-        """Removes what killed workers have left, if the store belongs to this database.
+        """Removes files that killed workers left, if the store belongs to this database.
 
-        That is an old version without a row, or whose row is marked as deleted, and old unfinished
-        parts. A young one stays, as somebody may just be writing it. Names of another form stay.
+        The sweep removes old unfinished parts, and old versions without a row or with a row that is
+        marked as deleted. Young files stay, because a worker may still write them. Files with names
+        of another form stay.
         """
         written_before = time.time() - MIN_LEFTOVER_SECONDS
         try:
@@ -205,10 +206,10 @@ class ModelRegistry:
             log.warning("leftover checkpoints cannot be removed", reason=str(error))
 
     async def clean(self) -> list[str]:
-        """Removes the files of the versions that retention lets expire, and returns them.
+        """Removes the files of the versions that expire by retention, and returns the versions.
 
-        Their rows stay. If a worker is killed after marking them as deleted, `sweep` removes the
-        files that are left. Nothing is removed from the store of another database.
+        The rows of the versions stay. If a worker is killed after marking versions as deleted,
+        `sweep` removes the remaining files. The store of another database stays unchanged.
         """
         try:
             await self.claim_store()
@@ -266,7 +267,7 @@ class ModelRegistry:
             return {each.version for each in await self._repository.stored_versions(conn)}
 
     async def page(self, below: Place | None, n: int) -> tuple[list[ModelRow], Place | None]:
-        """Versions, newest first, and where the next page goes on."""
+        """Versions, newest first, and the place of the next page; None after the last page."""
         rows = await self._repository.page(below, n + 1)
         last = rows[n - 1] if len(rows) > n else None
         return rows[:n], None if last is None else Place(last.created_at, last.version)
@@ -284,8 +285,8 @@ class ModelRegistry:
     ) -> tuple[Checkpoint, EvaluationSnapshot | None]:
         """Reads and verifies a version's checkpoint and its evaluation snapshot.
 
-        The snapshot is None if the checkpoint has none, or if it alone is damaged in every copy.
-        Raises CheckpointError.
+        The snapshot is None if the checkpoint has no snapshot, or if the snapshot alone is damaged
+        in every copy. Raises CheckpointError.
         """
         from ncr_core.checkpoint import load_evaluation_snapshot
 
@@ -303,7 +304,7 @@ class ModelRegistry:
             return checkpoint, None
 
     def _read(self, row: ModelRow, read: Callable[[Path], T]) -> T:
-        """What is read of a version's folder; a damaged copy is replaced by the store's."""
+        """The result of ``read`` on a version's folder, with a damaged copy fetched again."""
         # A row must not lead out of the store, whoever wrote it.
         if row.path != self.stored_path(row.version):
             raise CheckpointError(f"the checkpoint of {row.version} is not in the store")
@@ -321,20 +322,21 @@ class ModelRegistry:
     async def publish(
         self, row: ModelRow, detail: dict[str, Any] | None = None, *, end_job: EndJob | None = None
     ) -> str | None:
-        """Adds a version and activates it: all or nothing.
+        """Adds a version and activates the version, all or nothing.
 
-        A rejected version is kept but not activated; nor is one where the active version is pinned,
-        or is another than the gate compared it with, unless by force. The gate's report in the
-        stored metrics says whether it is ``served``, and ``why`` not.
+        The registry keeps a rejected version without activating it. While the active version is
+        pinned, the new version stays inactive. If another version became active after the gate's
+        comparison, the new version stays inactive without force. The gate's report in the stored
+        metrics says whether the version is ``served``, and ``why`` not.
 
         Args:
             row: the version.
             detail: recorded in the history.
-            end_job: called in the same transaction, before the row is stored, with that row and
-                whether it is going to be active. What it raises undoes everything.
+            end_job: called in the same transaction before the row is stored, with the row and
+                whether the version becomes active. An error rolls the transaction back.
 
         Returns:
-            why the version is not active; None if it is.
+            the reason why the version is not active; None for an active version.
         """
         async with self._database.write() as conn:
             # From here on the active version stays what it is.
@@ -367,23 +369,23 @@ class ModelRegistry:
     ) -> Activation:
         """Verifies a version's checkpoint and makes the version the active one.
 
-        If something is pinned, the version is pinned from then on. After an error the active
-        version stays.
+        If the active version is pinned, the pin moves to the new version. After an error, the
+        active version stays the same.
 
         Args:
             version: the version to activate.
             reason: recorded in the history.
             detail: recorded in the history.
-            force: accept a version that the gate has rejected; it is published from then on.
-            pin: keep the version active whatever is trained.
-            if_active: activate only if this version is still the active one.
-            by: the id of the key that asks, recorded in the history.
+            force: accept a version that the gate rejected, and publish the version.
+            pin: keep the version active after later trainings.
+            if_active: activate only if this version is still the active version.
+            by: the id of the key that requests the activation, recorded in the history.
 
         Raises:
             NotFound: `unknown_model`.
             Conflict: `not_published`, `deleted_model`, `checkpoint_damaged`, `model_changed`, or
                 `pinned` for an automatic return from a pinned version.
-            Unavailable: `store_unavailable`: the store is away and there is no local copy.
+            Unavailable: `store_unavailable`: the store is unavailable, and no local copy exists.
         """
         activation = await self._activator.activate(
             version, reason, detail, force=force, pin=pin, if_active=if_active, by=by
@@ -396,30 +398,31 @@ class ModelRegistry:
     ) -> Activation:
         """Activates the version that was active before.
 
-        It skips versions that were rolled back from and those whose files are deleted. Raises
-        Conflict `no_previous_model`.
+        The rollback skips versions that were rolled back from, and versions whose files are
+        deleted. Raises Conflict `no_previous_model`.
         """
         activation = await self._activator.rollback(detail, by)
         self._announce()
         return activation
 
     async def unpin(self, *, by: str | None = None) -> Activation:
-        """Lets the next version that is trained be activated again."""
+        """Removes the pin, so that the next trained version is activated again."""
         return await self._activator.unpin(by)
 
     async def history(
         self, version: str | None = None, below: int | None = None, n: int = 100
     ) -> tuple[list[ActivationChange], int | None]:
-        """Changes of the active version, newest first, and the generation below which they go on.
+        """Changes of the active version, newest first, and the generation for the next page.
 
-        ``version`` limits them to those that activated it.
+        ``version`` limits the changes to activations of this version. The next page has the changes
+        below the generation, which is None after the last page.
         """
         rows = await self._repository.history(version, below, n + 1)
         return rows[:n], rows[n - 1].generation if len(rows) > n else None
 
 
 def _reason_not_to_serve(row: ModelRow, active: Activation) -> str | None:
-    """Why a new version is not activated; None if it is."""
+    """The reason why a new version is not activated; None if the version is activated."""
     if row.status == "rejected":
         return "rejected by the gate"
     if active.pinned:

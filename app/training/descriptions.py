@@ -1,7 +1,7 @@
-"""What a training reads of the attributes of items and users, and the maps that it learns of them.
+"""The attributes of items and users in a training, and the maps that a training learns from them.
 
-Memory is bounded whatever clients store: the regression takes the items and users with the most
-interactions, which tell more of where attributes lie than the others.
+Memory is bounded for any number of stored attributes: the regression takes the items and users with
+the most interactions. These rows tell more of the effect of attributes than the other rows.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ CHUNK_ROWS = 1_000
 Described = Mapping[str, Mapping[str, Any]]
 """Attributes by the client's id."""
 ReadDescribed = Callable[[str, Sequence[str]], Described]
-"""Reads ``items`` or ``users`` of these ids, those that have attributes."""
+"""Reads the attributes of ``items`` or ``users`` with these ids, as far as there are any."""
 
 
 class Descriptions:
-    """Reads attributes, and learns from them where items and users of a model lie.
+    """Reads attributes, and learns the placements of a model's items and users.
 
     Args:
-        read: reads them.
-        names: the attributes that count; None: those that make the error on items left out less.
+        read: reads the attributes.
+        names: the attributes to use; None: the attributes that reduce the error on items left out.
     """
 
     def __init__(self, read: ReadDescribed, names: Sequence[str] | None = None) -> None:
@@ -42,7 +42,7 @@ class Descriptions:
 
     @classmethod
     def of(cls, reader: TrainingReader, names: Sequence[str] | None) -> Descriptions:
-        """Those in the database."""
+        """The descriptions in the database."""
 
         def read(what: str, ids: Sequence[str]) -> Described:
             async def query(features: Features) -> Described:
@@ -56,7 +56,7 @@ class Descriptions:
         return cls(read, names)
 
     def maps(self, model: PairwiseRanker, interactions: Interactions) -> ContentMaps:
-        """The maps for a trained model and what it was trained on."""
+        """The maps for a trained model and the interactions of its training."""
         user_counts = np.diff(interactions.indptr)
         of_items = self._objects("items", interactions.item_ids, interactions.item_counts())
         of_users = self._objects("users", interactions.user_ids, user_counts)
@@ -70,9 +70,9 @@ class Descriptions:
     def _objects(
         self, what: str, ids: Sequence[str], counts: IntArray
     ) -> tuple[list[Mapping[str, Any]], IntArray] | None:
-        """The attributes of each row, and how much it counts; None where nothing is described.
+        """The attributes and the weight of each row; None where no row has attributes.
 
-        What is beyond the limits counts nothing.
+        Rows beyond the limits have weight 0.
         """
         objects: list[Mapping[str, Any]] = [{}] * len(ids)
         weights = np.zeros_like(counts)
@@ -91,7 +91,7 @@ class Descriptions:
 
 
 def report_of(maps: ContentMaps) -> dict[str, Any]:
-    """What the metrics of a model tell of its maps: attributes, and how much they explain."""
+    """The metrics of a model's maps: attributes, and the share of variance that they explain."""
 
     def of(placement: ContentPlacement) -> dict[str, Any]:
         return {"attributes": placement.encoder.names, "explained": round(placement.explained, 4)}

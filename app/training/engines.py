@@ -1,4 +1,4 @@
-"""The engine of the trainings: which processes train a model, by `NCR_TRAIN_ENGINE`."""
+"""The engine of the trainings: the processes that train a model, by `NCR_TRAIN_ENGINE`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ncr_core.training.pretraining import PhaseRunner
 
 
 def phase_runner(settings: Settings) -> PhaseRunner | None:
-    """What trains the phases of a training; None: the process that asks.
+    """The runner of the phases of a training; None: the calling process.
 
-    Only the phases are elsewhere. The job's process reads the events, evaluates the model, asks the
-    gate and writes the checkpoint: ranks know neither the database nor the checkpoint store.
+    Only the phases run elsewhere. The job's process reads the events, evaluates the model, runs the
+    gate and writes the checkpoint. Ranks know neither the database nor the checkpoint store.
 
     Raises:
         ConfigError: The engine's library is not installed, or its cluster is open to the network.

@@ -1,4 +1,4 @@
-"""The gate of a training: reads the served model, compares the new one with it, and decides."""
+"""The gate of a training: compares the new model with the served model, and decides."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ class ServingModelReadError(CheckpointError):
 
 @dataclass(frozen=True)
 class ServingModel:
-    """The version that was active when it was loaded."""
+    """The version that was active at the time of loading."""
 
     version: str
     trained_seq: int
     checkpoint: Checkpoint
     evaluated: EvaluationSnapshot | None
-    """The model as it was evaluated; None in checkpoints written before these were kept."""
+    """The model as it was evaluated; None in checkpoints of older releases without snapshots."""
 
 
 class IncumbentComparison:
-    """What a challenger is compared with: the model that is served at that moment.
+    """The comparison of a challenger with the model that is served at that moment.
 
     Args:
         reader: Reads the served model.
-        events: What the challenger's data were made of.
-        margin: By which share of the incumbent's NDCG@10 the challenger may be worse.
+        events: The events that the challenger's data were made of.
+        margin: The share of the incumbent's NDCG@10 by which the challenger may be worse.
     """
 
     def __init__(self, reader: TrainingReader, events: EventSnapshot, margin: float) -> None:
@@ -71,17 +71,17 @@ class IncumbentComparison:
     def load(
         self, interactions: Interactions, users: BoolArray
     ) -> tuple[ServingModel, Incumbent] | None:
-        """The served model, and as the incumbent on these users; None if no model is served.
+        """The served model, and the incumbent from it on these users; None if no model is served.
 
-        It is read each time, but the same version is loaded only once.
+        Each call reads the served version from the registry. The same version is loaded only once.
 
         Args:
             interactions: The challenger's data.
-            users: (n_users,) mask of its users.
+            users: (n_users,) mask of the users to compare on.
 
         Raises:
-            ServingModelReadError: Its checkpoint is damaged or gone.
-            CheckpointError: Its checkpoint could not be read, which says nothing about it.
+            ServingModelReadError: The checkpoint is damaged or gone.
+            CheckpointError: The checkpoint could not be read, but may be intact.
         """
         serving = self._reader.read(self._load_serving_model, CheckpointReadError)
         self._serving_model = serving
@@ -113,23 +113,23 @@ class IncumbentComparison:
 def known_at(
     snapshot: EventSnapshot, interactions: Interactions, users: BoolArray, seq: int
 ) -> tuple[Interactions, Interactions]:
-    """The part of some users' interactions that was known when all up to ``seq`` had come in.
+    """The parts of some users' interactions that were known at ``seq``.
 
     Args:
-        snapshot: What the interactions were made of.
+        snapshot: The events that the interactions were made of.
         interactions: All interactions.
         users: (n_users,) mask of the users.
         seq: The seq up to which the incumbent was trained.
 
     Returns:
-        The interactions that had an event by then, whatever its type means, and those whose
-        item the user had named by then in a stated preference, taken back later or not.
+        The interactions with an event of any weight by then, and the interactions whose item the
+        user had named by then in a preference, even if the preference was taken back later.
     """
     preferences = snapshot.preferences
     named = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
 
     def select(user_id: IntArray, item_id: IntArray, seqs: IntArray) -> Interactions:
-        """Those of the users' interactions that are among these pairs of internal ids."""
+        """The users' interactions among these pairs of internal ids, up to ``seq``."""
         old = seqs <= seq
         user = _rows_by_name(user_id[old], snapshot.user_ids, interactions.user_ids)
         item = _rows_by_name(item_id[old], snapshot.item_ids, interactions.item_ids)
@@ -145,7 +145,7 @@ def known_at(
 
 
 def _rows_by_name(ids: IntArray, names: dict[int, str], row_names: Sequence[str]) -> IntArray:
-    """Matrix rows of internal ids by their clients' ids; −1 for those without a row."""
+    """Matrix rows of internal ids by their clients' ids; −1 for ids without a row."""
     distinct, inverse = np.unique(ids, return_inverse=True)
     rows: IntArray = row_indices([names.get(i, "") for i in distinct.tolist()], row_names)[inverse]
     return rows
@@ -163,15 +163,15 @@ def gate_report(
     """Decides whether a newly trained model is ``published`` or ``rejected``.
 
     Args:
-        split: What the challenger was trained and evaluated on.
-        interactions: What ``split`` was made of.
+        split: The split that the challenger was trained and evaluated on.
+        interactions: The interactions that ``split`` was made of.
         challenger: The new model.
-        comparison: What it is compared with; None publishes it without a comparison.
-        progress: Told of the phase.
-        force: Publish whatever the comparison finds.
+        comparison: The comparison with the served model; None: with the popularity list.
+        progress: Reports the phase.
+        force: Publish the model despite the comparison.
 
     Returns:
-        The report; its ``decision`` is what happens to the model.
+        The report; its ``decision`` is ``published`` or ``rejected``.
     """
     try:
         loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
@@ -202,7 +202,7 @@ def _compare_with_popularity(
 ) -> dict[str, Any]:
     """The report on a first model, which replaces the popularity list.
 
-    It is rejected if it is shown to be worse than that list.
+    The gate rejects the model if the model is shown to be worse than the list.
     """
     some = of_random_users(split.test, FULL_USERS)
     if (some >= 0).sum() < MIN_USERS:
@@ -268,7 +268,7 @@ def _report(
 
 
 def _missing_share(ids: Sequence[str], others: Sequence[str]) -> float:
-    """The share of ids that are not among the others: a mistaken deletion shows here."""
+    """The share of ids, 0 to 1, that are not among the others; shows a mistaken deletion."""
     return round(float((row_indices(ids, others) < 0).mean()), DIGITS) if len(ids) else 0.0
 
 

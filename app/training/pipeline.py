@@ -65,7 +65,7 @@ class TrainingStart:
     base: StartingPoint | None
     """None for a training from scratch."""
     report: dict[str, Any]
-    """Where the training starts and why, for the model's metrics."""
+    """The start of the training and the reason, for the model's metrics."""
 
 
 def train_and_evaluate(
@@ -81,23 +81,24 @@ def train_and_evaluate(
     run_phase: PhaseRunner | None = None,
     descriptions: Descriptions | None = None,
 ) -> dict[str, Any]:
-    """Trains a model, compares it with the served one and writes its checkpoint.
+    """Trains a model, compares the model with the served model and writes a checkpoint.
 
     Args:
-        interactions: What to learn from.
+        interactions: The interactions to learn from.
         params: The job's parameters.
         device: The device to train on, or ``auto``.
-        folder: Where the checkpoint is written.
+        folder: The folder of the checkpoint.
         report: Receives progress reports.
-        comparison: What the gate compares the model with; by default with the popularity list.
+        comparison: The gate's comparison with the served model; by default the gate compares with
+            the popularity list.
         expected_seconds: Seconds that each phase of an earlier training took.
-        budget_seconds: For the choice of the recipe ``auto``; see `select_recipe`.
-        retry: How long the checkpoint is written again while its folder cannot be written.
-        run_phase: What trains the phases that have epochs; by default this process.
-        descriptions: The attributes of items and users; None where they take no part.
+        budget_seconds: The time for the choice of the recipe ``auto``; see `select_recipe`.
+        retry: Retries writing the checkpoint while the folder cannot be written.
+        run_phase: Trains the phases that have epochs; by default this process.
+        descriptions: The attributes of items and users; None for a training without attributes.
 
     Returns:
-        The summary that the worker publishes the model by.
+        The summary with which the worker publishes the model.
 
     Raises:
         CheckpointError: The checkpoint could not be written.
@@ -202,7 +203,7 @@ def train_and_evaluate(
 def _evaluate(model: PairwiseRanker, split: Split, device: str, seed: int) -> dict[str, Any]:
     """HR@10 and NDCG@10 of the model, of the popularity list and of two baselines.
 
-    Sampled and full ranking; the baselines over the whole catalogue alone.
+    The model and the list have sampled and full ranking, and the baselines have full ranking alone.
     """
     held_out = of_random_users(split.test, FULL_RANKING_USERS)
     metrics = {}
@@ -216,8 +217,9 @@ def _evaluate(model: PairwiseRanker, split: Split, device: str, seed: int) -> di
 def _evaluate_baselines(split: Split, held_out: IntArray, device: str, seed: int) -> dict[str, Any]:
     """HR@10 and NDCG@10 over the whole catalogue of models that take seconds to fit.
 
-    They are implicit ALS and the linear next-item model, on the users of `_evaluate`. One that
-    cannot be fitted to the data is left out.
+    The models are implicit ALS and the linear next-item model, on the users of `_evaluate`. A model
+    that cannot be fitted to the data is left out. Data with more than
+    ``MAX_BASELINE_INTERACTIONS`` interactions have no baselines.
     """
     train = split.train
     if train.nnz > MAX_BASELINE_INTERACTIONS:
@@ -245,7 +247,7 @@ def _figures(metrics: Metrics) -> dict[str, Any]:
 
 
 def _over_popularity(metrics: dict[str, Any]) -> dict[str, float]:
-    """By how much the model's NDCG@10 exceeds the popularity list's, by protocol."""
+    """The model's NDCG@10 minus the popularity list's NDCG@10, by protocol."""
     return {
         protocol: round(
             metrics[protocol]["ndcg@10"] - metrics[f"popularity_{protocol}"]["ndcg@10"], 5
@@ -260,16 +262,16 @@ def warm_start(
     split: Split,
     comparison: IncumbentComparison | None,
 ) -> TrainingStart:
-    """Starts from the served model if that is possible.
+    """Starts from the served model if possible.
 
-    Nothing stays held out that the served model has learned: the new model's metrics would be too
-    good.
+    Users whose held-out items the served model has learned leave the hold-out, because the new
+    model's metrics would be too good.
 
     Args:
-        config: The new model's; None: whatever the served model's is.
+        config: The new model's configuration; None: the served model's configuration.
         interactions: All interactions.
-        split: All of them, with items held out.
-        comparison: How to load the served model.
+        split: All interactions, with items held out.
+        comparison: Loads the served model.
     """
     try:
         loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
@@ -297,7 +299,7 @@ def warm_start(
 
 
 def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
-    """How a model goes on that a choice among recipes once began; ``overrides`` are of training."""
+    """The recipe of a warm start from a model; ``overrides`` replace training parameters."""
     config = base.model.config
     name: str = config.users
     if config.by_length and config.kind == "nbpr":
@@ -307,7 +309,10 @@ def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
 
 
 def _differences(serving: ModelConfig, wanted: ModelConfig) -> str:
-    """In what a request may say; in all else a warm start goes on as the served model is."""
+    """The differences in the parameters that a request may give, as text.
+
+    In all other parameters, a warm start keeps the served model's values.
+    """
     pairs = {
         spec.name: (getattr(serving, spec.name), getattr(wanted, spec.name))
         for spec in parameters_of(ModelConfig)
@@ -317,7 +322,7 @@ def _differences(serving: ModelConfig, wanted: ModelConfig) -> str:
 
 
 def _unknown(serving: ServingModel, interactions: Interactions) -> str:
-    """What the served model has no vectors of at all: ``items``, ``users`` or nothing."""
+    """The kind of rows that the served model does not know at all: ``items``, ``users`` or none."""
     checkpoint = serving.checkpoint
     if set(interactions.item_ids).isdisjoint(checkpoint.item_ids):
         return "items"

@@ -19,7 +19,7 @@ PHASE_SHARES = {
     "learn from attributes": 0.02,
     "write checkpoint": 0.01,
 }
-"""Usual seconds of each phase after the epochs, per second of the epochs; as on MovieLens 1M."""
+"""The usual time of each phase after the epochs, as a share of the epochs; as on MovieLens 1M."""
 
 
 def phase_progress(phase: str, eta_s: float | None = None) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def phase_progress(phase: str, eta_s: float | None = None) -> dict[str, Any]:
 
 
 def throttled(report: Report, seconds: float = 1.0) -> Callable[[str, int, int], None]:
-    """A function that reports how much of a phase is done, at most once in so many seconds."""
+    """A function that reports the progress of a phase, at most once in ``seconds``."""
     last, last_phase = 0.0, ""
 
     def report_progress(phase: str, done: int, of: int) -> None:
@@ -55,12 +55,12 @@ class ProgressReporter:
         Args:
             report: Receives each progress report.
             expected_seconds: Seconds that each phase of an earlier training took.
-            choice_seconds: Seconds that a choice among recipes is going to take: the epochs of each
-                are but a part of it.
+            choice_seconds: Seconds that a choice among recipes will take. The epochs of each recipe
+                are only a part of the choice.
             clock: Gives the time in seconds.
         """
         self.curve: list[dict[str, Any]] = []
-        """Loss and NDCG@10 of each epoch, by phase; of a long training every second, fourth, …"""
+        """Loss and NDCG@10 of each epoch, by phase; in a long training, each 2nd, 4th, …."""
         self._epochs = 0
         self._every = 1
         self.seconds: dict[str, float] = {}
@@ -138,7 +138,7 @@ class ProgressReporter:
         return self._expected_seconds.get(phase, usual)
 
     def _remaining(self, phase_seconds: float) -> float:
-        """Seconds left: so many of this phase, and the estimates of all that follow it."""
+        """The seconds left: ``phase_seconds`` of this phase, and estimates of all later phases."""
         phases = list(PHASE_SHARES)
         later = phases[phases.index(self._phase) + 1 :] if self._phase in phases else []
         return round(phase_seconds + sum(self._estimate(phase) for phase in later), 1)

@@ -1,6 +1,7 @@
-"""What a child process reads of the database and the store, and whether a training of it fits.
+"""A child process's reads of the database and the store, and the memory check of a training.
 
-That it does not fit in memory is said before it begins, rather than by a kill in its middle.
+The check refuses a training that does not fit in memory before the training begins. Otherwise the
+system would kill the process in the middle of the training.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ RETRY_PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Retry:
-    """Tries again, for a while, what fails because a database or a store is away."""
+    """Retries work, for a while, that fails because a database or a store is unavailable."""
 
     seconds: float
     sleep: Callable[[float], None] = time.sleep
 
     def __call__(self, work: Callable[[], T], *failures: type[Exception]) -> T:
-        """Does the work; raises the last of these failures when the time is over."""
+        """Does the work; raises the last of these failures after ``seconds``."""
         deadline = time.monotonic() + self.seconds
         while True:
             try:
@@ -67,7 +68,7 @@ class Retry:
         """Does work that writes into a folder of checkpoints.
 
         Raises:
-            CheckpointError: The folder could not be written all this time.
+            CheckpointError: The folder could not be written for ``seconds``.
         """
         try:
             return self(work, OSError)
@@ -76,13 +77,13 @@ class Retry:
 
 
 def database_errors() -> tuple[type[Exception], ...]:
-    """What reading the database may raise: events are read past SQLAlchemy."""
+    """The errors of database reads, with the drivers' errors, as event reads bypass SQLAlchemy."""
     return SQLAlchemyError, sqlite3.Error, psycopg.Error
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features that a child process reads from. Nothing is started or written."""
+    """The features that a child process reads from, without background tasks."""
 
     catalog: CatalogService
     events: EventService
@@ -91,7 +92,7 @@ class Features:
 
 
 class TrainingReader:
-    """Reads events, catalogue and models, each time through a connection of its own.
+    """Reads events, catalogue and models, each time through a new connection.
 
     Every method blocks, and retries while the database is unavailable.
     """
@@ -120,7 +121,7 @@ class TrainingReader:
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
     def read_events(self, params: TrainParams) -> tuple[Interactions, EventSnapshot]:
-        """What a training learns from, and the events that it is made of.
+        """The interactions for a training, and the events that they are made of.
 
         Raises:
             TrainingError: The training does not fit in memory.
@@ -137,9 +138,9 @@ class TrainingReader:
         return self.retry(read, *database_errors())
 
     def check_store(self, version: str) -> None:
-        """Checks that the files of a version may be written: before an hour of training is spent.
+        """Checks, before a long training, that the files of a version may be written.
 
-        The disk may still be full at its end.
+        The disk may still be full at the end of the training.
 
         Raises:
             ForeignStore: The store belongs to another database, which would remove the files.
@@ -184,21 +185,24 @@ _LIMITS = (  # of a container, by both versions of control groups
 
 @dataclass(frozen=True)
 class RanksHere:
-    """The processes that train beside the job's own, on the same machine."""
+    """The processes that train beside the job's own process, on the same machine."""
 
     number: int = 0
     sharded: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> RanksHere:
-        """Those of a cluster are on machines that this one does not know."""
+        """The ranks on this machine; ranks of a cluster are on other machines."""
         engine = settings.train_engine
         if engine == "torchrun" or (engine == "ray" and settings.ray_address is None):
             return cls(settings.train_ranks, settings.train_tables == "sharded")
         return cls()
 
     def bytes(self, events: int, model_bytes: int) -> int:
-        """The most memory of all of them. Of sharded tables rank 0 has two whole copies, too."""
+        """The maximum memory of all ranks, in bytes.
+
+        With sharded tables, half of ``model_bytes`` more counts for whole copies on rank 0.
+        """
         tables = model_bytes + model_bytes // 2 if self.sharded else self.number * model_bytes
         each = RANK_BYTES + RANK_EVENT_BYTES * events
         return self.number * each + (tables if self.number else 0)
@@ -210,14 +214,14 @@ ALONE = RanksHere()
 def training_bytes(
     params: TrainParams, events: int, users: int, items: int, ranks: RanksHere = ALONE
 ) -> int:
-    """Estimates the most memory that a training takes, in bytes.
+    """Estimates the maximum memory of a training, in bytes.
 
     Args:
         params: The job's parameters.
         events: The number of events.
         users: The number of users.
         items: The number of items.
-        ranks: The processes that train on this machine, beside the job's own.
+        ranks: The processes that train on this machine, beside the job's own process.
     """
     auto = params.recipe == AUTO_RECIPE
     recipes = auto_recipes(users, items, events) if auto else [params.configured_recipe()]
@@ -239,10 +243,10 @@ def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """The memory that this process may still take, in bytes; None where the system does not say.
+    """The memory that this process may still take, in bytes; None where unknown.
 
-    Of a container with a limit it is what the limit leaves. Pages of files that the system would
-    give up count as free.
+    In a container with a limit, the rest of the limit is the maximum. Pages of files that the
+    system can reclaim count as free.
     """
     left: list[int] = []
     with suppress(OSError, ValueError, IndexError):
@@ -257,7 +261,7 @@ def available_bytes() -> int | None:
 
 
 def _taken_bytes() -> int:
-    """The memory that this process has already."""
+    """The memory of this process, in bytes; 0 where unknown."""
     with suppress(OSError, ValueError, IndexError):
         return int(_STATM.read_text().split()[1]) * resource.getpagesize()
     return 0
@@ -269,18 +273,19 @@ def check_memory(
     limit: int | None,
     ranks: RanksHere = ALONE,
 ) -> None:
-    """Refuses a training that is not going to fit.
+    """Refuses a training that does not fit in memory.
 
-    By a stated limit the whole estimate counts; by what is free only what trainings took.
+    Against a given limit, the whole estimate counts. Against the free memory, the estimate counts
+    divided by ``SURPLUS``, as measured trainings took.
 
     Args:
         params: The job's parameters.
         sizes: The numbers of events, users and items.
-        limit: The most bytes that a training may take; None: what is available.
-        ranks: The processes that train on this machine, beside the job's own.
+        limit: The maximum memory of a training, in bytes; None: the available memory.
+        ranks: The processes that train on this machine, beside the job's own process.
 
     Raises:
-        TrainingError: It needs more memory than there is; the message says how much.
+        TrainingError: The training needs more memory than there is; the message has both amounts.
     """
     events, users, items = sizes
     needed = training_bytes(params, events, users, items, ranks)

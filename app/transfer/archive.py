@@ -1,6 +1,6 @@
 """The file of a backup: a zip of tables and checkpoints, with a manifest of their SHA-256 sums.
 
-Files of backups and exports replace nothing.
+Backups and exports never replace an existing file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DAMAGE = (
 
 OnBytes = Callable[[int], None]
 Report = Callable[[str, int, int], None]
-"""Called with a table's name or "models", how much of it is done, and the total."""
+"""Called with a table's name or "models", the number that is done, and the total."""
 
 
 def no_report(what: str, done: int, total: int) -> None:
@@ -131,7 +131,12 @@ class Backup:
     """An open backup, whose names fit its manifest. Call `verify` before using its contents."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it. Raises TransferError, or OSError where the file cannot be opened."""
+        """Opens the file.
+
+        Raises:
+            TransferError: the file is not a backup, or its names do not fit its manifest.
+            OSError: the file cannot be opened.
+        """
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
@@ -152,7 +157,7 @@ class Backup:
 
     @property
     def total_bytes(self) -> int:
-        """The unpacked size of all members."""
+        """The unpacked size of all members, in bytes."""
         return sum(member.bytes for member in self.manifest.members.values())
 
     def models(self) -> dict[str, list[str]]:
@@ -171,7 +176,7 @@ class Backup:
             on_bytes: called with the number of bytes read so far, of ``total_bytes``.
 
         Raises:
-            TransferError: a member is not as the manifest says.
+            TransferError: a member differs from the manifest.
         """
         bytes_read = 0
         for name, member in self.manifest.members.items():
@@ -248,14 +253,18 @@ class Backup:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises TransferError if the name is taken."""
+    """Raises TransferError if the path exists already."""
     if os.path.lexists(path):
         raise TransferError(f"{path} exists already; the command overwrites nothing")
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write atomically, for its owner alone. Raises TransferError if it exists."""
+    """A file to write atomically, for its owner alone.
+
+    Raises:
+        TransferError: the file exists already.
+    """
     try:
         with atomic_file(path, mode=PRIVATE) as file:
             yield file

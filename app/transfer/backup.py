@@ -39,17 +39,19 @@ class BackupReport:
     """Counts of a backup."""
 
     rows: dict[str, int]
-    """By table."""
+    """The number of rows by table."""
     models: int
     """Number of checkpoints."""
     missing: list[str]
     """Versions whose checkpoints are missing or damaged."""
     bytes: int
-    """Size of the file."""
+    """Size of the file, in bytes."""
 
 
 async def write_backup(services: Services, path: Path, report: Report = no_report) -> BackupReport:
-    """Writes a new file, which appears when it is whole. Servers may go on writing meanwhile.
+    """Writes a backup to a new file, which appears only when the file is whole.
+
+    Servers may keep writing to the database meanwhile.
 
     Raises:
         TransferError: the file exists already, or the schema is of a newer version.

@@ -18,7 +18,7 @@ from ncr_core.manifest import MANIFEST, verify_file
 
 
 async def pack_checkpoint(services: Services, archive: ArchiveWriter, version: str) -> bool:
-    """Adds a version's checkpoint and candidates; false if its checkpoint is not intact."""
+    """Adds a version's checkpoint and candidates; returns False if the checkpoint is not intact."""
     try:
         folder = await services.models.local_folder(version)
         names = sorted((*manifest_files(folder), MANIFEST))
@@ -35,14 +35,14 @@ async def pack_checkpoint(services: Services, archive: ArchiveWriter, version: s
 
 
 async def unpack_checkpoints(services: Services, backup: Backup, report: Report) -> int:
-    """Puts the backup's checkpoints in their places and returns their number.
+    """Restores the backup's checkpoints to the store, and returns their number.
 
-    Each appears whole or not at all. A checkpoint that is there with the same content stays, as
-    when only the database is new. After a later failure the checkpoints may stay: they do no harm,
-    and the next attempt reuses them.
+    Each checkpoint appears whole or not at all. An existing checkpoint with the same content stays,
+    as when only the database is new. After a later failure, restored checkpoints may stay without
+    harm, and the next attempt reuses them.
 
     Raises:
-        TransferError: a checkpoint of that version is there with other content.
+        TransferError: a checkpoint of the same version exists with other content.
     """
     models = backup.models()
     for number, (version, members) in enumerate(sorted(models.items()), 1):

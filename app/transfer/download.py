@@ -24,7 +24,7 @@ from ncr_core.errors import NcrError
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 MAX_BYTES = 4 << 30
-"""Limit of an archive, and of its unpacked content."""
+"""Limit of an archive, and of its unpacked content, in bytes."""
 MAX_FILES = 10_000
 TIMEOUT_SECONDS = 30.0
 BLOCK_BYTES = 1 << 20
@@ -44,7 +44,7 @@ _PASSED_ON_ALIKE = _COMMON + "Redistribution only under these same conditions."
 
 
 class DownloadError(NcrError):
-    """A data set could not be fetched. Nothing of it is left behind."""
+    """A data set could not be fetched, and no part of the data set stays on disk."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class PublicDataset:
     licence: str
     """A summary of the publisher's conditions; the archive has the full text."""
     md5: str | None = None
-    """Set for archives that never change; else the server publishes it beside the archive."""
+    """The MD5 of an archive that never changes; None: the server publishes the current MD5."""
 
 
 DATASETS: dict[str, PublicDataset] = {
@@ -72,7 +72,7 @@ DATASETS: dict[str, PublicDataset] = {
 
 
 def find_dataset(name: str) -> PublicDataset:
-    """The data set of a name. Raises DownloadError if there is none."""
+    """The data set of a name. Raises DownloadError for an unknown name."""
     try:
         return DATASETS[name]
     except KeyError:
@@ -81,7 +81,7 @@ def find_dataset(name: str) -> PublicDataset:
 
 
 def is_downloaded(name: str, directory: Path) -> bool:
-    """Whether the data set is there already, so that `download` does nothing."""
+    """Whether the folder of the data set has files already, so that `download` does nothing."""
     target = directory / find_dataset(name).name
     return target.is_dir() and any(target.iterdir())
 
@@ -93,11 +93,11 @@ def download(
     base_url: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Path:
-    """Fetches a data set into `directory/name`, unless it is there already.
+    """Fetches a data set into `directory/name`, unless that folder has files already.
 
     Args:
         name: one of `DATASETS`.
-        directory: where its folder goes; made if need be.
+        directory: the parent of the data set's folder, created if necessary.
         base_url: another server with the same archives.
         on_progress: called for each block received.
 
@@ -159,7 +159,7 @@ def _checked_url(url: str) -> str:
 
 @contextmanager
 def _response(url: str) -> Iterator[Any]:
-    """A response; any failure while it is read becomes one line that names the address."""
+    """A response; any failure of reading becomes an error of one line that names the address."""
     opener = urllib.request.build_opener(_Redirects)
     opener.addheaders = [("User-Agent", "ncr-download"), ("Accept-Encoding", "identity")]
     try:
@@ -176,7 +176,7 @@ def _response(url: str) -> Iterator[Any]:
 
 
 def _published_md5(url: str) -> str:
-    """The checksum that the server publishes: it detects damage, not a malicious server."""
+    """The MD5 that the server publishes, which detects damage and not a malicious server."""
     with _response(f"{url}.md5") as response:
         text = response.read(4096).decode(errors="replace")
     lines = [line for line in text.splitlines() if _MD5.search(line)]
@@ -208,7 +208,7 @@ def _fetch(url: str, file: IO[bytes], on_progress: OnProgress | None) -> str:
 
 
 def _unpack(archive: IO[bytes], folder: Path, top: str, url: str) -> None:
-    """Unpacks the regular files of an archive, without the one folder ``top`` around them all."""
+    """Unpacks the regular files of an archive, without a common parent folder ``top``."""
     try:
         with zipfile.ZipFile(archive) as unzipped:
             members = [
@@ -234,7 +234,7 @@ def _unpack(archive: IO[bytes], folder: Path, top: str, url: str) -> None:
 
 
 def _safe_path(member: zipfile.ZipInfo, url: str) -> PurePosixPath:
-    """A member's path, which lies below the folder it is unpacked into."""
+    """A member's path, checked to lie below the target folder."""
     path = PurePosixPath(member.filename)
     kind = stat.S_IFMT(member.external_attr >> 16)
     outside = path.is_absolute() or ".." in path.parts or not path.parts

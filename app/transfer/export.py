@@ -40,17 +40,17 @@ class ExportReport:
     users: int
     """Users with attributes."""
     shown: int
-    """Items of the lists that one user was shown, as far as they are remembered."""
+    """Items of the recorded lists that one user was shown."""
 
 
 async def export(
     services: Services, folder: Path, *, user: str | None = None, report: Report = no_report
 ) -> ExportReport:
-    """Writes items, users, events and preferences to new files; that of events may be empty.
+    """Writes items, users, events and preferences to new files; the events' file may have no rows.
 
     Args:
         services: the service to export.
-        folder: where the files go; made if need be.
+        folder: the folder of the files, created if necessary.
         user: exports only this user's events, preferences, attributes and shown lists.
         report: called with the progress.
 
@@ -137,7 +137,10 @@ async def _export_users(services: Services, folder: Path, user: str | None, repo
 
 
 async def _export_shown(services: Services, folder: Path, user: str) -> int:
-    """Of one user alone: what is held of a person; a service goes on without it."""
+    """Writes the lists that one user was shown, as data that the service holds on a person.
+
+    Exports of the whole service leave these lists out, because a service works without them.
+    """
     lists = sorted(await services.events.shown.of(user))
     if not lists:
         return 0

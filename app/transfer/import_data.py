@@ -34,10 +34,11 @@ EVENTS_A_COMMIT = 50_000
 ITEMS_A_COMMIT = 5_000
 MAX_ITEM_IDS = 1_000_000
 MIN_ROWS_WITHOUT_INDEX = 1_000_000
-"""The index by item of fewer events stays in memory: to put it off would gain nothing."""
+"""The index by item of fewer events stays in memory, so that building it later saves no time."""
 MIN_VACUUMED_SHARE = 0.1
-"""Of the events before: PostgreSQL's own upkeep does for fewer, and to read all of a large table
-would take longer than a small import."""
+"""The share of new events, of the events before, from which an import vacuums tables. For fewer
+events, PostgreSQL's own upkeep suffices, and reading all of a large table would take longer than
+the import."""
 EVENT_TYPE = "interaction"
 PREFERENCES = "preferences.csv"
 USERS = "users.jsonl"
@@ -55,11 +56,11 @@ class ImportReport:
     """Items that the data set describes."""
     bad: int = 0
     conflicts: int = 0
-    """Those of the bad rows whose event id is of an event with other content."""
+    """Bad rows whose event id is the id of an event with other content."""
 
     @property
     def good(self) -> int:
-        """Rows that are stored now, whether or not they are new."""
+        """The number of rows that are stored now, new or not."""
         return self.accepted + self.duplicates
 
 
@@ -74,9 +75,10 @@ async def import_source(
 ) -> ImportReport:
     """Adds all rows of a data set; a second import adds nothing.
 
-    The events are stored user by user, each user's in the order of the data set. When they are the
-    larger part of all events, the index of events by item is built once, at the end. PostgreSQL's
-    tables are vacuumed if a tenth of the events or more is new.
+    The import stores events user by user, each user's events in the order of the data set. If the
+    data set has at least ``MIN_ROWS_WITHOUT_INDEX`` rows, and at least as many rows as the service
+    had events, the import builds the index of events by item once, at the end. The import vacuums
+    PostgreSQL's tables if the new events are more than a tenth of the events before.
 
     Args:
         services: the service to import into.
@@ -84,7 +86,7 @@ async def import_source(
         on_bad: called for each row that cannot be read or stored, in the thread that reads.
         on_bytes: called with the number of bytes read, in the thread that reads.
         on_stored: called with the number of rows of each commit.
-        on_index: called before an index is built, if one is.
+        on_index: called before the index is built at the end, if at all.
     """
     report = ImportReport()
 
@@ -135,7 +137,7 @@ async def import_preferences(
 ) -> AppendResult:
     """Adds the preferences in a folder that `ncr export` wrote; a second import adds nothing.
 
-    Their items must exist.
+    The items of the preferences must exist.
 
     Raises:
         DataError: the file is not CSV.
@@ -176,7 +178,7 @@ def _preferences(
 async def import_users(
     services: Services, folder: Path, *, on_bad: Callable[[BadRow], None]
 ) -> int:
-    """Stores the attributes in a folder that `ncr export` wrote, of users who have none yet.
+    """Stores the attributes in a folder that `ncr export` wrote, for users without attributes.
 
     Returns:
         The number of users whose attributes were stored.
@@ -257,7 +259,8 @@ def _events(rows: pa.Table) -> pa.RecordBatch:
 def _event_ids(rows: pa.RecordBatch) -> Iterator[str]:
     """Yields ids derived from each row alone, so that the same row is the same event.
 
-    They begin with the user: rows are stored user by user, and an index grows faster in order.
+    The ids begin with the user, because rows are stored user by user, and an index grows faster in
+    order.
     """
     columns = (rows[name].to_pylist() for name in InteractionRow._fields)
     for user, item, value, timestamp, position, kind in zip(*columns, strict=True):

@@ -1,4 +1,4 @@
-"""Restoring a backup into an empty service: all of it, or nothing."""
+"""Restoring a backup into an empty service, all or nothing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from app.wiring import Services
 
 MUST_BE_EMPTY = ("events", "users", "items", "models")
 REPLACED = ("counters", "activation", "event_counts", "imports")
-"""Tables whose rows in a new database are replaced by the backup's."""
+"""Tables of a new database whose rows the backup's rows replace."""
 NOT_RESTORED = ("instance",)
-"""The database's own name: a copy with the same name would share its caches."""
+"""The table of the database's instance id: a copy with the same id would share its caches."""
 LOCK_SECONDS = 10
 
 Columns = Sequence[str]
@@ -34,11 +34,11 @@ class RestoreReport:
     """Counts of a restore."""
 
     rows: dict[str, int]
-    """By table."""
+    """The number of rows by table."""
     models: int
     """Number of checkpoints."""
     ended_jobs: int
-    """Jobs that were running when the backup was made; they are marked as failed."""
+    """Jobs that were running when the backup was made, and that are now marked as failed."""
 
 
 def check_fits(backup: Backup) -> None:
@@ -89,7 +89,10 @@ async def restore_backup(
 
 
 async def _lock(conn: AsyncConnection) -> None:
-    """Keeps others from writing until the end. On SQLite the transaction itself does."""
+    """Blocks other writers until the end of the transaction.
+
+    On SQLite, the transaction itself blocks other writers.
+    """
     if conn.dialect.name == "postgresql":
         await conn.execute(sa.text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
         quote = conn.dialect.identifier_preparer.format_table

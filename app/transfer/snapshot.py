@@ -15,12 +15,13 @@ def write_snapshot(
 ) -> SnapshotManifest:
     """Writes a snapshot of the database to a folder or, by a URL, to object storage.
 
-    On its way to a store it lies below the data folder. It blocks; see `write_parts`.
+    Before the upload to a store, the snapshot lies below the data folder. The function blocks; see
+    `write_parts`.
 
     Raises:
-        DataError: There is nothing to learn from, or there is a snapshot already, or the folder
-            cannot be written.
-        StoreUnavailable: The store is away.
+        DataError: There are no interactions, there is a snapshot already, or the folder cannot be
+            written.
+        StoreUnavailable: The store is unavailable.
         ConfigError: The URL cannot be used.
     """
     if not is_url(address):

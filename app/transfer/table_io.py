@@ -1,7 +1,7 @@
 """Rows of tables as JSON lines, and the ids that the database generates.
 
-An id is never generated twice, not even that of a deleted row. So the highest id in a table does
-not tell the next one: the database's own counter does.
+The database never generates an id twice, not even the id of a deleted row. The next id thus follows
+from the database's own counter, not from the highest id in a table.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _from_base64(text: str) -> bytes:
 
 
 async def last_id(conn: AsyncConnection, table: sa.Table) -> int | None:
-    """The highest id that the database has generated; None if it generates none for the table."""
+    """The highest id that the database has generated for a table; None without generated ids."""
     column = table.autoincrement_column
     if column is None:
         return None
@@ -97,7 +97,7 @@ async def last_id(conn: AsyncConnection, table: sa.Table) -> int | None:
 
 
 async def continue_ids_after(conn: AsyncConnection, table: sa.Table, last: int | None) -> None:
-    """Makes the database generate ids above ``last`` and above those in the table."""
+    """Makes the database generate ids above ``last`` and above the ids in the table."""
     column = table.autoincrement_column
     if column is None:
         return

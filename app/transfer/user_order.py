@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ncr_core.errors import DataError
 
 RUN_BYTES = 64 * 2**20
-"""What is sorted in memory at a time; it takes about three times as much beside it."""
+"""The size of a run, which is sorted in memory; sorting takes about three times as much beside."""
 NUMBER = "number"
 
 
@@ -28,17 +28,17 @@ def by_user(
     stop: threading.Event,
     on_sorted: Callable[[int], None] = lambda n: None,
 ) -> Iterator[pa.Table]:
-    """Yield all rows ordered by user, with the place of each in the data set as a further column.
+    """Yield all rows ordered by user, with each row's position in the data set as a further column.
 
-    Sorted runs are written to a temporary file, which disappears with the process, and merged from
-    there. In memory are a run at first, then about two chunks, and of the file what the system has
-    room for.
+    The sort writes sorted runs to a temporary file, which disappears with the process, and merges
+    the runs from the file. Memory has one run at first, then about two chunks, and as much of the
+    file as the system has room for.
 
     Args:
         batches: the rows, which have a column ``user``.
-        chunk_rows: the rows of each table but the last.
-        stop: once it is set, nothing more is read or yielded.
-        on_sorted: called with the number of all rows before the first are yielded.
+        chunk_rows: the number of rows of each table but the last.
+        stop: ends reading and yielding once set.
+        on_sorted: called with the number of all rows before the first table is yielded.
 
     Raises:
         DataError: the file cannot be written.
@@ -59,7 +59,7 @@ def by_user(
 
 
 def _folder() -> str | None:
-    """Where large temporary files belong, as SQLite sees it: /tmp may be memory."""
+    """The folder for large temporary files, by the rule of SQLite, because /tmp may be memory."""
     folders = (os.environ.get("SQLITE_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp")  # noqa: S108
     usable = (each for each in folders if each and os.access(each, os.W_OK | os.X_OK))
     return next((folder for folder in usable if Path(folder).is_dir()), None)
@@ -82,7 +82,7 @@ def _runs(batches: Iterable[pa.RecordBatch], stop: threading.Event) -> Iterator[
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
-    """The rows ordered by user in the order of UTF-8, which is that of code points; stable."""
+    """The rows in a stable order by user, by UTF-8, which is the order of code points."""
     rows = rows.combine_chunks()
     # Distinct users are few: to sort their ranks takes a tenth of the time that texts take.
     users = rows["user"].combine_chunks().dictionary_encode()
@@ -91,7 +91,7 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _write(file: IO[bytes], run: pa.Table) -> int:
-    """Append a run to the file and return where it starts."""
+    """Append a run to the file and return its offset, in bytes."""
     start = file.tell()
     with pa.ipc.new_stream(file, run.schema) as writer:
         writer.write_table(run)
@@ -99,10 +99,10 @@ def _write(file: IO[bytes], run: pa.Table) -> int:
 
 
 def _merged(runs: list[pa.Table], chunk_rows: int) -> Iterator[pa.Table]:
-    """Yield the rows of all runs in order, in tables of any size up to ``chunk_rows``.
+    """Yield the rows of all runs in order, in tables of any size.
 
-    Each turn takes the users up to a bound, of which no run has more than its share of a chunk
-    below it. A user who has more rows needs no sorting: they are taken run by run.
+    Each turn takes the users up to a bound. Below the bound, no run has more rows than its share of
+    a chunk. The rows of the user at the bound need no sorting, and are taken run by run.
     """
     users = [run["user"].chunk(0) for run in runs]  # of the file's memory; a run is one batch
     places = [0] * len(runs)
@@ -130,7 +130,7 @@ def _merged(runs: list[pa.Table], chunk_rows: int) -> Iterator[pa.Table]:
 
 
 def _chunks(tables: Iterable[pa.Table], rows: int, stop: threading.Event) -> Iterator[pa.Table]:
-    """Cut tables into such of ``rows`` rows, but for the last."""
+    """Cut tables into tables of ``rows`` rows, except the last table."""
     waiting: list[pa.Table] = []
     size = 0
     for table in tables:

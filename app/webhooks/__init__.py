@@ -1,1 +1,1 @@
-"""Webhooks: what happened to jobs and models, told to other services by signed requests."""
+"""Webhooks: signed requests that tell other services about changes of jobs and models."""

@@ -1,4 +1,4 @@
-"""Delivery of webhook messages by workers: at least once, with a lease, retried, bounded."""
+"""Delivery of webhook messages by workers: at least once, with leases and a limit on tries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_TRIES = 12
 FIRST_PAUSE_SECONDS = 10.0  # doubles with each try: the last comes after some six hours
 PAUSE_SPREAD = 0.2  # so that a receiver that comes back does not get all at once
 MAX_AGE_SECONDS = 3 * 86_400.0
-"""Of messages for receivers that no worker is set to: they are deleted then."""
+"""The age at which workers delete messages for receivers that no worker's settings name."""
 
 
 class _Message(NamedTuple):
@@ -47,7 +47,7 @@ class WebhookDelivery:
         self._private = settings.webhook_private
 
     async def deliver(self) -> int:
-        """Sends every message that is due; how many were taken."""
+        """Sends every message that is due; returns the number that receivers accepted."""
         taken = 0
         while claimed := await self._claim():
             results = await asyncio.gather(*(self._deliver(message) for message in claimed))
@@ -55,7 +55,7 @@ class WebhookDelivery:
         return taken
 
     async def delete_old(self) -> None:
-        """Deletes messages that nobody delivers, such as those of a receiver no longer set."""
+        """Deletes messages older than ``MAX_AGE_SECONDS``, such as those for a removed receiver."""
         before = now_us() - int(MAX_AGE_SECONDS * 1e6)
         async with self._database.write() as conn:
             deleted = await conn.execute(messages.delete().where(messages.c.created_at < before))
@@ -63,7 +63,7 @@ class WebhookDelivery:
             log.warning("old webhook messages deleted", messages=deleted.rowcount)
 
     async def _claim(self) -> list[_Message]:
-        """The messages that this worker sends next, for the time of a lease."""
+        """Claims the messages that this worker sends next, for the time of a lease."""
         now = clock_us(self._database.dialect)
         columns = [messages.c[name] for name in _Message._fields]
         due = (
@@ -114,7 +114,7 @@ class WebhookDelivery:
 
 
 def pause_seconds(attempt: int) -> float:
-    """The pause after a try that failed, in seconds; somewhat at random."""
+    """The pause after a failed try, in seconds, with a random spread."""
     spread = 1 + random.uniform(-PAUSE_SPREAD, PAUSE_SPREAD)  # noqa: S311 - no secret
     pause: float = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1) * spread
     return pause

@@ -1,4 +1,4 @@
-"""The outbox: messages are written in the transaction of what they tell, and delivered later."""
+"""The outbox: the transaction of a change writes the messages, and workers send them later."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.webhooks.tables import webhook_messages
 
 
 def target_of(url: str) -> str:
-    """The name of a receiver in the database: its URL, which may hold a secret, is not stored."""
+    """The name of a receiver in the database, in place of the URL, which may hold a secret."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 
 class Outbox:
-    """Adds a message for each receiver; without receivers it does nothing."""
+    """Adds a message for each receiver, and no message without receivers."""
 
     def __init__(self, urls: Sequence[str] = ()) -> None:
         self._targets = [target_of(url) for url in urls]
@@ -36,8 +36,8 @@ class Outbox:
         """Adds messages in the caller's transaction.
 
         Args:
-            conn: the transaction of what the messages tell.
-            kind: what happened, such as `job.ended`.
+            conn: a connection in the transaction of the change that the messages report.
+            kind: the type of the messages, such as `job.ended`.
             data: the content, ready for JSON.
         """
         if not self._targets:

@@ -1,8 +1,8 @@
-"""One signed request to a receiver, at an address that was checked.
+"""One signed request to a receiver at a checked address.
 
-The name is resolved here and the connection goes to the very address that was checked, so that a
-name which resolves to another address a moment later leads nowhere. Redirects are not followed,
-proxies not used, and of the answer nothing but the status is read.
+The module resolves the name, checks the addresses and connects to a checked address. A name that
+resolves to another address a moment later therefore has no effect. The request follows no redirects
+and uses no proxies, and the module reads only the status of the answer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class DeliveryError(Exception):
-    """A message was not taken; the message of the error names no URL."""
+    """The receiver did not take a message. The text of the error contains no URL."""
 
 
 def signature_headers(secret: str, message_id: str, at_s: int, body: bytes) -> dict[str, str]:
-    """The headers of Standard Webhooks: an id, the time in seconds, HMAC-SHA256 of all three."""
+    """The headers of Standard Webhooks: id, time in seconds, HMAC-SHA256 over both and the body."""
     signed = b".".join([message_id.encode(), str(at_s).encode(), body])
     digest = hmac.new(secret_key(secret), signed, hashlib.sha256).digest()
     return {
@@ -42,7 +42,7 @@ def signature_headers(secret: str, message_id: str, at_s: int, body: bytes) -> d
 
 
 def secret_key(secret: str) -> bytes:
-    """The key of a secret: what `whsec_` and base64 say, or the bytes of any other string."""
+    """The key of a secret: the decoded base64 after `whsec_`, or the bytes of any other string."""
     if secret.startswith(SECRET_PREFIX):
         try:
             return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
@@ -52,7 +52,7 @@ def secret_key(secret: str) -> bytes:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, and so does one that it contains."""
+    """Whether an address and all addresses within it belong to the public internet."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
@@ -71,13 +71,13 @@ async def send(url: str, headers: dict[str, str], body: bytes, *, private: bool)
 
     Args:
         url: the receiver, as checked by the settings.
-        headers: beside those that every request has.
+        headers: the headers beside those of every request.
         body: JSON.
-        private: addresses that are not of the public internet are allowed.
+        private: allow addresses outside the public internet.
 
     Raises:
         DeliveryError: the address is refused, the receiver cannot be reached in time, or its
-            status is another.
+            status is not 2xx.
     """
     parts = urlsplit(url)
     try:
@@ -124,7 +124,7 @@ async def _addresses(parts: SplitResult, private: bool) -> list[str]:
 async def _post(
     parts: SplitResult, addresses: list[str], headers: dict[str, str], body: bytes
 ) -> int:
-    """The status of the answer."""
+    """Posts the message and returns the status of the answer."""
     reader, writer = await _connect(parts, addresses)
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -165,7 +165,7 @@ async def _connect(
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    """The final status; interim answers are passed over."""
+    """The final status, after any interim answers."""
     try:
         for _ in range(MAX_HEADERS):
             version, code, *_ = [*(await reader.readline()).split(None, 2), b"", b""]

@@ -1,16 +1,19 @@
 """Both ends of the child process that a job runs in.
 
 The worker calls `run_in_child`, which starts ``python -P -m app.worker.child_process`` and writes a
-task, one line of JSON, to its standard input. The pipe then stays open: when it closes, the worker
-is dead and the child exits. The task names a moment before the end of the job's lease, and each
-renewal sends a later one in a line of its own: at that moment the child exits, whatever keeps its
-worker from a renewal, since another worker may then start the same job. The child answers in lines
-of JSON on standard output: ``{"progress": …}`` with its peak of memory, and at the end
-``{"done": …}`` or ``{"failed": "why"}``.
+task, one line of JSON, to its standard input. The pipe then stays open. When the pipe closes, the
+worker is dead and the child exits.
 
-Only the worker ends a child. A supervisor or a terminal signals all processes of a service at once:
-the child has a session of its own and ignores SIGTERM and SIGINT, and the worker, which gets them
-too, gives the job back and kills the child.
+The task names a moment before the end of the job's lease. Each renewal sends a later moment in a
+line of its own. Whatever keeps the worker from a renewal, the child exits at that moment, because
+another worker may start the same job after the lease.
+
+The child answers in lines of JSON on standard output: ``{"progress": …}`` with its peak of memory,
+and at the end ``{"done": …}`` or ``{"failed": "why"}``.
+
+Only the worker ends a child. A supervisor or a terminal signals all processes of a service at once.
+The child therefore has a session of its own, and ignores SIGTERM and SIGINT. The worker gets the
+signals too, gives the job back and kills the child.
 """
 
 from __future__ import annotations
@@ -46,15 +49,15 @@ _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 Progress = dict[str, Any]
 OnProgress = Callable[[Progress], None]
 Heartbeat = Callable[[Progress | None], Awaitable[float]]
-"""Renews the lease, stores progress, and returns when the child has to exit, by `clock`.
+"""Renews the lease, stores progress, and returns the time by `clock` at which the child exits.
 
 Raises LostJob, Cancelled or Stalled."""
 
 
 def clock() -> float:
-    """Seconds since the machine was started, the same in all of its processes.
+    """Seconds since the start of the machine, the same in all of its processes.
 
-    Linux counts those for which it was suspended.
+    On Linux the seconds include the time in which the machine was suspended.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -63,7 +66,7 @@ def clock() -> float:
 
 
 class LostJob(Exception):  # noqa: N818 - an outcome, not an error to report
-    """Another worker owns the job now: this one writes nothing more about it."""
+    """Another worker owns the job now. This worker writes nothing more about the job."""
 
 
 class Cancelled(Exception):  # noqa: N818 - requested by a client
@@ -79,7 +82,7 @@ class Stalled(Exception):  # noqa: N818 - an outcome
 
 
 class Interrupted(Exception):  # noqa: N818 - an outcome
-    """A stop signal ended the child process, which had yet to ignore it."""
+    """A stop signal ended the child process, which did not ignore the signal yet."""
 
 
 class TrainingFailed(Exception):  # noqa: N818 - the job failed, not the worker
@@ -96,13 +99,13 @@ async def run_in_child(
     stop: asyncio.Event,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """Runs a task in a child process, which is gone when this returns or raises.
+    """Runs a task in a child process, which has ended when the call returns or raises.
 
     Args:
         task: The task.
         heartbeat: Called every ``heartbeat_seconds``, and soon after each progress report.
         heartbeat_seconds: The interval of heartbeats.
-        stop: Ends the child when it is set.
+        stop: The event that ends the child.
         on_progress: Called with each progress report.
 
     Returns:
@@ -111,9 +114,9 @@ async def run_in_child(
     Raises:
         Stopped: ``stop`` was set.
         Stalled: The lease was not renewed for too long.
-        Interrupted: The child was told to stop by somebody else, in its first moments.
+        Interrupted: A stop signal from elsewhere ended the child in its first moments.
         TrainingFailed: The child failed, died or could not be started.
-        LostJob: From ``heartbeat``; so are Cancelled and Stalled.
+        LostJob: From ``heartbeat``, which also raises Cancelled and Stalled.
     """
     try:
         child = await asyncio.create_subprocess_exec(
@@ -147,8 +150,8 @@ async def run_in_child(
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: no relative entry of PYTHONPATH may shadow its modules.
 
-    A worker that runs from a checkout, rather than from installed packages, adds that checkout: the
-    child has to run the same code.
+    If the worker runs from a checkout instead of installed packages, PYTHONPATH gets the checkout,
+    so that the child runs the same code.
     """
     root = str(Path(app.__file__).resolve().parent.parent)
     installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
@@ -277,8 +280,8 @@ def main() -> None:
 def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict[str, Any]:
     """Does a task in this process and returns its summary.
 
-    What it writes is uploaded here rather than by the worker: a worker that loses the job, or is
-    told to stop, kills the child in the middle of an upload.
+    The child uploads its own files, so that a worker that loses the job, or has to stop, can kill
+    the child in the middle of an upload.
     """
     from app.core.settings import load_settings
     from app.jobs.schemas import ExportTask, PrecomputeTask
@@ -336,7 +339,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held at a time."""
+    """The peak memory of this process, in bytes."""
     try:  # getrusage would include what the worker held when it started this process
         status = Path("/proc/self/status").read_text()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -352,7 +355,7 @@ def _answer(answers: TextIO, message: dict[str, Any]) -> None:
 
 
 def _watchdog(exit_at: float) -> None:
-    """Ends this process once its worker is dead, or at the last moment that it was given."""
+    """Ends this process when its worker is dead, or at the latest moment that the worker sent."""
     pipe, read = sys.stdin.fileno(), b""
     while True:
         left = exit_at - clock()

@@ -34,9 +34,10 @@ LISTS = "lists"
 CHUNK_ROWS = 5_000
 LIST_CHUNK_USERS, LIST_CHUNK_ROWS = 512, 50_000
 LIST_CACHE_BYTES = CANDIDATE_CACHE_BYTES = 16 * 2**20
-"""Of the child: each list is built once. In a pass, candidates are found and then ranked."""
-GROUP_ROWS, GROUP_BYTES = 50_000, 32 * 2**20
-"""Of a Parquet file, which is written a group at a time; the bytes are those of attributes."""
+"""The caches of the child. A small size is enough: each list is built once, and a pass ranks
+candidates right after their search."""
+GROUP_ROWS, GROUP_CHARACTERS = 50_000, 32 * 2**20
+"""The maximum size of a group of a Parquet file, in rows, and in characters of attributes."""
 NEVER_SECONDS = 1e9  # the model stays the one that the export began with
 
 Row = dict[str, Any]
@@ -95,7 +96,7 @@ _SCHEMAS: Mapping[str, pa.Schema] = {
 class _Table(NamedTuple):
     name: str
     rows: int
-    """As many as there were when the export began, for the progress."""
+    """The expected number of rows, for the progress; 0 for an unknown number."""
     chunks: Chunks
 
 
@@ -104,8 +105,9 @@ def export(
 ) -> dict[str, Any]:
     """Writes an export whole or not at all, and returns a summary for the job's metrics.
 
-    Memory is bounded by chunks of rows; the files are written to a local disk first. Each table is
-    what it is when it is read: events and preferences up to the last seq at the beginning.
+    The export reads chunks of rows to bound its memory, and writes the files to a local disk first.
+    Each table has the state at the time of its reading: events and preferences end at the last seq
+    when their reading begins.
 
     Raises:
         CheckpointError: the store or the active model cannot be used.
@@ -129,7 +131,7 @@ async def _write(
     folder: Path,
     report: Callable[[str, int, int], None],
 ) -> ExportManifest:
-    """Writes the files; begins anew where an attempt before was cut off."""
+    """Writes the files, after removing the files of an interrupted attempt."""
     for path in folder.iterdir():
         path.unlink()
     created_at, seq = now_us(), await features.events.last_seq()
@@ -270,7 +272,7 @@ async def _table(name: str, features: Features, seq: int) -> _Table:
 
 @contextmanager
 def _writer(path: Path, table: str, form: ExportFormat) -> Iterator[Callable[[Rows], None]]:
-    """A file to write, and the function that adds rows to it."""
+    """Opens a file, and yields the function that adds rows to the file."""
     schema = _SCHEMAS[table]
     times = [field.name for field in schema if field.type == _TIME]
     if form == "jsonl":
@@ -285,20 +287,20 @@ def _writer(path: Path, table: str, form: ExportFormat) -> Iterator[Callable[[Ro
         return
     with pq.ParquetWriter(path, schema, compression="zstd") as parquet:
         waiting: list[Row] = []
-        waiting_bytes = 0
+        waiting_characters = 0
 
         def write_group() -> None:
-            nonlocal waiting_bytes
+            nonlocal waiting_characters
             parquet.write_table(pa.Table.from_pylist(waiting, schema))
             waiting.clear()
-            waiting_bytes = 0
+            waiting_characters = 0
 
         def write_rows(rows: Rows) -> None:
-            nonlocal waiting_bytes
+            nonlocal waiting_characters
             for row in map(_as_columns, rows):
                 waiting.append(row)
-                waiting_bytes += len(row.get("attributes", ""))
-                if len(waiting) >= GROUP_ROWS or waiting_bytes >= GROUP_BYTES:
+                waiting_characters += len(row.get("attributes", ""))
+                if len(waiting) >= GROUP_ROWS or waiting_characters >= GROUP_CHARACTERS:
                     write_group()
 
         yield write_rows

@@ -1,4 +1,4 @@
-"""Makes candidates and lists of the most active users with a published model, for the servers."""
+"""Makes candidates and lists of the latest active users with a published model, for servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT_BYTES = 2**24  # of candidates, between their search and the lists that are
 def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str, Any]:
     """Writes the candidates file of a version, and returns a summary for the job's metrics.
 
-    Does nothing where another version is served by now: no server would use the file.
+    If another version is active by now, no server would use the file, and the call writes none.
     """
     started = time.perf_counter()
     inputs = reader.read(lambda features: _read_inputs(version, reader, features))
@@ -40,7 +40,10 @@ def precompute(version: str, reader: TrainingReader, report: Report) -> dict[str
 async def _read_inputs(
     version: str, reader: TrainingReader, features: Features
 ) -> tuple[LoadedModel, list[ActiveUser], Visible, Path] | None:
-    """The model, its active users, the mask of visible items, and the path of the file."""
+    """The model, its active users, the mask of visible items, and the path of the file.
+
+    None if another version is active.
+    """
     models = features.models
     if (await models.activation()).version != version:
         return None
@@ -55,9 +58,9 @@ async def _read_inputs(
 async def _active_users(
     reader: TrainingReader, features: Features, model: LoadedModel
 ) -> list[ActiveUser]:
-    """Those of the most recently active users that the model knows.
+    """The latest active users that the model knows and that did not change since its training.
 
-    Users are read first and events later: a user who is active in between has moved on to another
+    The function reads users first and events later. A user who is active in between has another
     seq, for which servers do not use these candidates.
     """
     active = await features.events.active_users(reader.settings.precompute_users)

@@ -73,10 +73,10 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PeriodicTask:
-    """Work to repeat ``every_s`` seconds after it last ended, while a worker runs.
+    """Work that a running worker repeats ``every_s`` seconds after its last end.
 
-    Every worker repeats it, perhaps at the same moment, so running it twice must be harmless. Jobs
-    never wait for it.
+    Every worker repeats the work, perhaps at the same moment, so a second run must be harmless.
+    Jobs never wait for the work.
     """
 
     name: str
@@ -96,7 +96,7 @@ class PeriodicTasks:
         self._running = {asyncio.create_task(_repeat(task)) for task in self._periodic_tasks}
 
     async def stop(self) -> None:
-        """Cancels the tasks under way, which must bear that as they must bear a power cut."""
+        """Cancels the running tasks. Each task must tolerate the end, like a power cut."""
         for running in self._running:
             running.cancel()
         if self._running:
@@ -117,14 +117,14 @@ async def _repeat(task: PeriodicTask) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Lease:
-    """What this worker knows of its lease on a job, by `clock`."""
+    """This worker's view of its lease on a job, with times by `clock`, in seconds."""
 
     seconds: float
     renewed: float
-    """Before the claim, or the last renewal that came through, began: the lease is longer."""
+    """The start of the claim or of the last successful renewal. The lease starts no earlier."""
 
     def exit_at(self, begun: float) -> float:
-        """When a child has to exit that may go on as if the lease were renewed at ``begun``."""
+        """The time at which a child has to exit, if its lease counts as renewed at ``begun``."""
         return begun + WATCHDOG_LEASES * self.seconds
 
 
@@ -139,15 +139,15 @@ class TaskRunner(Protocol):
         stop: asyncio.Event,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
-        """Returns the summary, or raises how else the task ended."""
+        """Returns the summary, or raises the other outcome of the task."""
         ...
 
 
 class Worker:
     """Runs one job at a time: a training, an export, or the precomputation of candidates.
 
-    A job runs in a child process: a fresh interpreter, so that its memory is given back and the
-    server beside it keeps answering.
+    A job runs in a child process, a fresh interpreter. The end of the child frees its memory, and
+    the server beside the child keeps answering.
     """
 
     def __init__(
@@ -163,12 +163,12 @@ class Worker:
         """Builds a worker that is not running yet.
 
         Args:
-            database: Where the jobs are.
-            models: Where trained models are published.
-            settings: The service's.
-            periodic_tasks: Repeated beside the jobs while the worker runs.
+            database: The database with the jobs.
+            models: The registry that publishes trained models.
+            settings: The settings of the service.
+            periodic_tasks: The work to repeat beside the jobs while the worker runs.
             run_task: Runs a job's task.
-            exports: Where exports are written; those of cancelled jobs are removed from it.
+            exports: The store of exports. The worker removes exports of cancelled and failed jobs.
         """
         self._database = database
         self._models = models
@@ -182,7 +182,7 @@ class Worker:
         self._periodic_tasks = PeriodicTasks((sweep, *periodic_tasks))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until ``stop`` is set; a job under way then goes back into the queue."""
+        """Works until ``stop`` is set. A running job then goes back into the queue."""
         log.info("worker started", owner=self._owner)
         self._periodic_tasks.start()
         try:
@@ -207,7 +207,7 @@ class Worker:
         """Runs the next job to its end; False if there is none.
 
         Raises:
-            SQLAlchemyError: The database was away for longer than a lease, or there was no job.
+            SQLAlchemyError: The database was unavailable at the claim, or for longer than a lease.
         """
         lease = _Lease(self._settings.job_lease_seconds, clock())
         claim = await self._jobs.claim(self._owner, self._lease_us, MAX_ATTEMPTS)
@@ -262,7 +262,7 @@ class Worker:
         return True
 
     async def _discard_export(self, task: Task | None) -> None:
-        """Removes what a killed child process has left of an export that nobody takes up again."""
+        """Removes the files that a killed child process has left of an ended export."""
         if isinstance(task, ExportTask) and self._exports is not None:
             await asyncio.to_thread(discard, self._exports, task.job_id)
 
@@ -308,8 +308,8 @@ class Worker:
         """Publishes a trained model and ends its job, in one transaction.
 
         Raises:
-            LostJob: Another worker owns the job by now; nothing is written.
-            Cancelled: A client has cancelled it; nothing is written.
+            LostJob: Another worker owns the job by now. The call writes nothing.
+            Cancelled: A client has cancelled the job. The call writes nothing.
         """
         gate = summary["metrics"]["gate"]
         rejected = gate["decision"] == "rejected"
@@ -431,7 +431,7 @@ def _checked(kind: type[Params], params: dict[str, Any]) -> Params:
 def _seconds_of_last(
     last: tuple[dict[str, Any], dict[str, Any]] | None, params: TrainOrder
 ) -> dict[str, float] | None:
-    """The seconds of each phase of the last training, if it was one like this."""
+    """The seconds of each phase of the last training; None if that was of another kind."""
     if last is None:
         return None
     its_params, metrics = last[0], last[1] or {}

@@ -1,4 +1,4 @@
-"""Vectors from content: where an item or a user lies by its attributes alone."""
+"""Vectors from content: the placement of items and users by their attributes alone."""
 
 from ncr_core.content.encoder import AttributeEncoder
 from ncr_core.content.maps import ContentMaps, map_items, map_users

@@ -33,16 +33,16 @@ _Value = str | bool
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """What is known of an attribute's numbers."""
+    """The mean, the standard deviation and the bins of an attribute's numbers."""
 
     mean: float
     deviation: float
     edges: tuple[float, ...]
-    """The upper ends of the bins but the last."""
+    """The upper ends of all bins but the last."""
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> _Numbers | None:
-        """Those of an attribute; None where all are the same."""
+        """From an attribute's numbers; None if their deviation is 0 or not finite."""
         levels, counts = np.unique(np.array(numbers, np.float64), return_counts=True)
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = float(np.mean(numbers)), float(np.std(numbers))
@@ -56,7 +56,7 @@ class _Numbers:
         return cls(mean, deviation, tuple(edges.tolist()))
 
     def standardised(self, number: float) -> float:
-        """The number in standard deviations from the mean, at most ``MAX_DEVIATIONS``."""
+        """The number in standard deviations from the mean, within ± ``MAX_DEVIATIONS``."""
         deviations = number / self.deviation - self.mean / self.deviation
         return max(-MAX_DEVIATIONS, min(MAX_DEVIATIONS, deviations))
 
@@ -77,19 +77,19 @@ class _Attribute:
 
 
 class AttributeEncoder:
-    """Turns the attributes of items or users into a sparse matrix, as it was fitted to do.
+    """Turns the attributes of items or users into a sparse matrix.
 
-    - Each string, boolean, and string of a list that at least ``MIN_COUNT`` objects have is a
-      column of ones, up to ``MAX_COLUMNS`` over all attributes, the most frequent ones. A string of
-      more than ``MAX_TEXT`` characters is none.
-    - A number is a column in standard deviations, and one of ones for its bin. Up to ``MAX_LEVELS``
-      different numbers of an attribute have a bin each, as codes do; more share ``BINS`` with about
-      as many objects in each.
-    - ``embedding``, a list of numbers of a fixed length, is a column each, scaled by one number so
-      that the mean square over all is 1.
+    - A string, a boolean, or a string of a list is a column of ones if at least ``MIN_COUNT``
+      objects have it. The ``MAX_COLUMNS`` most frequent values over all attributes have a column. A
+      string of more than ``MAX_TEXT`` characters has no column.
+    - A number is a column in standard deviations, and a column of ones for its bin. Up to
+      ``MAX_LEVELS`` different numbers of an attribute, such as codes, have a bin each. More numbers
+      share ``BINS`` bins with about equal numbers of objects.
+    - ``embedding``, a list of numbers of a fixed length, is a column for each number. One scale
+      makes the mean square over all numbers 1.
 
-    What it does not know, such as another type, a value without a column, or a number that is not
-    finite, contributes nothing.
+    Unknown content adds no entries: another type, a value without a column, or a number that is not
+    finite.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class AttributeEncoder:
         *,
         min_count: int = MIN_COUNT,
     ) -> Self:
-        """An encoder for attributes like these.
+        """An encoder for attributes like those of ``objects``.
 
         Args:
             objects: the attributes of each item or user, as JSON has them.
-            names: the attributes that count, ``embedding`` among them; None: all, the
+            names: the attributes to use, ``embedding`` among them; None: ``embedding``, and the
                 ``MAX_ATTRIBUTES`` that most objects have. A name that no object has is left out.
-            embedding: the length of ``embedding``; None: the most frequent one.
-            min_count: the objects that must have a value for it to count.
+            embedding: the length of ``embedding``; None: the most frequent length.
+            min_count: the number of objects that must have a value for a column.
 
         Raises:
             ConfigError: the embedding's length is not 0 to ``MAX_EMBEDDING``, or ``min_count`` is
@@ -159,7 +159,7 @@ class AttributeEncoder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The attributes that count, ``embedding`` last where it does."""
+        """The attributes in use, ``embedding`` last."""
         names = tuple(each.name for each in self._attributes)
         return (*names, EMBEDDING) if self._embedding else names
 
@@ -170,7 +170,7 @@ class AttributeEncoder:
 
     @property
     def groups(self) -> npt.NDArray[np.int64]:
-        """(n_features,) the number of each column's attribute in ``names``."""
+        """(n_features,) the index in ``names`` of each column's attribute."""
         widths = [each.n_columns for each in self._attributes]
         return np.repeat(
             np.arange(len(widths) + bool(self._embedding)),
@@ -178,7 +178,7 @@ class AttributeEncoder:
         )
 
     def encode(self, objects: Objects) -> sparse.csr_matrix:
-        """(m, n_features) in float32. An attribute of which nothing is known has no entries."""
+        """(m, n_features) in float32. An unknown attribute has no entries."""
         indptr, columns, entries = [0], [], []
         for each in objects:
             for column, entry in self._row(each):
@@ -212,7 +212,7 @@ class AttributeEncoder:
                 yield from enumerate(scaled.tolist(), self._n_values)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` makes the same encoder of."""
+        """The JSON from which `from_json` makes the same encoder."""
         return {
             "attributes": [
                 {
@@ -234,7 +234,7 @@ class AttributeEncoder:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """The encoder of `to_json`. Raises DataError for anything else."""
+        """The encoder of `to_json`. Raises DataError for other content."""
         attributes, first = [], 0
         try:
             for each in stored["attributes"]:
@@ -262,7 +262,7 @@ class AttributeEncoder:
 
 
 def _read(value: Any) -> tuple[list[_Value], float | None]:
-    """The values of an attribute that are categories, each once, and its number."""
+    """An attribute's categories, each once, and its number; None without a finite number."""
     match value:
         case bool():
             return [value], None

@@ -1,4 +1,4 @@
-"""The placements of a model: those of its items and those of its users."""
+"""The placements of a model's items and of its users."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MIN_OBJECTS = 20  # that somebody took up, or that took something up: of fewer n
 
 @dataclass(frozen=True, eq=False)
 class ContentMaps:
-    """Where items and users of a model lie by their attributes."""
+    """The placements of a model's items and users by their attributes."""
 
     items: ContentPlacement | None = None
-    """Gives item vectors (m, F) as `ncr_core.fold_in.extended` takes them; None: no attribute
-    tells where an item lies."""
+    """Predicts item vectors (m, F) for `ncr_core.fold_in.extended`; None if no attribute predicts
+    them."""
     users: ContentPlacement | None = None
-    """Gives user vectors (m, E) as `ncr_core.fold_in.FoldIn` takes them as priors."""
+    """Predicts user vectors (m, E), which `ncr_core.fold_in.FoldIn` takes as priors."""
 
     def __bool__(self) -> bool:
         return self.items is not None or self.users is not None
@@ -46,14 +46,14 @@ def map_items(
 
     Args:
         model: the model.
-        objects: the attributes of its items, in the order of its rows; an empty one for an item
-            that has none.
+        objects: the attributes of the model's items, in the order of the rows; empty for an item
+            without attributes.
         item_counts: (n_items,) how many users took each item up in training.
-        names: the attributes that count; None: those that make the error on items left out less.
+        names: the attributes to use; None: the attributes that reduce the error on items left out.
 
     Returns:
-        None where no attribute makes that error less, or fewer than ``MIN_OBJECTS`` items were
-        taken up.
+        The placement; None if no attribute reduces that error, or if users took up fewer than
+        ``MIN_OBJECTS`` items.
 
     Raises:
         DataError: sizes do not fit.
@@ -94,7 +94,7 @@ def _placement(
 
 
 def pack_maps(maps: ContentMaps) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The JSON and the tensors that a checkpoint keeps of them."""
+    """The JSON and the tensors of the maps that a checkpoint keeps."""
     parts = {"items": maps.items, "users": maps.users}
     config = {name: part.config() for name, part in parts.items() if part is not None}
     arrays = {
@@ -109,7 +109,7 @@ def pack_maps(maps: ContentMaps) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def unpack_maps(
     config: Mapping[str, Any], arrays: Mapping[str, Tensor], model: PairwiseRanker
 ) -> ContentMaps:
-    """The maps of `pack_maps`. Raises DataError where they do not fit each other or the model."""
+    """The maps of `pack_maps`. Raises DataError if the parts do not fit together or the model."""
     first = torch.zeros(1, dtype=torch.long, device=model.device)
     with torch.no_grad():
         widths = {

@@ -1,4 +1,4 @@
-"""Vectors from content by ridge regression: where an item lies by its attributes alone."""
+"""Vectors from content by ridge regression: the placement by attributes alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncr_core.errors import DataError
 Floats = npt.NDArray[np.float64]
 
 PENALTIES: Floats = np.logspace(-1, 5, 19)
-"""λ in objects of mean weight, of which each coordinate of the vectors takes one."""
+"""Values of λ, in objects of mean weight; each coordinate of the vectors takes one value."""
 MAX_LEFT_OUT = 20_000  # objects whose errors choose the penalties: those of more are drawn
 MAX_CELLS = 2**22  # of a matrix at once: 32 MiB
 _ARRAYS = ("mean", "centre", "weights", "residual")
@@ -27,11 +27,11 @@ class ContentPlacement:
     """The ridge regression from attributes to trained vectors.
 
     v = mean + Σ_a (x_a − c_a) W_a, where a runs over the attributes that an object has and c_a is
-    the mean of x_a over the objects that have a. What an object does not have contributes nothing:
-    one without any attribute lies at the mean.
+    the mean of x_a over the objects that have a. An attribute that an object does not have adds 0,
+    so an object without attributes lies at the mean.
 
-    Each coordinate of the vectors has the penalty with the least squared error on objects that are
-    left out one at a time, which the hat matrix gives in closed form (Allen 1974).
+    Each coordinate of the vectors has the penalty with the least squared leave-one-out error, which
+    the hat matrix gives in closed form (Allen 1974).
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class ContentPlacement:
         self._mean, self._centre, self._weights = mean, centre, weights
         self._residual = residual
         self.explained = explained
-        """The share of the vectors' variance that attributes explain of objects left out; below 0
-        where they predict worse than the mean."""
+        """The share of the vectors' variance that attributes explain for objects left out; below 0
+        if attributes predict worse than the mean."""
 
     @classmethod
     def fit(
@@ -62,14 +62,14 @@ class ContentPlacement:
         """Fits attributes to the vectors of the same objects.
 
         Args:
-            encoder: of these attributes.
+            encoder: the encoder of these attributes.
             objects: the attributes of m objects.
-            vectors: (m, F) their trained vectors.
-            weights: (m,) how much each counts, 0 or more; None: 1 each.
+            vectors: (m, F) the objects' trained vectors.
+            weights: (m,) the objects' weights, 0 or more; None: 1 each.
 
         Raises:
-            DataError: sizes do not fit, fewer than two objects have a weight above 0, or a number
-                is not finite or a weight negative.
+            DataError: sizes do not fit, fewer than two objects have a weight above 0, a number is
+                not finite, or a weight is negative.
         """
         targets, counts = _checked(objects, vectors, weights)
         design = _Design.of(encoder.encode(objects), encoder.groups, counts)
@@ -90,19 +90,19 @@ class ContentPlacement:
 
     @property
     def residual(self) -> Tensor:
-        """(F, F) the covariance of trained vectors about predictions of them, in float64.
+        """(F, F) the covariance of trained vectors about their predictions, in float64.
 
-        Each was left out of its prediction. It is the prior's covariance in a fold-in.
+        Each prediction leaves its object out. A fold-in takes the prior's covariance from here.
         """
         return torch.from_numpy(self._residual)
 
     @property
     def size(self) -> int:
-        """F, the coordinates of a vector."""
+        """F, the number of coordinates of a vector."""
         return len(self._mean)
 
     def predict(self, objects: Objects) -> Tensor:
-        """(m, F) the vectors that objects with these attributes would have, in float32."""
+        """(m, F) the predicted vectors of objects with these attributes, in float32."""
         features = self.encoder.encode(objects)
         shift = _by_group(self.encoder.groups, self._centre) @ self._weights
         moved = features @ self._weights - _presence(features, self.encoder.groups) @ shift
@@ -113,12 +113,12 @@ class ContentPlacement:
         return {name: torch.from_numpy(getattr(self, f"_{name}")) for name in _ARRAYS}
 
     def config(self) -> dict[str, Any]:
-        """The JSON that a checkpoint keeps beside them."""
+        """The JSON that a checkpoint keeps beside the tensors."""
         return {"encoder": self.encoder.to_json(), "explained": self.explained}
 
     @classmethod
     def load(cls, config: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Self:
-        """The placement of `config` and `arrays`. Raises DataError where they do not fit."""
+        """The placement of `config` and `arrays`. Raises DataError if they do not fit together."""
         try:
             encoder = AttributeEncoder.from_json(config["encoder"])
             explained = float(config["explained"])
@@ -136,10 +136,10 @@ class ContentPlacement:
 def errors_left_out(
     encoder: AttributeEncoder, objects: Objects, vectors: Tensor, weights: Tensor | None = None
 ) -> Floats:
-    """(k,) the weighted squared error of each object with weight, left out of its prediction.
+    """(k,) the weighted squared leave-one-out error of each object with a weight above 0.
 
-    Of more than ``MAX_LEFT_OUT`` objects as many are drawn, for each encoder the same. Arguments
-    and errors are those of `ContentPlacement.fit`.
+    Of more than ``MAX_LEFT_OUT`` objects, ``MAX_LEFT_OUT`` are drawn, the same for each encoder.
+    Arguments and errors are those of `ContentPlacement.fit`.
     """
     targets, counts = _checked(objects, vectors, weights)
     design = _Design.of(encoder.encode(objects), encoder.groups, counts)
@@ -178,7 +178,7 @@ def _by_group(groups: npt.NDArray[np.int64], centre: Floats) -> sparse.csr_matri
 
 
 def _presence(features: sparse.csr_matrix, groups: npt.NDArray[np.int64]) -> sparse.csr_matrix:
-    """(m, A) ones where an object has an entry of the attribute, be it 0."""
+    """(m, A) ones where an object has an entry of the attribute, even an entry of 0."""
     rows = np.repeat(np.arange(features.shape[0]), np.diff(features.indptr))
     n_groups = int(groups.max(initial=-1)) + 1
     pairs = np.unique(rows * max(1, n_groups) + groups[features.indices])
@@ -244,13 +244,13 @@ class _Ridge:
         self._rotated: Floats = self._vectors.T @ product
 
     def weights(self, penalties: Floats) -> Floats:
-        """(n, F) with a penalty (F,) for each coordinate."""
+        """(n, F) the weights with a penalty (F,) for each coordinate."""
         shrunk = self._rotated / (self._values[:, None] + penalties)
         weights: Floats = self._vectors @ shrunk
         return weights
 
     def leave_one_out(self) -> tuple[Floats, _Errors]:
-        """The penalty (F,) of each coordinate, and the errors that they leave."""
+        """The best penalty (F,) of each coordinate, and the leave-one-out errors with it."""
         rows = np.flatnonzero(self._counts > 0)
         if len(rows) > MAX_LEFT_OUT:
             rows = np.sort(np.random.default_rng(0).choice(rows, MAX_LEFT_OUT, replace=False))
@@ -268,7 +268,7 @@ class _Ridge:
         return chosen, _Errors(rows, np.concatenate(values))
 
     def _errors(self, rows: npt.NDArray[np.int64], rotated: Floats, penalties: Floats) -> Floats:
-        """(k, F) the errors of rows that are left out, of their (k, n) rotated features."""
+        """(k, F) the leave-one-out errors of rows, from their (k, n) rotated features."""
         fitted = rotated @ (self._rotated / (self._values[:, None] + penalties))
         distinct, which = np.unique(penalties, return_inverse=True)
         counts = self._counts[rows]

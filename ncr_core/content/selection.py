@@ -1,4 +1,4 @@
-"""Which attributes tell where objects lie."""
+"""The selection of attributes that predict objects' vectors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SEED = 0
 def select_attributes(
     objects: Objects, vectors: Tensor, weights: Tensor | None = None
 ) -> tuple[str, ...]:
-    """The attributes that make the error on objects left out less.
+    """The attributes that reduce the error on objects left out.
 
-    Each is tried alone, and then, the best ones first, beside those that were taken. One is taken
-    where the mean squared error of objects that are left out one at a time falls by more than
-    ``MIN_STANDARD_ERRORS`` of that difference.
+    Each attribute is tried alone. Then the attributes are tried, the best first, beside those that
+    were taken. An attribute is taken if the mean squared leave-one-out error falls by more than
+    ``MIN_STANDARD_ERRORS`` standard errors of that difference.
 
     Args:
         objects: the attributes of m objects.
-        vectors: (m, F) their trained vectors.
-        weights: (m,) how much each counts, 0 or more; None: 1 each.
+        vectors: (m, F) the objects' trained vectors.
+        weights: (m,) the objects' weights, 0 or more; None: 1 each.
 
     Returns:
         Names in the order in which they were taken.
@@ -59,7 +59,7 @@ def select_attributes(
 
 
 def _principal(vectors: Tensor, counts: Tensor) -> Tensor:
-    """(m, F) → (m, ≤ ``MAX_COORDINATES``) the vectors in the directions in which they vary most."""
+    """(m, F) → (m, ≤ ``MAX_COORDINATES``) the vectors in their directions of largest variance."""
     if vectors.shape[1] <= MAX_COORDINATES:
         return vectors
     centred = vectors - (counts @ vectors) / counts.sum()

@@ -1,4 +1,7 @@
-"""Reading, filtering and splitting interactions, without torch; sampling is in `samplers`."""
+"""Reading, filtering and splitting interactions, without torch.
+
+`ncr_core.training.batches` samples the negatives.
+"""
 
 from ncr_core.data.dataset import Dataset, load_interactions
 from ncr_core.data.interactions import (

@@ -1,4 +1,4 @@
-"""Interactions from whatever a caller has: a path, arrays, a data frame, or rows."""
+"""Interactions from a path, arrays, a data frame, or rows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ OrderArray: TypeAlias = npt.NDArray[np.generic]
 _ROWS_NEEDED = "rows must be tuples (user, item) or (user, item, timestamp), or mappings"
 
 InteractionSource: TypeAlias = "str | os.PathLike[str] | DataSource | Interactions | Iterable[Any]"
-"""What `load_interactions` takes; see there."""
+"""The sources that `load_interactions` takes."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Interactions, and what their source says of the items."""
+    """Interactions, and the titles and categories of items in their source."""
 
     interactions: Interactions
     titles: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -68,10 +68,10 @@ def load_interactions(
     """Read interactions from a path, arrays, a data frame or rows.
 
     Ids become strings, as in the service: 7 and 7.0 are "7". Each row is a positive interaction
-    whatever its rating. Timestamps give the order of a user's items; without any, the order of the
-    rows does. Timestamps in arrays, frames and rows may be times, ISO 8601 text or any finite
-    numbers; where the time since a user's last interaction plays a part, numbers are seconds since
-    1970.
+    whatever its rating. Timestamps give the order of a user's items; without timestamps, the order
+    of the rows does. Timestamps in arrays, frames and rows may be times, ISO 8601 text or any
+    finite numbers. Models that use the time since a user's last interaction take numbers as seconds
+    since 1970.
 
     Args:
         source: one of
@@ -132,9 +132,9 @@ def read_source(
     """Read the interactions of an opened file or folder.
 
     Args:
-        source: what `open_source` returned.
+        source: a source of `open_source`.
         on_bad: called with every row that is left out.
-        on_bytes: called with how many more bytes on disk have been read.
+        on_bytes: called with the number of further bytes on disk that have been read.
 
     Raises:
         DataError: there is no row, or a file can no longer be read.
@@ -280,7 +280,7 @@ def _from_columns(users: Any, items: Any, order: OrderArray | None, *, timed: bo
 
 
 def _number_ids(part: str, values: Any) -> tuple[IntArray, list[str]]:
-    """Numbers in the order of first appearance, and the ids that they stand for."""
+    """(n,) the number of each row's id by first appearance, and the ids in that order."""
     cells = _cells(values)
     if isinstance(cells, np.ndarray):
         distinct, rows, numbers = _distinct(cells)
@@ -306,7 +306,7 @@ def _cells(values: Any) -> list[Any] | npt.NDArray[np.generic]:
 
 
 def _distinct(cells: npt.NDArray[np.generic]) -> tuple[list[Any], list[int], IntArray]:
-    """The distinct cells by first appearance, the row of each, and (n,) which one a row has."""
+    """The distinct cells by first appearance, their rows, and (n,) the number of a row's cell."""
     values, first, inverse = np.unique(cells, return_index=True, return_inverse=True)
     by_appearance = np.argsort(first)
     number = np.empty(len(values), dtype=np.int64)
@@ -352,7 +352,7 @@ def _seconds(order: OrderArray) -> TimeArray:
 
 
 def _sort_key(value: object) -> float:
-    """Seconds of a time, a number as it is, NaN for what is missing."""
+    """Seconds since 1970 of a time, a number as it is, NaN for a missing value."""
     if value is None or value == "":
         return float("nan")
     if isinstance(value, datetime):
@@ -367,7 +367,7 @@ def _sort_key(value: object) -> float:
 
 
 def _parsed_cells(name: str, values: Any, parse: Callable[[Any], Any]) -> list[Any]:
-    """What `parse` makes of each cell; it gets None for a missing one."""
+    """The results of `parse` for all cells; `parse` gets None for a missing cell."""
     cells = _cells(values)
     if isinstance(cells, np.ndarray):
         distinct, rows, numbers = _distinct(cells)

@@ -1,6 +1,6 @@
 """The Interactions matrix: implicit feedback R ∈ {0,1} as CSR, each user's items in time order.
 
-Beside it the `UserFeedback`: items only seen, dislikes, and stated preferences.
+The `UserFeedback` is the other feedback: items only seen, dislikes, and stated preferences.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class UserFeedback:
     """
 
     seen: IntArray = field(default_factory=lambda: _no_rows(2))
-    """(S, 2) user and item: never drawn as a negative, and no positive either."""
+    """(S, 2) user and item: the item is neither a negative nor a positive of the user."""
     disliked: IntArray = field(default_factory=lambda: _no_rows(2))
     """(D, 2) user and item: a loser against every positive of the user."""
     disliked_weights: FloatArray = field(default_factory=_no_weights)
@@ -51,7 +51,7 @@ class UserFeedback:
         return len(self.seen) + len(self.disliked) + len(self.pairs)
 
     def reindexed(self, user_index: IntArray, item_index: IntArray) -> UserFeedback:
-        """The feedback on other rows and columns; that about dropped users and items is left out.
+        """The feedback on other rows and columns, without dropped users and items.
 
         Args:
             user_index: (n_users,) the new row of each old one, −1 for dropped users.
@@ -89,13 +89,13 @@ class UserFeedback:
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
-    """Who interacted with what, oldest first.
+    """The items of each user, oldest first.
 
     ``items[indptr[u]:indptr[u + 1]]`` are the items of user ``u`` from the oldest to the latest,
     each at most once. ``user_ids`` and ``item_ids`` give the client's ids of the rows and columns.
-    ``weights`` (nnz,), above 0, are how much each entry counts in training beside the others; None:
-    all the same. ``feedback`` is what else is known of these users and items. ``times`` (nnz,) are
-    the seconds since 1970 of each entry; None: only their order is known.
+    ``weights`` (nnz,), above 0, are the entries' weights in training; None: all count the same.
+    ``feedback`` is the other feedback of these users on these items. ``times`` (nnz,) are the
+    entries' times in seconds since 1970; None: only the order is known.
     """
 
     indptr: IntArray
@@ -121,8 +121,9 @@ class Interactions:
     ) -> Interactions:
         """Builds the matrix from parallel arrays of row and column indices, weights and times.
 
-        ``order`` sorts a user's items from old to new; rows of equal order, and all rows when it is
-        None, stay in the order given. Of a repeated (user, item) the latest occurrence is kept.
+        ``order`` sorts a user's items from old to new. Rows of equal order, and all rows if
+        ``order`` is None, stay in the given order. Of a repeated (user, item) the latest occurrence
+        is kept.
         """
         n_users, n_items = len(user_ids), len(item_ids)
         position = np.arange(len(users))
@@ -171,7 +172,7 @@ class Interactions:
         return self.items[self.indptr[user] : self.indptr[user + 1]]
 
     def gaps(self) -> TimeArray | None:
-        """(nnz,) seconds since the user's entry before; 0 for the first; None without times."""
+        """(nnz,) seconds since the user's previous entry, 0 for the first; None without times."""
         if self.times is None:
             return None
         gaps = np.diff(self.times, prepend=0.0)
@@ -215,7 +216,7 @@ class Interactions:
         )
 
     def with_seen(self) -> Interactions:
-        """Everything that users have seen: these items, and those that they have only seen."""
+        """All items that users have seen: these interactions, and the items only seen."""
         if self.feedback is None or len(self.feedback.seen) == 0:
             return self
         return Interactions.from_arrays(
@@ -246,7 +247,7 @@ def build_interactions(
 ) -> Interactions:
     """Interactions from (user, item, order) rows, in one pass.
 
-    With ``timed`` the order is in seconds since 1970, and kept as ``times``. Raises DataError if
+    With ``timed`` the order is in seconds since 1970, and is kept as ``times``. Raises DataError if
     there is no row.
     """
     users, items = IdIndex(), IdIndex()
@@ -269,7 +270,7 @@ def build_interactions(
 
 
 def row_indices(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> IntArray:
-    """(n,) the index of each of ``ids`` in ``all_ids``, −1 for those that are not there."""
+    """(n,) the index of each of ``ids`` in ``all_ids``, −1 for missing ids."""
     index = {key: row for row, key in enumerate(all_ids)}
     return np.fromiter((index.get(key, -1) for key in ids), np.int64, len(ids))
 
@@ -278,7 +279,7 @@ def min_interactions(interactions: Interactions, at_least: int) -> Interactions:
     """Keep the items with at least ``at_least`` interactions, in one pass (§5.1).
 
     One pass as in the paper: users are not filtered, and items are not counted again. Users that
-    lose all their items leave the matrix. Raises DataError if nothing is left.
+    lose all their items leave the matrix. Raises DataError if no item is left.
     """
     counts = interactions.item_counts()
     kept = interactions.select((counts >= at_least)[interactions.items])
@@ -291,7 +292,7 @@ def min_interactions(interactions: Interactions, at_least: int) -> Interactions:
 
 
 def compact(interactions: Interactions) -> Interactions:
-    """Drop users and items without interactions and renumbers the rest, order kept."""
+    """Drop users and items without interactions, and renumber the rest in the same order."""
     user_rows = np.flatnonzero(np.diff(interactions.indptr))
     item_rows = np.flatnonzero(interactions.item_counts())
     new_item = _renumber(item_rows, interactions.n_items)

@@ -1,9 +1,9 @@
 """Snapshots: the Interactions matrix as Parquet parts by hash of the user, with a manifest.
 
-A row of a part is one user with everything that is known of them, so histories and held-out items
-need no shuffle. User rows are numbered part after part: what is read of any parts is those rows of
-the matrix, and what is read of all parts is the matrix. The manifest is written last and holds the
-SHA-256 sums of the files, which every reader verifies.
+A row of a part is one user with all of the user's feedback, so histories and held-out items need no
+shuffle. User rows are numbered part after part: some parts are some rows of the matrix, and all
+parts are the matrix. The manifest is written last. It holds the SHA-256 sums of the files, which
+every reader verifies.
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """The manifest's entry of a file."""
+    """The entry of a file in the manifest."""
 
     file: str
     rows: int
-    """Users of a part, or items."""
+    """The number of users of a part, or of items."""
     bytes: int
     sha256: str
     interactions: int = 0
-    """Entries of the matrix in a part."""
+    """The number of interactions of a part."""
 
 
 @dataclass(frozen=True)
 class SnapshotManifest:
-    """What a snapshot holds."""
+    """The files and sizes of a snapshot."""
 
     parts: tuple[SnapshotFile, ...]
     items: SnapshotFile
-    """The items' ids in the order of their rows."""
+    """The file of the items' ids, in the order of their rows."""
     n_users: int
     n_items: int
     n_interactions: int
     last_seq: int
-    """The last event that the snapshot takes in; 0 where there are no numbers."""
+    """The seq of the last event in the snapshot; 0 for data without seqs."""
     timed: bool
     """Whether the times of interactions are known."""
     weighted: bool
     """Whether interactions differ in weight."""
     hash_seed: int
-    """Of `part_of`."""
+    """The seed of `part_of`."""
 
     @property
     def first_users(self) -> list[int]:
@@ -94,7 +94,7 @@ class SnapshotManifest:
         return [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
 
     def share(self, rank: int, ranks: int) -> range:
-        """The parts that one of several readers reads: each part has one reader.
+        """The parts of one of several readers; each part has one reader.
 
         Raises:
             DataError: There are fewer parts than readers.
@@ -105,15 +105,15 @@ class SnapshotManifest:
         return range(rank * n // ranks, (rank + 1) * n // ranks)
 
     def as_json(self) -> bytes:
-        """The content of its file."""
+        """The content of the manifest's file."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
 
     @classmethod
     def parse(cls, content: bytes) -> SnapshotManifest:
-        """From the content of its file.
+        """The manifest from the content of its file.
 
         Raises:
-            DataError: It is no manifest of this format.
+            DataError: The content is not a manifest of this format.
         """
         try:
             values = json.loads(content)
@@ -154,9 +154,9 @@ def part_name(number: int) -> str:
 
 
 def suitable_parts(events: int) -> int:
-    """The power of two that gives parts of some hundred thousand events, and 16 at least.
+    """The number of parts of some hundred thousand events: a power of two from 16 to 4,096.
 
-    As many readers can share them, and the memory of a part is some hundred MB.
+    At most as many readers can share the parts. The memory of a part is some hundred MB.
     """
     parts = MIN_PARTS
     while parts * PART_EVENTS < events and parts < MAX_PARTS:
@@ -182,13 +182,13 @@ def part_of(users: IntArray, parts: int, seed: int = 0) -> IntArray:
 
 
 class SnapshotFiles(Protocol):
-    """Where the files of a snapshot lie."""
+    """The place of a snapshot's files."""
 
     def read(self, name: str, limit: int) -> bytes:
         """The content of a file of at most ``limit`` bytes.
 
         Raises:
-            DataError: It is missing, larger, or cannot be read.
+            DataError: The file is missing, larger, or cannot be read.
         """
 
 
@@ -226,7 +226,7 @@ class ObjectSnapshotFiles:
         """See `SnapshotFiles.read`.
 
         Raises:
-            StoreUnavailable: The store is away: another try may succeed.
+            StoreUnavailable: The store cannot be used; another try may succeed.
         """
         from ncr_core.object_files import store_errors
 
@@ -242,7 +242,7 @@ class ObjectSnapshotFiles:
 
 
 class Ids(Sequence[str]):
-    """Ids in Arrow's memory: some bytes each, where a list of strings takes 60 and more."""
+    """Ids in Arrow's memory: some bytes an id, where a list of strings takes over 60 bytes."""
 
     def __init__(self, ids: pa.Array) -> None:
         self._ids = ids
@@ -278,7 +278,7 @@ class Snapshot:
         """Reads the manifest and the items' ids.
 
         Raises:
-            DataError: One of them is missing or damaged, or cannot be read.
+            DataError: One of the two files is missing, damaged, or cannot be read.
         """
         self._files = files
         self.manifest = SnapshotManifest.parse(files.read(MANIFEST, MAX_MANIFEST_BYTES))
@@ -292,7 +292,7 @@ class Snapshot:
         """A snapshot in a folder or, by a URL, in object storage; see `Snapshot`.
 
         Raises:
-            StoreUnavailable: The store is away.
+            StoreUnavailable: The store cannot be used.
             ConfigError: The URL cannot be used.
         """
         if is_url(address):
@@ -300,12 +300,13 @@ class Snapshot:
         return cls(LocalSnapshotFiles(Path(address)))
 
     def read(self, parts: Sequence[int] | None = None) -> Interactions:
-        """The users of these parts, in the order given; by default of all parts: the matrix.
+        """The matrix of the users of some parts, in the order given; by default of all parts.
 
-        Items have the same rows whatever parts are read.
+        The rows of items do not depend on the parts.
 
         Raises:
-            DataError: A part is missing, damaged, or not of this snapshot, or the store is away.
+            DataError: A part is missing, damaged, or not of this snapshot.
+            StoreUnavailable: The store cannot be used.
         """
         numbers = range(len(self.manifest.parts)) if parts is None else parts
         return concatenated([self._read_part(number) for number in numbers], self.item_ids)
@@ -331,7 +332,7 @@ class Snapshot:
 
 
 def concatenated(parts: Sequence[Interactions], item_ids: Sequence[str]) -> Interactions:
-    """The users of several matrices of the same items, one after the other."""
+    """One matrix of several with the same items, with their users one after the other."""
     if len(parts) == 1:
         return parts[0]
     lengths = [np.diff(part.indptr) for part in parts]
@@ -359,11 +360,11 @@ class SnapshotWriter:
 
     Args:
         folder: Where the files go.
-        n_items: The number of items, whose rows the parts have.
+        n_items: The number of items of the snapshot.
         timed: Whether the parts have times.
         weighted: Whether the parts have weights.
-        hash_seed: Of `part_of`, which the caller has divided the users by.
-        last_seq: The last event that is in the snapshot.
+        hash_seed: The seed of `part_of` by which the caller has divided the users.
+        last_seq: The seq of the last event in the snapshot.
     """
 
     def __init__(
@@ -430,7 +431,7 @@ def write_snapshot(
 
 
 def is_url(address: str | Path) -> bool:
-    """Whether an address is one of object storage, and no path."""
+    """Whether an address is a URL of object storage, not a path."""
     return isinstance(address, str) and "://" in address
 
 
@@ -440,12 +441,12 @@ def is_snapshot(folder: Path) -> bool:
 
 
 def check_free(url: str) -> None:
-    """Checks that the store is there, and has no snapshot at the URL.
+    """Checks that the store can be used, and has no snapshot at the URL.
 
     Raises:
-        StoreUnavailable: The store is away.
+        StoreUnavailable: The store cannot be used.
         ConfigError: The URL cannot be used.
-        DataError: There is a snapshot already.
+        DataError: The store has a snapshot at the URL already.
     """
     from ncr_core.object_files import ObjectFiles, store_errors
 
@@ -541,7 +542,7 @@ def _table_of(part: Interactions, *, timed: bool, weighted: bool) -> pa.Table:
 
 
 def _starts(users: IntArray, n: int) -> IntArray:
-    """(n + 1,) where each user's rows begin, of rows ordered by user."""
+    """(n + 1,) the first of each user's rows, for rows ordered by user."""
     return np.searchsorted(users, np.arange(n + 1)).astype(np.int64)
 
 
@@ -607,7 +608,7 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _of_users_from(feedback: UserFeedback, first: int) -> UserFeedback:
-    """The feedback with rows of users that begin at ``first``."""
+    """The feedback with user rows that begin at ``first``."""
     seen, disliked, pairs = (
         rows + np.array([first, *[0] * (rows.shape[1] - 1)])
         for rows in (feedback.seen, feedback.disliked, feedback.pairs)

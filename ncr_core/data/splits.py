@@ -26,7 +26,7 @@ HashArray = npt.NDArray[np.uint64]
 
 
 def hashes_of(user_ids: Sequence[str]) -> HashArray:
-    """(n,) hashes of ids, the same wherever and whenever they are computed."""
+    """(n,) hashes of ids, the same on every machine and in every process."""
     digests = b"".join(hashlib.blake2b(i.encode(), digest_size=8).digest() for i in user_ids)
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
@@ -40,12 +40,12 @@ def hold_out_users(
     at_least: int = MIN_HELD_OUT,
     at_most: int = MAX_HELD_OUT,
 ) -> tuple[BoolArray, BoolArray]:
-    """The users with the smallest hashes: those to hold out from, and all below the same bound.
+    """(n_users,) masks of the users to hold out from, and of all users up to the same hash bound.
 
-    Of the users that have enough items, ``share``, and between ``at_least`` and ``at_most`` of
-    them. A user stays on one side of the bound from training to training but where it moves: it
-    falls where only as many users as before are taken of more. The second (n_users,) mask holds,
-    beside the first, users with too few items as yet.
+    The users to hold out from have the smallest hashes of the users with enough items: the share
+    ``share``, but at least ``at_least`` and at most ``at_most`` users. From training to training, a
+    user changes sides only if the bound moves. The bound falls where the same number of users is
+    taken from more users. The second mask also holds users with too few items as yet.
     """
     eligible = np.flatnonzero(np.diff(interactions.indptr) >= MIN_ITEMS)
     n = min(len(eligible), at_most, max(at_least, round(share * len(eligible))))
@@ -65,8 +65,8 @@ MIN_ITEMS = 3  # one to test on, one to validate on, and at least one to learn f
 class Split:
     """Training interactions and, for each user, the held-out items.
 
-    ``validation`` and ``test`` are (n_users,) item indices, −1 for users with too few items, whose
-    interactions are all in ``train``.
+    ``validation`` and ``test`` are (n_users,) item indices, −1 for users with too few items. All
+    interactions of users with too few items are in ``train``.
     """
 
     train: Interactions
@@ -75,7 +75,7 @@ class Split:
 
     @cached_property
     def all_seen(self) -> Interactions:
-        """Everything that was interacted with, held-out items included."""
+        """All interactions, including those with held-out items."""
         users = np.arange(self.train.n_users)
         held = [(users[x >= 0], x[x >= 0]) for x in (self.validation, self.test)]
         return Interactions.from_arrays(
@@ -86,10 +86,10 @@ class Split:
         )
 
     def with_validation_in_train(self) -> Self:
-        """The split to refit on once the settings are chosen: no validation item is held out.
+        """The split for a refit with the chosen settings: no validation item is held out.
 
-        Each becomes the latest training item of its user, with weight 1, and ``validation`` is −1
-        throughout; the test items stay as they are.
+        Each validation item becomes the latest training item of its user, with weight 1, and
+        ``validation`` is −1 for all users. The test items stay unchanged.
         """
         users = np.flatnonzero(self.validation >= 0)
         weights = self.train.weights
@@ -109,11 +109,11 @@ class Split:
 def leave_latest_out(interactions: Interactions, users: BoolArray | None = None) -> Split:
     """The latest item of each user is for test, the second latest for validation (§5.1).
 
-    What users said about items that are held out of theirs is left out of training too.
+    The training leaves out a user's stated preferences about the user's held-out items too.
 
     Args:
-        interactions: what to split.
-        users: (n_users,) the users to hold out from, None for all; all interactions of the others
+        interactions: the interactions to split.
+        users: (n_users,) the users to hold out from, None for all; all interactions of other users
             are for training.
 
     Raises:
@@ -148,11 +148,11 @@ class NextItemSplit(Split):
     """A split whose validation items are input at test time, and never trained on."""
 
     untrained_test_items: int = 0
-    """Users whose test item no user has in training: they have no test item here."""
+    """The number of users without a test item here, because training does not have the item."""
 
     @property
     def test_input(self) -> Interactions:
-        """What users are ranked by at test time: training items, then the validation item.
+        """The input of rankings at test time: training items, then the validation item.
 
         Users and items are numbered as in ``train``.
         """
@@ -164,13 +164,13 @@ class TemporalSplit(NextItemSplit):
     """A split at one time for all users, see `temporal_split`."""
 
     cut: float = 0.0
-    """Seconds since 1970."""
+    """The time of the split, in seconds since 1970."""
 
     gaps: TimeArray = field(default_factory=lambda: np.zeros(0))
-    """(n_users,) seconds from a user's last item before the cut to the test item; NaN without."""
+    """(n_users,) seconds from a user's last item before the cut to the test item; NaN if none."""
 
     newcomers: int = 0
-    """Users whose first item comes after the cut: they are not part of the split."""
+    """The number of users without a kept item before the cut, who are not part of the split."""
 
 
 QUANTILE = 0.9
@@ -181,13 +181,13 @@ def temporal_split(
 ) -> TemporalSplit:
     """Splits at the time before which the share ``quantile`` of all interactions lies.
 
-    Whoever has items on both sides is tested on the first item after the cut; what follows it is
-    left out. The latest of a user's two or more items before the cut is for validation. All else
-    before the cut is for training, so that nothing is learned from after it. Users and items are
-    those before the cut, renumbered.
+    The test item of a user with items on both sides is the first item after the cut; later items
+    are left out. The latest item before the cut of a user with two or more is for validation. All
+    other items before the cut are for training, so training learns no later item. The split has the
+    users and items before the cut, renumbered.
 
     Args:
-        interactions: what to split, with times.
+        interactions: the interactions to split, with times.
         quantile: between 0 and 1.
         at_least: how many interactions before the cut an item needs to be kept.
 
@@ -238,19 +238,19 @@ def temporal_split(
 
 
 def _before_cut(interactions: Interactions, mask: BoolArray, cut: float) -> Interactions:
-    """The entries of the mask, with their users and items alone. Raises DataError without any."""
+    """The entries of the mask, with their users and items alone. Raises DataError if empty."""
     if not mask.any():
         raise DataError(f"no interaction is left before {_when(cut)}: choose another quantile")
     return compact(interactions.select(mask))
 
 
 def _when(seconds: float) -> str:
-    """A time in seconds since 1970 as a message has it."""
+    """The text for messages of a time in seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def check_rankable(split: Split) -> None:
-    """Raises DataError where a user has nothing left to be compared with."""
+    """Raises DataError if a user has interacted with all items, so that no rival is left."""
     seen = split.all_seen
     lengths = seen.indptr[1:] - seen.indptr[:-1]
     full = (lengths >= seen.n_items).nonzero()[0]

@@ -1,12 +1,11 @@
-"""Synthetic data: a small catalogue for a first try, and users who come back with something new.
+"""Synthetic data: a small catalogue for a first try, and interactions in sittings.
 
-Users like a few of the genres and, within them, one of several styles; items have a genre, a style
-and a popularity with a long tail. Interactions follow taste and popularity together, so that a
-personal model can beat the popularity list by a clear margin and still has noise to live with.
+Items of the catalogue have a genre, a style and a popularity with a long tail. Users like a few of
+the genres and, within each genre, one of several styles. Interactions follow taste and popularity
+together. So a personal model can beat the popularity list by a clear margin, but not without noise.
 
-In the other world a user's interactions come in sittings. Each sitting has one topic, drawn from
-the user's taste: what was taken up a minute ago tells what comes next, and says little after a
-break.
+In the other data a user's interactions come in sittings. Each sitting has one topic, drawn from the
+user's taste. The latest item tells the next one within a sitting, and says little after a break.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class SyntheticItem:
 
 @dataclass(frozen=True)
 class SyntheticData:
-    """``interactions`` are (user, item, order) rows, oldest first within a user."""
+    """A catalogue with its ``interactions``: (user, item, order) rows, oldest first by user."""
 
     items: list[SyntheticItem]
     interactions: list[tuple[str, str, int]]
@@ -92,8 +91,8 @@ def synthetic_sittings(
     """Make (user, item, seconds) rows, oldest first within a user; a seed gives the same rows.
 
     A user has ``sittings`` on average, with ``mean_length`` items on average. Within a sitting 10
-    to 120 seconds pass between two items. A taste is a share of each topic; topics and items have
-    a popularity with a long tail.
+    to 119 seconds pass between two items. A taste is a share of each topic. Topics and items have a
+    popularity with a long tail.
     """
     rng = np.random.default_rng(seed)
     topic = rng.integers(TOPICS, size=n_items)

@@ -1,4 +1,4 @@
-"""What lists are like beside how often they are right: whose items they show, and how many."""
+"""Properties of lists beside accuracy: coverage, concentration, novelty and popularity."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ class ListStatistics:
     """Coverage, concentration, novelty and popularity of users' lists."""
 
     coverage: float
-    """The share of the catalogue's items that are in a list, of anyone."""
+    """The share of the catalogue's items that are in at least one list."""
 
     gini: float
-    """The Gini coefficient of the numbers of lists that items are in: 0 where all are in equally
-    many, near 1 where few items are in all (Fleder & Hosanagar 2009)."""
+    """The Gini coefficient of the numbers of lists that items are in (Fleder & Hosanagar 2009): 0
+    if all items are in equally many lists, near 1 if few items fill all lists."""
 
     novelty: float
-    """Bits: the mean of log₂(users / users of the item) over all places of the lists (Zhou et al.
-    2010). An item without users counts as one with one user."""
+    """The mean of log₂(users / users of the item) over all places of the lists, in bits (Zhou et
+    al. 2010). An item without users counts as an item with one user."""
 
     popularity_lift: float
-    """How much more popular lists are than histories: 0 for equally popular, 1 for twice as popular
-    (Abdollahpouri et al. 2020). An item's popularity is its share of users; of a list, and of a
-    user's items, the mean counts."""
+    """The mean popularity of lists over the mean popularity of histories, minus 1 (Abdollahpouri et
+    al. 2020): 0 for equally popular, 1 for twice as popular. The popularity of an item is its share
+    of users. The popularity of a list or a history is the mean over its items."""
 
     def as_dict(self) -> dict[str, float]:
         """The figures, for JSON."""
@@ -41,10 +41,10 @@ def list_statistics(users: IntArray, lists: IntArray, train: Interactions) -> Li
     Args:
         users: (B,) rows of users, at least one of them with an interaction.
         lists: (B, K) items, best first, padded with −1 at the end; each list has an item.
-        train: the interactions that popularity is counted in.
+        train: the interactions that define popularity.
 
     Raises:
-        ValueError: there is no user with an interaction, or a list without items.
+        ValueError: no user has an interaction, or a list is empty.
     """
     shown = lists != PAD
     lengths = shown.sum(axis=1)

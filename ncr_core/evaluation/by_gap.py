@@ -1,4 +1,4 @@
-"""Metrics by the time between a user's last item and the one to find."""
+"""Metrics by the time between a user's last item and the held-out item."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ GROUPS: dict[str, tuple[float, float]] = {
     "1 to 30 days": (DAY, 30 * DAY),
     "over 30 days": (30 * DAY, np.inf),
 }
-"""The names of the groups, and the gaps that each is longer than and at most as long as."""
+"""The name of each group → the bounds of its gaps in seconds: above the first, at most the
+second."""
 
 
 def metrics_by_gap(ranks: IntArray, gaps: TimeArray, items: int, k: int = K) -> dict[str, Metrics]:
-    """HR and NDCG of all users, and of each group that has any.
+    """HR and NDCG of all users, and of each group with users.
 
     Args:
-        ranks: (n,) ranks of the held-out items from 0, -1 outside the first k.
+        ranks: (n,) ranks of the held-out items from 0, −1 outside the first k.
         gaps: (n,) seconds since each user's last item.
-        items: how many items were ranked at most.
+        items: the largest number of items that were ranked for a user.
         k: the length of the lists.
     """
 
@@ -49,10 +50,10 @@ def evaluate_temporal(
     *,
     on_users: Callable[[int], None] | None = None,
 ) -> dict[str, Metrics]:
-    """Metrics of the first items after the cut over all items, by the gap before them.
+    """Metrics of users' first items after the cut over all items, by the gap before these items.
 
-    Users are ranked by what ``model`` knows of them: their items before the cut, the validation
-    item among them, where it pools users from ``split.test_input``.
+    The model ranks with its own vectors of users. A model that pools users from
+    ``split.test_input`` uses their items before the cut, the validation item included.
     """
     ranks, items = full_ranks(model, split, split.test, seed, on_users=on_users)
     return metrics_by_gap(ranks, split.gaps[split.test >= 0], items)

@@ -1,14 +1,14 @@
-"""Calibration: whether preference probabilities agree with how often users prefer the item.
+"""Calibration: the agreement of preference probabilities with the choices of users.
 
 P(i preferred to j) = σ((z_ij − z_ji) / 2T), with one temperature T a model (Platt 1999; Guo et al.,
-ICML'17). T is fitted to pairs that the model has not learned: the held-out item of a user, which
-won, and an item that the user has not interacted with, drawn uniformly as in P1. With uniform
-draws the probability is that of which of the two the user takes up next, p(i) / (p(i) + p(j)) (Luce
-1959). Draws by popularity would ask how far i is liked beyond its popularity: another question with
-another answer.
+ICML'17). T is fitted to pairs that the model has not learned. The winner of a pair is the held-out
+item of a user. The loser is an item that the user has not interacted with, drawn uniformly as in
+P1. With uniform draws P is the probability that the user takes up i before j, p(i) / (p(i) + p(j))
+(Luce 1959). Draws by popularity would measure another quantity: how far users like i beyond its
+popularity.
 
-Each pair stands for both of its orders: (i, j), which i won, and (j, i), which j lost. Half of all
-outcomes are then wins whatever the model says, and both orders have the same error.
+Each pair counts in both of its orders: as a win of (i, j) and as a loss of (j, i). Half of all
+outcomes are then wins for any model, and both orders have the same error.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class DecidedPairs:
     users: IntArray
     """(P,) the rows of the users."""
     margins: FloatArray
-    """(P,) z_ij − z_ji of the item i that won over the item j."""
+    """(P,) z_ij − z_ji of the chosen item i over the other item j."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """DecidedPairs that the model was about equally sure of."""
+    """Pairs with about equal probabilities by the model."""
 
     pairs: int
     probability: float
     """The mean probability of the item that the model prefers."""
     share: float
-    """The share of pairs that this item won."""
+    """The share of pairs in which the user chose the item that the model prefers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A temperature, and the calibration error with and without it."""
+    """A temperature, and the calibration errors with and without the temperature."""
 
     temperature: float
     ece: float
@@ -66,7 +66,7 @@ class Calibration:
     """The expected calibration error at temperature 1."""
     pairs: int
     bins: Sequence[ReliabilityBin]
-    """The pairs with the temperature, from unsure to sure."""
+    """The bins of the pairs with the temperature, by ascending probability."""
 
     def figures(self) -> dict[str, float | int]:
         """The figures without the bins, for JSON."""
@@ -78,7 +78,7 @@ class Calibration:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """The figures and the bins, for JSON."""
         bins = [
             {"pairs": b.pairs, "probability": round(b.probability, 5), "share": round(b.share, 5)}
             for b in self.bins
@@ -95,11 +95,13 @@ def probability(margins: FloatArray, temperature: float = 1.0) -> FloatArray:
 def fit_temperature(margins: FloatArray) -> float:
     """The maximum-likelihood temperature of (P,) margins of winners over losers.
 
-    The likelihood is smoothed (Platt 1999): the targets are (P + 1)/(P + 2) and not 1, so that a
-    few pairs, all predicted correctly, do not make the model certain. It is concave in 1/T, which
-    Newton's method finds inside a bracket. A model that is no better than chance gets
-    `MAX_TEMPERATURE` times the mean size of a margin: all probabilities are then about even. Raises
-    ValueError if there is no margin, or one is not finite.
+    The likelihood has smoothed targets (Platt 1999): (P + 1)/(P + 2) in place of 1. A few pairs,
+    all predicted correctly, then do not make the model certain. The likelihood is concave in 1/T,
+    and Newton's method finds the maximum inside a bracket.
+
+    A model that is no better than chance gets `MAX_TEMPERATURE` times the mean size of a margin, so
+    that all probabilities are about even. If all margins are 0, the temperature is 1. Raises
+    ValueError if there is no margin, or a margin is not finite.
     """
     if not len(margins) or not bool(np.isfinite(margins).all()):
         raise ValueError(f"one or more margins, all finite, are needed; there are {len(margins)}")
@@ -136,9 +138,9 @@ def reliability(
 ) -> list[ReliabilityBin]:
     """(P,) margins of winners over losers → at most ``bins`` bins of about equally many pairs.
 
-    A pair is binned by the model's probability of the item that it prefers, between ½ and 1: with
-    both orders of each pair, bins over [0, 1] would show the same twice. Pairs of one probability
-    share a bin; a tie counts as right half the time.
+    The bin of a pair depends on the probability of the item that the model prefers, between ½ and
+    1. Bins over [0, 1] would show each pair twice, once in each order. Pairs with equal
+    probabilities share a bin. A tie counts as half correct.
     """
     confidence = probability(np.abs(margins), temperature)
     correct = 0.5 + 0.5 * np.sign(margins)
@@ -160,9 +162,9 @@ def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
 
 
 def cross_fit(pairs: DecidedPairs) -> Calibration | None:
-    """Fit the temperature to all pairs, and measure it on users that it was not fitted to.
+    """Fit the temperature to all pairs, and measure the calibration error on held-out users.
 
-    Each half of the users is measured with the temperature of the other half; ``ece`` and ``bins``
+    Each half of the users is measured with the temperature of the other half. ``ece`` and ``bins``
     are of both halves together.
 
     Returns:
@@ -199,7 +201,7 @@ def calibrate(model: PairwiseRanker, split: Split, seed: int = 0) -> Calibration
 
 @torch.inference_mode()
 def decided_pairs(model: PairwiseRanker, candidates: CandidateSet) -> DecidedPairs:
-    """The held-out item of each user over each of the other candidates."""
+    """Margins of each user's held-out item over each of the other candidates."""
     ranker = ExactRanker(model)
     users, margins = [np.zeros(0, np.int64)], [np.zeros(0)]
     for start in range(0, len(candidates.users), USERS_PER_BLOCK):

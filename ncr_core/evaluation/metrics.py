@@ -1,4 +1,4 @@
-"""HR@K and NDCG@K with one held-out item a user (He et al. 2017), and how far two lists agree."""
+"""HR@K and NDCG@K with one held-out item a user (He et al. 2017), and the overlap of two lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncr_core.data.interactions import IntArray
 FloatArray = npt.NDArray[np.float64]
 
 K = 10
-"""The length of the lists that figures are given for."""
+"""The length of lists in metrics, by default."""
 
 
 def held_out_ranks(ranked: IntArray, held_out: IntArray) -> IntArray:
@@ -46,7 +46,7 @@ RBO_P = 0.9
 
 
 def overlap(a: Sequence[Hashable], b: Sequence[Hashable]) -> float:
-    """The share of the longer list's items that are in both; 1 for two empty lists."""
+    """The share of the longer list's items that are in both lists; 1 for two empty lists."""
     longest = max(len(a), len(b))
     return len(set(a) & set(b)) / longest if longest else 1.0
 
@@ -54,9 +54,10 @@ def overlap(a: Sequence[Hashable], b: Sequence[Hashable]) -> float:
 def rank_biased_overlap(a: Sequence[Hashable], b: Sequence[Hashable], p: float = RBO_P) -> float:
     """RBO_ext in [0, 1], 1 for equal lists (Webber, Moffat & Zobel, TOIS 2010, eq. 32).
 
-    The mean agreement over all depths, of which depth d weighs (1 − p) p^(d−1): with p = 0.9 the
-    first ten places weigh 86 %. Below the end of the lists the agreement is taken to go on as it
-    was seen. 1 for two empty lists, 0 for an empty and another. Items of a list are distinct.
+    RBO is the mean agreement over all depths. Depth d weighs (1 − p) p^(d−1): with p = 0.9 the
+    first ten places weigh 86 %. RBO_ext extrapolates the agreement below the end of the lists. The
+    overlap is 1 for two empty lists, and 0 for an empty and another list. Items of a list are
+    distinct. Raises ValueError unless 0 < ``p`` < 1.
     """
     if not 0 < p < 1:
         raise ValueError(f"p = {p} is not between 0 and 1")

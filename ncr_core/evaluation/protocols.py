@@ -1,7 +1,7 @@
 """Evaluation protocols: the candidates that are ranked for each user, and their metrics.
 
-Sampled metrics can mislead when models are compared (Krichene & Rendle, KDD'20), so figures are
-given over the whole catalogue too.
+Comparisons of models by sampled metrics can mislead (Krichene & Rendle, KDD'20). The figures
+therefore also include metrics over the whole catalogue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BLOCK_USERS, MAX_BLOCK_CELLS = 512, 2**24  # users by items: 128 MiB of cand
 
 
 class Ranks(Protocol):
-    """Anything that ranks candidates and can be evaluated."""
+    """A ranker of candidates that evaluations accept."""
 
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """(B,) users and (B, M) candidates, padded with −1 → (B, ≤ k) candidates, best first."""
@@ -35,7 +35,7 @@ class Ranks(Protocol):
 
 @runtime_checkable
 class ScoredRanks(Ranks, Protocol):
-    """What ranks by a score of each user and item: the higher, the better."""
+    """A ranker by scores of users and items: the highest score comes first."""
 
     def scores(self, users: IntArray) -> FloatArray:
         """(B,) users → (B, n_items) finite scores."""
@@ -43,7 +43,7 @@ class ScoredRanks(Ranks, Protocol):
 
 
 class SplitWithNegatives(Protocol):
-    """A split that was published with the negatives of each test user."""
+    """A split that was published together with negatives of each test user."""
 
     @property
     def test_users(self) -> IntArray:
@@ -64,8 +64,7 @@ class SplitWithNegatives(Protocol):
 class ModelRanks:
     """Ranks candidates by a trained model.
 
-    ``gap_classes`` (n_users,) say how long each user has been away, see ``PooledUsers``; by default
-    nobody has.
+    ``gap_classes`` (n_users,) are the users' gap classes, see ``PooledUsers``; by default class 0.
     """
 
     def __init__(self, model: PairwiseRanker, gap_classes: IntArray | None = None) -> None:
@@ -83,16 +82,17 @@ class ModelRanks:
 
     @property
     def ranks_catalogue(self) -> bool:
-        """Whether ``rank_catalogue`` is there: the model is a product of vectors."""
+        """Whether the model is a product of vectors, as ``rank_catalogue`` requires."""
         return self._ranker.margins.sortable
 
     @torch.inference_mode()
     def rank_catalogue(
         self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
     ) -> IntArray:
-        """(B,) users and (B, n_items) what may be ranked → (B, ≤ k) items, best first.
+        """(B,) users and (B, n_items) allowed items → (B, ≤ k) items, best first, padded with −1.
 
-        ``order`` (n_items,) are the items as candidates would hold them, which decides ties.
+        ``order`` (n_items,) is a permutation of the items, and decides ties. Raises ValueError
+        unless ``ranks_catalogue``.
         """
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -104,10 +104,11 @@ class ModelRanks:
 
     @torch.inference_mode()
     def places(self, users: IntArray, held_out: IntArray, candidates: IntArray) -> IntArray:
-        """(B,) how many candidates of each row beat the held-out item, or tie before it.
+        """(B,) numbers of candidates that beat the held-out item, or tie and stand before it.
 
-        For additive models, and wherever preferences are transitive, that is the held-out item's
-        position in the list of Algorithm 1, for a fifth of the comparisons.
+        For additive models, and wherever preferences are transitive, the number is the held-out
+        item's position in the list of Algorithm 1. ``places`` takes a fifth of the comparisons of
+        the list.
         """
         items = torch.from_numpy(candidates).to(self._model.device)
         target = torch.from_numpy(held_out).to(self._model.device).unsqueeze(1).expand_as(items)
@@ -132,7 +133,7 @@ class ModelRanks:
 
 @dataclass(frozen=True)
 class Metrics:
-    """HR@10 and NDCG@10 over ``users`` users with ``items`` candidates each (at most)."""
+    """HR@k and NDCG@k of ``users`` users, each with at most ``items`` candidates."""
 
     hr: float
     ndcg: float
@@ -153,7 +154,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """(n,) users, their held-out items, and (n, M) candidates with the held-out one inside."""
+    """(n,) users, their held-out items, and (n, M) candidates that include the held-out items."""
 
     users: IntArray
     held_out: IntArray
@@ -163,10 +164,10 @@ class CandidateSet:
 def sampled_candidates(
     split: Split, held_out: IntArray, seed: int, negatives: int = NEGATIVES
 ) -> CandidateSet:
-    """P1: the held-out item among ``negatives`` sampled items that were not interacted with.
+    """P1: the held-out item among ``negatives`` sampled items without an interaction of the user.
 
-    The held-out item's position is random: in a fixed one it would gain or lose by every tie. Users
-    with fewer unseen items than ``negatives`` get all of them.
+    The held-out item's position is random: at a fixed position the item would gain or lose by every
+    tie. Users with fewer unseen items than ``negatives`` get all of their unseen items.
     """
     rng = np.random.default_rng(seed)
     seen = split.all_seen
@@ -181,10 +182,10 @@ def sampled_candidates(
 
 
 def given_candidates(published: SplitWithNegatives, seed: int) -> CandidateSet:
-    """P2: the held-out item at a random position among the negatives that were published for it.
+    """P2: the held-out item at a random position among its published negatives.
 
-    The negatives keep their published order, and the candidates are (n, M + 1), padded with −1
-    where the held-out item was among its own M negatives.
+    The negatives keep their published order. The candidates are (n, M + 1). A user with fewer than
+    M negatives, because the held-out item was one of them, has a row padded with −1.
     """
     users, negatives = published.test_users, published.negatives
     held_out = published.test[users]
@@ -199,7 +200,7 @@ def given_candidates(published: SplitWithNegatives, seed: int) -> CandidateSet:
 
 
 def full_candidates(split: Split, held_out: IntArray, seed: int) -> Iterator[CandidateSet]:
-    """The held-out item among every item that was not interacted with, by blocks of users.
+    """The held-out item among all items that the user has not interacted with, by blocks of users.
 
     The order is one random permutation of the catalogue for all users.
     """
@@ -218,7 +219,7 @@ def _catalogue_order(split: Split, seed: int) -> IntArray:
 
 
 def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray, BoolArray]]:
-    """Users with a held-out item, and the (B, n_items) items each may be shown, by blocks."""
+    """(B,) users with a held-out item and (B, n_items) the items allowed for each, by blocks."""
     seen = split.all_seen
     block = max(1, min(MAX_BLOCK_USERS, MAX_BLOCK_CELLS // seen.n_items))
     users = np.flatnonzero(held_out >= 0)
@@ -232,9 +233,9 @@ def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray,
 
 
 def of_random_users(held_out: IntArray, most: int) -> IntArray:
-    """The held-out items (n_users,) of ``most`` random users at most, −1 for all others.
+    """The held-out items (n_users,) of at most ``most`` random users, −1 for all other users.
 
-    Those of fewer users are among those of more.
+    The users of a smaller ``most`` are among the users of a larger ``most``.
     """
     users = np.flatnonzero(held_out >= 0)
     chosen = np.random.default_rng(0).permutation(users)[:most]
@@ -261,12 +262,14 @@ def evaluate_full(
 ) -> Metrics:
     """HR and NDCG over all unseen items.
 
+    A ``ScoredRanks`` with a score that is not finite raises TrainingError.
+
     Args:
-        model: what ranks.
+        model: the ranker to evaluate.
         split: the split that the model was trained on.
         held_out: (n_users,) the items to find, −1 for users who do not take part.
-        seed: of the order of the candidates, which decides ties.
-        on_users: called with the number of users of each block that is done.
+        seed: the seed of the candidates' order, which decides ties.
+        on_users: called with the number of users of each finished block.
         k: the length of the lists.
     """
     ranks, items = full_ranks(model, split, held_out, seed, on_users=on_users, k=k)
@@ -282,9 +285,10 @@ def full_ranks(
     on_users: Callable[[int], None] | None = None,
     k: int = K,
 ) -> tuple[IntArray, int]:
-    """(n,) ranks of the held-out items from 0, −1 outside the first k; and how many were ranked.
+    """(n,) ranks of the held-out items from 0, −1 outside the first k; and the number of items.
 
-    Arguments as of ``evaluate_full``; the users are those with a held-out item, ascending.
+    The arguments and errors are as in ``evaluate_full``. The users are the users with a held-out
+    item, in ascending order. The number of items is the largest number that was ranked for a user.
     """
     ranks, items = [], 0
     if isinstance(model, ModelRanks) and model.ranks_catalogue:
@@ -315,10 +319,10 @@ def full_ranks(
 def _score_ranks(
     scores: FloatArray, allowed: BoolArray, held_out: IntArray, place: IntArray, k: int
 ) -> IntArray:
-    """The ranks of (B,) held-out items: how many allowed items are before each.
+    """The ranks of (B,) held-out items: the numbers of allowed items before each held-out item.
 
-    To sort the (B, n_items) scores would take many times as long. Of equal ones the item that is
-    first by (n_items,) ``place`` comes first.
+    Sorting the (B, n_items) scores would take many times as long. Of items with equal scores the
+    item that is first by (n_items,) ``place`` comes first.
     """
     if not np.isfinite(scores[allowed]).all():
         raise TrainingError("the scores of a model are not finite numbers")
@@ -339,7 +343,7 @@ def ranks_of(model: Ranks, candidates: CandidateSet, k: int, *, block: int = 102
 
 
 def _unseen_sample(rng: np.random.Generator, seen: IntArray, n_items: int, n: int) -> IntArray:
-    """``n`` different items outside ``seen`` (all of them where there are fewer)."""
+    """``n`` different items outside ``seen``, or all such items if there are fewer."""
     if n_items - len(seen) <= 2 * n:
         unseen = np.setdiff1d(np.arange(n_items), seen)
         return rng.permutation(unseen)[:n]

@@ -1,7 +1,8 @@
 """Significance of figures: bootstrap intervals, the paired t-test and the sign test.
 
-Everything is per user: two models are compared on the same users. P1 draws its negatives, and one
-draw moves the figures by some thousandths; the mean of several draws moves less.
+All statistics are over users, and a comparison of two models takes the same users. P1 draws its
+negatives, and one draw moves the figures by some thousandths. The mean of several draws varies
+less.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def bootstrap_interval(
     """The percentile bootstrap interval of the mean of (n,) values, one a user (Efron 1979).
 
     The ends are the (1 ∓ ``level``)/2 quantiles of the means of ``resamples`` samples of n users
-    drawn with replacement. Raises ValueError if there are no values, or ``level`` is not between 0
-    and 1.
+    drawn with replacement. Raises ValueError if there are no values, ``level`` is not between 0 and
+    1, or ``resamples`` is below 1.
     """
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"one value for each user is needed, not an array of {values.shape}")
@@ -57,9 +58,9 @@ class PairedTest:
 def paired_t_test(a: FloatArray, b: FloatArray) -> PairedTest:
     """Test whether two models differ by (n,) values of the same users in order (Student 1908).
 
-    Differences that are all equal up to rounding have no variance to measure by: p is then 1 where
-    they are 0, else 0 (and t infinite). Raises ValueError unless both have one value for each of
-    two or more users.
+    Differences that are all equal up to rounding have no variance. p is then 1 if the differences
+    are 0; otherwise p is 0 and t infinite. Raises ValueError unless ``a`` and ``b`` have one value
+    for each of two or more users.
     """
     if a.shape != b.shape or a.ndim != 1 or len(a) < 2:
         raise ValueError(
@@ -78,11 +79,12 @@ def paired_t_test(a: FloatArray, b: FloatArray) -> PairedTest:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p of each of several tests, adjusted for their number (Holm 1979).
+    """The p-values of several tests, adjusted for the number of tests (Holm 1979).
 
-    Where each adjusted p below a level counts as a difference, the probability of one or more that
-    are none is at most that level, whatever the tests have to do with each other. The i-th smallest
-    of m p is multiplied by m − i + 1; none becomes smaller than one before it, nor more than 1.
+    If each adjusted p-value below a level counts as a difference, the probability of any false
+    difference is at most that level. The bound also holds for dependent tests. The i-th smallest of
+    m p-values is multiplied by m − i + 1. An adjusted p-value is at least the one before, and at
+    most 1.
     """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
@@ -95,9 +97,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def student_t_p(t: float, degrees: float) -> float:
     """P(|T| ≥ |t|) for Student's t with ``degrees`` of freedom.
 
-    It is I_x(ν/2, 1/2) with x = ν/(ν + t²) (Abramowitz & Stegun 26.7.1), by its complement for
-    small t: `scipy.stats.t` is off by up to 1e-9 there. Raises ValueError if there is no such
-    distribution, or ``t`` is not a number.
+    P is I_x(ν/2, 1/2) with x = ν/(ν + t²) (Abramowitz & Stegun 26.7.1). For small t the code takes
+    the complement, because `scipy.stats.t` is off by up to 1e-9 there. Raises ValueError if
+    ``degrees`` is not above 0 and finite, or ``t`` is not a number.
     """
     from scipy.special import betainc, betaincc
 
@@ -123,9 +125,9 @@ def student_t_quantile(p: float, degrees: float) -> float:
 
 
 def sign_test_p(above: int, below: int) -> float:
-    """The exact two-sided sign test (Arbuthnot 1710); ties take no part.
+    """The p-value of the exact two-sided sign test (Arbuthnot 1710); ties take no part.
 
-    It is min(1, 2 P(X ≥ max(above, below))), where X is binomial with n = above + below and 1/2.
+    p is min(1, 2 P(X ≥ max(above, below))), where X is binomial with n = above + below and 1/2.
     Raises ValueError if a count is negative.
     """
     from scipy.special import bdtrc
@@ -148,9 +150,9 @@ class Evaluation:
 
     @classmethod
     def of(cls, ranks: Sequence[IntArray], k: int = K) -> Evaluation:
-        """From the (n,) ranks of each seed.
+        """The evaluation of the (n,) ranks of each seed.
 
-        Raises ValueError if there are none, or they differ in length.
+        Raises ValueError if there are no ranks, or the ranks of the seeds differ in length.
         """
         if not ranks or any(r.shape != ranks[0].shape for r in ranks) or not len(ranks[0]):
             raise ValueError("ranks of the same users are needed for one seed or more")

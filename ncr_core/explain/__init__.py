@@ -1,1 +1,1 @@
-"""Why an item is in a list, and which questions to ask a user."""
+"""Explanations of the items of a list, and elicitation."""

@@ -1,9 +1,8 @@
-"""Which pairs of items to ask a user about: those whose answers tell most of their taste.
+"""Elicitation: the pairs of items whose answers tell most about a user's taste.
 
-What a user might answer is what trained users would: each of a sample of them stands for a taste
-that the user may have. A pair tells much if these disagree about it and each would be sure, as in
-active learning by disagreement (Houlsby et al. 2011), and little if the pairs asked before tell the
-same.
+A sample of trained users stands for the possible tastes of a user, and gives the possible answers.
+A pair tells much if the tastes disagree about the pair and each taste is sure, as in active
+learning by disagreement (Houlsby et al. 2011). A pair tells little if earlier pairs tell the same.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PairQuestion:
-    """A pair of item rows, and the bits that the answer is expected to tell beyond the others'."""
+    """A pair of item rows, and the expected bits of its answer beyond the other answers."""
 
     a: int
     b: int
@@ -40,8 +39,8 @@ class PairQuestion:
 class QuestionPool:
     """All pairs of (M,) item rows, as (S,) sampled users of the vectors (S, E) would answer them.
 
-    Takes S·M² margins to make; a choice takes milliseconds. P(a over b) = σ(margin / 2T), T being
-    the ``temperature``.
+    The construction takes S·M² margins; a choice takes milliseconds. P(a over b) = σ(margin / 2T),
+    where T is the ``temperature``.
     """
 
     def __init__(
@@ -70,11 +69,12 @@ class QuestionPool:
         vector: npt.NDArray[np.floating] | None = None,
         events: int = 0,
     ) -> Doubles:
-        """(S,) how plausible each taste is for a user.
+        """(S,) the plausibility of each taste for a user, with the sum 1.
 
-        ``stated`` (P, 2) are winners and losers that the user stated: a taste is the more plausible
-        the more probably it gives these answers. ``vector`` (E,) is the user's, fitted to so many
-        ``events``: the nearer the more, and the fewer tastes the more events there are.
+        ``stated`` (P, 2) are winners and losers of the user's preferences. A taste is more
+        plausible if these answers are more probable with it. ``vector`` (E,) is the user's vector,
+        fitted to ``events`` events. Tastes near the vector are more plausible; more events leave
+        fewer plausible tastes.
         """
         log_weights = np.zeros(self._answers.shape[1])
         if vector is not None and events:
@@ -91,7 +91,7 @@ class QuestionPool:
         return _normed(_tempered(log_weights, MIN_PLAUSIBLE))
 
     def _number(self, one: int, other: int) -> tuple[int, bool]:
-        """The number of a pair of rows, −1 for none of these, and whether it is turned round."""
+        """The number of a pair of rows, −1 if unknown, and whether its order is reversed."""
         i, j = (self._position.get(row, -1) for row in (one, other))
         if min(i, j) < 0 or i == j:
             return -1, False
@@ -108,8 +108,8 @@ class QuestionPool:
     ) -> list[PairQuestion]:
         """At most ``n`` pairs of the ``allowed`` (M,) items, the most telling first.
 
-        ``asked`` are pairs of rows, in either order, that are not asked again. No item is asked
-        about twice while there are others. The same ``seed`` gives the same questions.
+        ``asked`` are pairs of rows, in either order, that are not asked again. No item comes twice
+        while there are pairs of other items. The same ``seed`` gives the same questions.
         """
         a, b = self.items[self._first], self.items[self._second]
         open_pairs: BoolArray = allowed[self._first] & allowed[self._second]
@@ -153,7 +153,7 @@ def _normed(log_weights: Doubles) -> Doubles:
 
 
 def _tempered(log_weights: Doubles, wanted: float) -> Doubles:
-    """τ·w with the largest τ ≤ 1 that leaves so many, in effect: 1/Σ of the squared weights."""
+    """τ·w with the largest τ ≤ 1 that leaves ``wanted`` tastes in effect: 1/Σ weights²."""
 
     def enough(temper: float) -> bool:
         left = 1 / float((_normed(temper * log_weights) ** 2).sum())
@@ -171,7 +171,7 @@ def _tempered(log_weights: Doubles, wanted: float) -> Doubles:
 def _weighted(pairs_by_taste: Floats, weights: Floats) -> Floats:
     """(Q, S) and (S,) → (Q,), by one thread.
 
-    BLAS would take all threads, which get in each other's way where requests are answered.
+    BLAS would take all threads, and concurrent requests would slow each other down.
     """
     weighted: Floats = np.einsum("qs,s->q", pairs_by_taste, weights)
     return weighted

@@ -1,25 +1,26 @@
-"""Influence: which of a user's own items the order of a list is due to.
+"""Influence: the effects of a user's own items on the order of a list.
 
 The effect of own item k on shown item s is how far s would fall behind the other shown items t if
 the user had not had k:
 
     effect[s, k] = mean over t ≠ s of  m_st(u) − m_st(u₋ₖ),    m_st = z_ust − z_uts,
 
-u₋ₖ being the user's vector without k. Where vectors are pooled from items it is the pool without k.
-Where they are free it is what moves the minimum of the loss that a fold-in estimates,
+where u₋ₖ is the user's vector without k. A pooled u₋ₖ is the pool without k. A free u₋ₖ is the
+minimum, without k, of the loss that a fold-in estimates,
 
     L = Σ_k w_k·mean over j of softplus(−m_kj / 2) + … + |v|²/2,
 
-over all items j that the user does not have, dislikes and stated preferences as there. A fold-in of
-the other items by itself would not do: it compares each with a few items j that are drawn, and with
-others than before, which moves margins by more than k does.
+over all items j that the user does not have, with dislikes and stated preferences as in a fold-in.
+A fold-in of the other items would not do. It compares each item with a few drawn items j, and with
+other items than before, which moves margins by more than k does.
 
-To minimise L once an item would take a hundred times as long as the list. It is one Newton step
-from u, an influence function (Koh & Liang, ICML'17) with the leverage that an item has on its own
-fit: with H the Hessian of L at u, H_k the Gauss–Newton part of k's pairs in it and g_k the slope of
-their loss, the step is d = H⁻¹g_k, made as long as is best without k: d·g_k / (d·g_k − d·H_k·d).
-The mean over j is taken over those that matter, see `_rivals`. The margins follow to first order.
-`python -m benchmarks.explain` measures all of it against the minimum over all j.
+A minimisation of L for each item would take a hundred times as long as the list. Instead, u₋ₖ is
+one Newton step from u: an influence function (Koh & Liang, ICML'17) with the leverage of an item on
+its own fit. H is the Hessian of L at u, H_k the Gauss–Newton part of k's pairs in H, and g_k the
+slope of their loss. The step is d = H⁻¹g_k, times the best length without k:
+d·g_k / (d·g_k − d·H_k·d). The mean over j is over the items that matter, see `_rivals`. The margins
+follow to first order. `python -m benchmarks.explain` measures the effects against the minimum over
+all j.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ MIN_CURVATURE = 0.5  # of L in any direction; the prior's alone is 1
 
 
 class InfluenceExplainer:
-    """Effects of own items for one model. Made once a model.
+    """Computes the effects of own items; a model needs one explainer.
 
-    ``anchors`` are item rows that others are scored against, as for candidates.
+    ``anchors`` are the item rows that other items are scored against, as for candidates.
     """
 
     def __init__(self, fold_in: FoldIn, ranker: ExactRanker, anchors: Tensor) -> None:
@@ -69,13 +70,14 @@ class InfluenceExplainer:
     def effects(
         self, vector: Tensor, evidence: Evidence, shown: IntArray, *, trained: bool
     ) -> tuple[IntArray, Floats]:
-        """Own items (m,), ascending, and their effects on (n,) shown items, as (n, m).
+        """Own items (m,), ascending, and their effects (n, m) on (n,) shown items.
 
-        ``vector`` (E,) is the user's; ``trained`` tells that training has had a part in it, where
-        all items count alike, and not only a fold-in, where the later ones count more. Items of the
-        evidence that count no more are not among the m. A list of one item has no effects: zeros.
+        ``vector`` (E,) is the user's vector. ``trained`` tells whether training had a part in the
+        vector: in training all items count alike, in a fold-in later items count more. The m items
+        leave out evidence that no longer counts. The effects on a list of one item are zeros.
 
-        Raises IndexError or DataError for evidence that does not fit, IndexError for a shown item.
+        Raises IndexError or DataError for evidence that does not fit, and IndexError for an unknown
+        shown item.
         """
         evidence.check(self._model.n_items)
         Evidence(shown).check(self._model.n_items)
@@ -90,7 +92,7 @@ class InfluenceExplainer:
         return items, -(slopes @ changes.T)
 
     def _pooled(self, evidence: Evidence) -> tuple[IntArray, Floats]:
-        """(m,) own items and (m, E) how the pool changes without each."""
+        """(m,) own items and (m, E) the change of the pool without each item."""
         evidence = evidence.of_first(self._fold_in.trained_items)
         items = np.unique(evidence.items[-MAX_ITEMS:])
         if not len(items):
@@ -107,7 +109,7 @@ class InfluenceExplainer:
 
     @torch.no_grad()
     def _pools(self, users: list[Evidence]) -> Floats:
-        """(n, E) the pools of some users, who have items, and all have weights or none."""
+        """(n, E) the pools of users with items; all users have weights, or none has."""
         items = [torch.from_numpy(each.items) for each in users]
         weights = [torch.from_numpy(each.weights) for each in users if each.weights is not None]
         vectors: Floats = self._model.pooled_vectors(items, weights or None).cpu().double().numpy()
@@ -116,7 +118,7 @@ class InfluenceExplainer:
     def _free(
         self, vector: Floats, evidence: Evidence, sampler: PairSampler
     ) -> tuple[IntArray, Floats]:
-        """(m,) own items and (m, E) how the minimum of L moves without each."""
+        """(m,) own items and (m, E) the move of the minimum of L without each item."""
         own, weights = sampler.weighted_items(evidence)
         basis = self._fold_in.prior.basis
         if not len(own):
@@ -155,12 +157,12 @@ class InfluenceExplainer:
     def _rivals(self, vector: Floats, own: IntArray, evidence: Evidence) -> tuple[IntArray, Floats]:
         """(m, n) items that each of m own items is compared with, and their weights in the mean.
 
-        They are an importance sample, at equal steps of how much items matter; a weight is what
-        the item stands for in the mean over all.
+        The rivals are an importance sample, at equal steps of how much items matter. A rival's
+        weight is the part of the mean over all items that the rival stands for.
 
-        What pulls the vector is Σ_j σ(−m_kj/2)·∇m_kj: a few items that the user would like as well
-        weigh more than all the others, and a random few do not have them. Their m_kj are guessed by
-        how far items are ahead of the anchors on average, which costs next to nothing.
+        The pull on the vector is Σ_j σ(−m_kj/2)·∇m_kj. A few items that the user would like as well
+        weigh more than all other items, and a few random items would miss them. The mean margins of
+        items over the anchors give a cheap estimate of m_kj.
         """
         known = np.concatenate([evidence.items, evidence.disliked])
         all_items = self._catalogue[~np.isin(self._catalogue, known)]
@@ -184,7 +186,7 @@ class InfluenceExplainer:
         return all_items[by_score][picked], 1.0 / (chance * n * len(all_items))
 
     def _curvature(self, vector: Floats, pairs: WeightedPairs, weights: Floats) -> Floats:
-        """What the curvature of the margins adds to the Hessian, in the prior's directions."""
+        """The part of the Hessian by the curvature of the margins, in the prior's directions."""
         basis = torch.from_numpy(self._fold_in.prior.basis)
         tower = self._ranker.margins.single.tower
         if tower is None or tower.items is not None:
@@ -204,7 +206,7 @@ class InfluenceExplainer:
         return curvature
 
     def _slopes(self, vector: Floats, shown: IntArray) -> Floats:
-        """(n, E) how each shown item's mean margin over the others changes with the vector."""
+        """(n, E) the slope by the vector of each shown item's mean margin over the others."""
         n = len(shown)
         others = np.arange(n)
         if n > MAX_SHOWN_RIVALS:
@@ -230,9 +232,10 @@ def margin_curvature(
 ) -> Tensor:
     """Σ_p weights_p·∇²(z_ij − z_ji)/2 over P pairs, in the directions of a basis → (r, r) float64.
 
-    ``projected`` (h,) is the user's C_u and ``basis`` (h, r) how it moves; i and j (P,) are items.
-    Only the tower's part: what is linear in the vector has none. With x_l = act(a_l) the layers,
-    g_l the derivative of w·x_L by x_l and J_l = ∂a_l/∂v, ∇² = Σ_l J_lᵀ diag(g_l·act″(a_l)) J_l.
+    ``projected`` (h,) is the user's C_u, ``basis`` (h, r) its moves; i and j (P,) are items. The
+    sum is over the tower alone, because parts that are linear in the vector have no curvature. With
+    x_l = act(a_l) the layers, g_l the derivative of w·x_L by x_l and J_l = ∂a_l/∂v,
+    ∇² = Σ_l J_lᵀ diag(g_l·act″(a_l)) J_l.
 
     Raises ValueError for a tower whose last layer the user's vector joins (eq. 24).
     """
@@ -258,7 +261,7 @@ def margin_curvature(
 
 
 def _tower_curvature(tower: TowerTable, inputs: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
-    """Of w·tower at (R, h) inputs of the first activation."""
+    """The curvature of w·tower at (R, h) inputs of the first activation."""
     above = [inputs.tanh()]
     for matrix, bias in tower.layers:
         above.append(torch.addmm(bias, above[-1], matrix.T).tanh())

@@ -1,4 +1,4 @@
-"""What is known of a user, and the pairs of items that the user's vector is fitted to."""
+"""Evidence of users, and the pairs of items that the fold-in fits a user's vector to."""
 
 from __future__ import annotations
 
@@ -15,51 +15,53 @@ from ncr_core.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class FoldInConfig:
-    """Choices of fold-in, made on MovieLens 1M (`python -m benchmarks.fold_in`).
+    """Parameters of fold-in, chosen on MovieLens 1M (`python -m benchmarks.fold_in`).
 
-    Raises ConfigError where they do not fit.
+    Raises ConfigError for a value out of range.
     """
 
     strength: float = 3.0
-    """What an event of weight 1 counts beside the prior, in nats a pair: what tells a newcomer's
-    vector from the trained users'."""
+    """The factor of an event of weight 1 in the loss, shared by the event's pairs. A larger factor
+    moves a vector further from the prior's mean."""
 
     half_life: float = 20.0
-    """After how many later events one counts half; 0: all count alike."""
+    """The number of later events after which an event counts half; 0: all events count alike."""
 
     dislike: float = 2.0
-    """What a dislike of weight 1 counts, in events."""
+    """The weight of a dislike of weight 1, in events."""
 
     stated: float = 1.0
-    """What a stated preference counts, in events."""
+    """The weight of a stated preference, in events."""
 
     crowd: float = 1.25
-    """How much the losses of a new item to what others like count, beside its wins; 0: not."""
+    """The weight of a new item's losses to the bars of other users, relative to the weight of its
+    wins; 0: no losses count."""
 
     shown: float = 0.11
     """The share of the trained users who have a new item above their bar, see ``ItemFoldIn``."""
 
     prior_items: float = 2.0
-    """The items whose pooled vector counts as much as the vector that attributes predict."""
+    """The number of items whose pooled vector counts as much as the vector that attributes
+    predict."""
 
     pairs: int = 768
-    """Pairs a user, at most about: each event is compared with so many items that as many come
-    together, ``negatives`` at most."""
+    """The largest number of pairs of a user's events, approximately. Each event has the same number
+    of pairs, at most ``negatives``."""
 
     negatives: int = 64
-    """Items that an event is compared with, at most."""
+    """The largest number of items that an event is compared with."""
 
     events: int = 256
-    """Of a user's events so many count, the latest."""
+    """The number of a user's latest events that count."""
 
     steps: int = 12
-    """Newton steps, at most."""
+    """The largest number of Newton steps."""
 
     tolerance: float = 0.2
-    """Stops when a step promises less than so much of the loss, in nats."""
+    """The fit stops when a step promises a smaller decrease of the loss, in nats."""
 
     seed: int = 0
-    """Of the items that are compared with."""
+    """The seed of the drawn items and users."""
 
     def __post_init__(self) -> None:
         for name in ("strength", "dislike", "stated", "tolerance"):
@@ -86,23 +88,24 @@ class Evidence:
     """Likes, dislikes and stated preferences of one user. All items are rows of the model."""
 
     items: IntArray = field(default_factory=lambda: _NO_ITEMS)
-    """(k,) what the user took up, oldest first."""
+    """(k,) the items that the user took up, oldest first."""
     weights: FloatArray | None = None
-    """(k,) how much each of them counts, above 0; None: 1 each."""
+    """(k,) the weights of ``items``, above 0; None: 1 each."""
     disliked: IntArray = field(default_factory=lambda: _NO_ITEMS)
-    """(d,) what the user does not want. An item that is also in ``items`` counts as disliked."""
+    """(d,) the items that the user dislikes. An item that is also in ``items`` counts as
+    disliked."""
     disliked_weights: FloatArray | None = None
-    """(d,) how much, above 0; None: 1 each."""
+    """(d,) the weights of ``disliked``, above 0; None: 1 each."""
     pairs: IntArray = field(default_factory=lambda: _NO_PAIRS)
-    """(p, 2) winners and losers that the user stated."""
+    """(p, 2) winners and losers of the user's stated preferences."""
 
     def __len__(self) -> int:
         return len(self.items) + len(self.disliked) + len(self.pairs)
 
     def check(self, n_items: int) -> None:
-        """Raises IndexError for an item that the model does not have, DataError for the rest.
+        """Raises IndexError for an item that the model does not have, DataError for other faults.
 
-        Compiled code reads whatever memory it is told to.
+        Compiled code does not check its indices.
         """
         if self.pairs.ndim != 2 or self.pairs.shape[1] != 2:
             raise DataError(f"stated pairs must be (p, 2), not {self.pairs.shape}")
@@ -129,7 +132,7 @@ class Evidence:
         return self if is_first.all() else self.of(is_first)
 
     def of(self, mask: npt.NDArray[np.bool_]) -> Evidence:
-        """The evidence with those of the liked items alone that a mask (k,) keeps."""
+        """The evidence with only the liked items that a mask (k,) keeps."""
         weights = None if self.weights is None else self.weights[mask]
         return replace(self, items=self.items[mask], weights=weights)
 
@@ -139,7 +142,8 @@ def user_evidence(
 ) -> list[Evidence]:
     """The evidence of some users, by their rows in ``data``.
 
-    ``item_rows`` (n_items,) are the model's rows of the items, where they are not the data's own.
+    ``item_rows`` (n_items,) are the model's rows of the data's items; by default the data's own
+    rows.
     """
     rows = np.arange(data.n_items) if item_rows is None else item_rows
     feedback = data.feedback or UserFeedback()
@@ -161,7 +165,7 @@ def user_evidence(
 
 
 class _UserRows:
-    """Rows that begin with a user, found by the user."""
+    """An index, by user, of rows whose first column is the user."""
 
     def __init__(self, rows: IntArray) -> None:
         self._order = np.argsort(rows[:, 0], kind="stable")
@@ -181,7 +185,7 @@ OPPONENTS = 16  # liked items that a disliked one loses to
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedPairs:
-    """(P,) winners, losers, and what each pair counts."""
+    """(P,) winners, losers, and the weights of the pairs."""
 
     winners: IntArray
     losers: IntArray
@@ -189,10 +193,10 @@ class WeightedPairs:
 
 
 class PairSampler:
-    """Makes pairs of what is known of a user, and of items drawn once a model.
+    """Makes pairs from a user's evidence and from items that are drawn once a model.
 
-    They depend on nothing but the user's own evidence: not on who else is fitted, and on the order
-    of events only by their age.
+    The pairs depend on the user's own evidence alone, and not on other users of a batch. The order
+    of events has an effect only by the events' age.
     """
 
     def __init__(self, n_items: int, config: FoldInConfig) -> None:
@@ -201,7 +205,7 @@ class PairSampler:
         self._shared: IntArray = drawn[:SHARED].astype(np.int64)
 
     def sample(self, evidence: Evidence, *, likes: bool = True) -> WeightedPairs:
-        """All pairs; without ``likes`` those of dislikes and stated preferences alone."""
+        """All pairs; without ``likes`` only the pairs of dislikes and stated preferences."""
         config = self._config
         items, weights = self.weighted_items(evidence)
         parts: list[WeightedPairs] = []
@@ -222,7 +226,7 @@ class PairSampler:
         )
 
     def weighted_items(self, evidence: Evidence) -> tuple[IntArray, npt.NDArray[np.float64]]:
-        """What counts of the liked items, by row, with its weight."""
+        """The liked items that count, in the order of their rows, with their weights."""
         items, weights = evidence.items, _weights(evidence.weights, len(evidence.items))
         if len(evidence.disliked):
             kept = ~np.isin(items, evidence.disliked)
@@ -239,14 +243,14 @@ class PairSampler:
     def _liked(
         self, items: IntArray, weights: npt.NDArray[np.float64], disliked: IntArray
     ) -> WeightedPairs:
-        """Each liked item beats its own part of the shared ones."""
+        """Pairs in which each liked item beats its part of the shared items."""
         n = min(self._config.negatives, max(1, self._config.pairs // len(items)))
         losers = self._drawn(items, n)
         known = np.union1d(items, disliked)
         return _spread(items, losers, ~_is_in(losers, known), weights * self._config.strength)
 
     def _disliked(self, evidence: Evidence, items: IntArray) -> WeightedPairs:
-        """Each disliked item loses to liked ones, and to its own part of the shared ones."""
+        """Pairs in which liked items and a part of the shared items beat each disliked item."""
         disliked = evidence.disliked
         weights = _weights(evidence.disliked_weights, len(disliked))
         config = self._config
@@ -262,7 +266,7 @@ class PairSampler:
         return WeightedPairs(pairs.losers, pairs.winners, pairs.weights)
 
     def _drawn(self, items: IntArray, n: int) -> IntArray:
-        """(k,) items → (k, n) of the shared ones, which by the item are others."""
+        """(k,) items → (k, n) shared items, which depend on the item."""
         shared = len(self._shared)
         n = min(n, shared)
         start = (items * SCATTER) % shared
@@ -278,7 +282,7 @@ def _spread(
     counts: npt.NDArray[np.bool_],
     weights: npt.NDArray[np.float64],
 ) -> WeightedPairs:
-    """Pairs of (k,) items with those of (k, n) others that count, which share the item's weight."""
+    """Pairs of (k,) items with the (k, n) others that count; an item's pairs share its weight."""
     each = weights / np.maximum(1, counts.sum(axis=1))
     place = np.flatnonzero(counts)
     row = place // others.shape[1]
@@ -286,7 +290,7 @@ def _spread(
 
 
 def _is_in(items: IntArray, known: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether each of the items is among the known ones, which are ascending."""
+    """Whether each of the items is among the known items, which are ascending."""
     at = np.minimum(np.searchsorted(known, items), len(known) - 1)
     found: npt.NDArray[np.bool_] = known[at] == items
     return found

@@ -1,4 +1,4 @@
-"""Fold-in of items: vectors fitted to the few users who took an item up, and models with them."""
+"""Fold-in of items: vectors fitted to the few users of a new item, and models with such items."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from ncr_core.models.user_embeddings import PooledUsers
 
 
 def item_rows(model: PairwiseRanker, items: Tensor) -> Tensor:
-    """(m,) rows → (m, F) all that makes up these items: embeddings, and the bias if there is one.
+    """(m,) rows → (m, F) the parameters of these items: embeddings, and the bias if there is one.
 
-    Not what users' vectors are pooled from.
+    The item embeddings that users' vectors are pooled from are not included.
     """
     tables = [model.get_parameter(name).detach() for name in model.item_tables]
     return torch.cat([_as_matrix(table)[items] for table in tables], dim=1)
 
 
 def split_rows(model: PairwiseRanker, rows: Tensor) -> dict[str, Tensor]:
-    """(m, F) as ``item_rows`` gives it → what goes into each of the item tables, by its name."""
+    """(m, F) parameters as of ``item_rows`` → the rows for each of the item tables, by its name.
+
+    Raises ConfigError for another F.
+    """
     tables = {name: model.get_parameter(name) for name in model.item_tables}
     widths = [_as_matrix(table).shape[1] for table in tables.values()]
     if rows.ndim != 2 or rows.shape[1] != sum(widths):
@@ -45,8 +48,8 @@ def split_rows(model: PairwiseRanker, rows: Tensor) -> dict[str, Tensor]:
 def extended(model: PairwiseRanker, vectors: Tensor) -> PairwiseRanker:
     """A frozen model with (m, F) fitted item vectors as its items from n_items on.
 
-    Users and all that is no item table share the memory of ``model``. Where users' vectors are
-    pooled from items, the new ones add nothing to them. Raises ConfigError for vectors of another
+    All parameters except item tables share the memory of ``model``. If users' vectors are pooled
+    from items, the new items add zeros to the pools. Raises ConfigError for vectors of another
     size.
     """
     added = {
@@ -70,8 +73,7 @@ def extended(model: PairwiseRanker, vectors: Tensor) -> PairwiseRanker:
 def shared_copy(model: PairwiseRanker) -> PairwiseRanker:
     """Another module with the same parameters, in the same memory.
 
-    What is done to it as a module, as ``functional_call`` does, is not seen by others who use
-    ``model``.
+    Changes of the copy as a module, as by ``functional_call``, do not affect ``model``.
     """
     with torch.device("meta"):
         copy = build_model(model.config, model.n_users, model.n_items)
@@ -91,24 +93,26 @@ MAX_SHIFT, HALVINGS = 4.0, 10  # of a fitted vector, in standard deviations of t
 
 
 class ItemFoldIn:
-    """Gives item vectors for one model, whose parameters must be frozen. Made once a model.
+    """Fits item vectors for one model with frozen parameters; made once a model.
 
-    A user's bar is the item that a tenth of ``TASTED`` drawn items are preferred to. The loss is
-    that of `FoldIn`: each user who took the new item up prefers it to their bar, and each of a
-    crowd of trained users prefers their bar to it. The vector is held to where the trained items'
-    lie. Few users tell whom an item is for, and not how many: the vector is then shifted until
-    ``FoldInConfig.shown`` of the crowd have the item above their bar. Where more than that share
-    of the model's users took it up, any share between the two is left as it was fitted.
+    A user's bar is the item at the edge of the best tenth of ``TASTED`` drawn items. The loss is
+    that of `FoldIn`, over two kinds of pairs. Each user who took the new item up prefers the item
+    to the user's bar. Each user of a crowd of trained users prefers the bar to the item. The prior
+    is the distribution of the trained items' vectors.
 
-    A vector depends on nothing but the item's own users: crowd and drawn items follow from the
-    model alone, so that every server gives the same. An item takes at most
-    ``FoldInConfig.steps`` + 1 looks at ``CROWD`` + ``FoldInConfig.events`` pairs by autograd, and
-    ``HALVINGS`` without. Other threads may use the model meanwhile.
+    Few users tell which users like an item, but not how many. The fold-in therefore shifts the
+    vector until the share ``FoldInConfig.shown`` of the crowd has the item above the bar. If a
+    larger share of the model's users took the item up, a fitted share between the two shares stays.
 
-    An item with a prior of its own, by its attributes, is held to that: with the covariance
-    ``residual`` (F, F) of trained vectors about such priors (`ContentPlacement.residual`). The
-    share of the crowd who have it above their bar is then that of the prior, in place of
-    ``FoldInConfig.shown``.
+    A vector depends on the item's own users alone. The crowd and the drawn items follow from the
+    model, so that every server computes the same vector. An item takes at most
+    ``FoldInConfig.steps`` + 1 passes over ``CROWD`` + ``FoldInConfig.events`` pairs with autograd,
+    and ``HALVINGS`` + 1 passes without. Other threads may use the model meanwhile.
+
+    An item with attributes has a prior of its own: the vector that attributes predict, with the
+    covariance ``residual`` (F, F) of trained vectors about such predictions
+    (`ContentPlacement.residual`). The share of the crowd at the predicted vector then replaces
+    ``FoldInConfig.shown``. Raises DataError for a ``residual`` of another size.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class ItemFoldIn:
 
     @property
     def size(self) -> int:
-        """F, the numbers of an item's vector."""
+        """F, the size of an item's vector."""
         return len(self._prior.mean)
 
     def __call__(
@@ -149,14 +153,14 @@ class ItemFoldIn:
 
         Args:
             users: for each of m items, the (k, E) vectors of its users.
-            weights: (k,) how much each of them counts, above 0.
-            n_users: how many took each item up, where that is more than are given.
-            priors: (m, F) where each item is expected to lie by its attributes, as
-                `ContentPlacement.predict` gives it. An item without users stays there; without
-                ``priors`` it gets the mean item's vector. A row of NaN is an item without any.
+            weights: for each item, the (k,) weights of its users, above 0; by default 1 each.
+            n_users: for each item, the number of its users, if ``users`` holds only a part of them.
+            priors: (m, F) the vectors that attributes predict, as `ContentPlacement.predict` gives
+                them; NaN in the whole row for an item without attributes. An item without users
+                gets the predicted vector, or else the mean item's vector.
 
         Raises:
-            DataError: weights or priors do not fit.
+            DataError: weights or priors have a wrong shape or a wrong value.
         """
         vectors = torch.empty((len(users), len(self._prior.mean)))
         known = known_priors(priors, vectors.shape)
@@ -197,9 +201,10 @@ class ItemFoldIn:
     def _shown(
         self, vector: Floats, margins: _ItemMargins, prior: Prior, least: float, most: float
     ) -> Floats:
-        """The vector shifted until such a share of the crowd has the item above their bar.
+        """The vector, shifted until ``least`` to ``most`` of the crowd have the item above the bar.
 
-        The shift is the most probable one that changes the crowd's mean margin.
+        Of all shifts with the same change of the crowd's mean margin, the shift is the most
+        probable by the prior.
         """
         half, gradients = (of_pairs[-len(self._crowd) :] for of_pairs in margins(vector))
         share = float((half < 0).mean())
@@ -225,7 +230,7 @@ class ItemFoldIn:
 
 
 def _bars(model: PairwiseRanker, users: Tensor, items: Tensor) -> Tensor:
-    """(B,) for each user the item that a tenth of the items are preferred to."""
+    """(B, E) user vectors and (n,) items → (B,) the item at the edge of each user's best tenth."""
     everything = items.expand(len(users), -1)
     scores = torch.zeros(everything.shape, device=items.device)
     with torch.no_grad():
@@ -237,9 +242,10 @@ def _bars(model: PairwiseRanker, users: Tensor, items: Tensor) -> Tensor:
 
 
 class _ItemMargins:
-    """Half margins of one new item by the network itself, and their gradients in its vector.
+    """Half margins of one new item by the network itself, and their gradients in the item's vector.
 
-    They are over the others in the first ``n_wins`` pairs, and of the others over it in the rest.
+    The new item is the first of each of the ``n_wins`` first pairs, and the second of each other
+    pair.
     """
 
     def __init__(self, model: PairwiseRanker, users: Tensor, others: Tensor, n_wins: int) -> None:
@@ -278,7 +284,7 @@ class _ItemMargins:
 
 
 class _Halves(nn.Module):
-    """Half margins as a module's call, so that its tables can be others."""
+    """A module that computes half margins, so that ``functional_call`` can replace its tables."""
 
     def __init__(self, model: PairwiseRanker) -> None:
         super().__init__()

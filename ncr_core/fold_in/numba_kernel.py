@@ -1,7 +1,7 @@
 """The fit of one user's vector as compiled code: Newton steps on the pairs, without autograd.
 
-Pairs are computed ``LANES`` at once, in both orders, feature by feature, forward and then backward:
-the gradient of a margin flows through the first layer's inputs alone.
+The kernel computes ``LANES`` pairs at once, in both orders, feature by feature, forward and then
+backward. The gradient of a margin flows through the first layer's inputs alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_STEP = 1e-3  # of a full step: what is shorter ends the fit
 
 @compiled_fast
 def _times_slope(y: Any, d: Any, n: int, kind: int) -> None:
-    """Multiplies d by the slope of the activation, by what it gave: y."""
+    """Multiplies d by the slope of the activation, computed from its output y."""
     if kind == RELU:
         for o in range(n):
             for lane in range(BOTH):
@@ -45,8 +45,9 @@ def _first_inputs(
 ) -> None:
     """Fills x (h, BOTH), q (LANES, n) and half (LANES,) for ``count`` pairs from ``at`` on.
 
-    x are the inputs of the first activation, q the slopes of the half margin in s_u and half the
-    half margin's linear part. Lanes that are left over repeat the last pair.
+    x are the inputs of the first activation. q are the slopes of the half margin in the linear part
+    of t. ``half`` is the linear part of the half margin. Lanes beyond ``count`` repeat the last
+    pair.
     """
     linear, bias, first, second = tables
     n_linear, h = linear.shape[1], first.shape[1]
@@ -71,7 +72,7 @@ def _through_tower(
 ) -> None:
     """Forward from outputs[0]: half (LANES,) += half the tower's margin; and backward.
 
-    slopes[0] (h, BOTH) ← slopes of either order's logit in C_u. ``no_bias`` is zeros.
+    slopes[0] (h, BOTH) ← slopes of each order's logit in C_u. ``no_bias`` holds zeros.
     """
     widths, weights, transposed, biases, last = tower
     n_layers = len(widths) - 1
@@ -105,10 +106,10 @@ def _through_tower(
 def loss_of_pairs(
     pairs: Any, t: Any, tables: Any, tower: Any, kind: int, work: Any, gradient: Any, curvature: Any
 ) -> Any:
-    """Σ w·softplus(−m) over pairs (winners, losers, w), with m half the margin.
+    """Σ w·softplus(−m) over pairs (winners, losers, w), with m the half margin.
 
-    Fills its gradient (n,) in t, and the Gauss-Newton curvature (n, n) Σ w·σ(m)·σ(−m)·qqᵀ with q
-    the gradient of m.
+    Fills the gradient (n,) of the loss in t, and the Gauss-Newton curvature (n, n). The curvature
+    is Σ w·σ(m)·σ(−m)·qqᵀ with q the gradient of m.
     """
     winners, losers, weights = pairs
     outputs, slopes, q, half, no_bias = work
@@ -147,7 +148,7 @@ def loss_of_pairs(
 
 @compiled_fast
 def _solve(matrix: Any, right: Any, x: Any) -> None:
-    """Solves matrix·x = right for x, by Cholesky, which replaces the matrix.
+    """Solves matrix·x = right for x by Cholesky's method, which overwrites the matrix.
 
     The matrix is symmetric and has no negative eigenvalues.
     """
@@ -172,7 +173,10 @@ def _solve(matrix: Any, right: Any, x: Any) -> None:
 
 @compiled_fast
 def _newton_step(basis: Any, gradient: Any, curvature: Any, v: Any, step: Any) -> Any:
-    """Fills ``step`` for the loss in t = t₀ + basis·v plus |v|²/2; returns what it promises."""
+    """Fills ``step`` for the loss in t = t₀ + basis·v; returns the promised decrease.
+
+    The loss includes |v|²/2.
+    """
     n, r = basis.shape
     slope, system, half_way = np.empty(r), np.zeros((r, r)), np.zeros((n, r))
     for b in range(r):
@@ -201,10 +205,11 @@ def _newton_step(basis: Any, gradient: Any, curvature: Any, v: Any, step: Any) -
 def fit(
     pairs: Any, start: Any, basis: Any, tables: Any, tower: Any, kind: int, steps: int, least: float
 ) -> Any:
-    """The v (r,) that makes Σ w·softplus(−m) + |v|²/2 least, where t = start + basis·v.
+    """The v (r,) that minimises Σ w·softplus(−m) + |v|²/2, where t = start + basis·v.
 
-    ``start`` (n,) and ``basis`` (n, r) are of what the tables see of the user's vector. At most
-    ``steps`` passes over the pairs; stops when a step promises less than ``least``.
+    ``start`` (n,) and ``basis`` (n, r) are the prior's mean and basis, mapped to t. The fit makes
+    at most ``steps`` passes over the pairs. The fit stops when a step promises a decrease of less
+    than ``least`` nats.
     """
     n, r = basis.shape
     widths, kind_of = tower[0], tables[0].dtype
@@ -245,7 +250,7 @@ def fit(
 
 
 def compile_all() -> None:
-    """Compiles for the types that it is called with."""
+    """Compiles ``fit`` for the types of its calls."""
     rows, table = np.zeros(1, dtype=np.int64), np.zeros((1, 4), dtype=np.float32)
     nothing, square = table[0, :0], np.zeros((8, 2))
     tower = (np.array([4]), nothing, nothing, nothing, table[0])

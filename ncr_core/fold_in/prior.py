@@ -1,4 +1,4 @@
-"""The most probable vector: a Gaussian prior from trained vectors, and its fit by Newton steps."""
+"""The most probable vector: a Gaussian prior from trained vectors, and the fit by Newton steps."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Prior:
 
 
 def prior_of(n: int, rows: Callable[[Tensor], Tensor]) -> Prior:
-    """The mean and the spread of n vectors, which ``rows`` gives by their numbers.
+    """The mean and the principal directions of n vectors, which ``rows`` gives by their numbers.
 
-    In one pass and without a copy of all of them; of wide vectors the ``MAX_DIRECTIONS`` in which
-    they vary most.
+    The computation takes one pass, and copies only a part of the vectors at once. A prior of wide
+    vectors has the ``MAX_DIRECTIONS`` directions with the most variance.
     """
     total, squares = torch.zeros(()), torch.zeros(())
     with torch.no_grad():
@@ -55,9 +55,9 @@ def prior_of(n: int, rows: Callable[[Tensor], Tensor]) -> Prior:
 
 
 def basis_of(covariance: Floats) -> Floats:
-    """(E, E) → (E, r) the ``MAX_DIRECTIONS`` principal directions in which most varies.
+    """(E, E) covariance → (E, r) the principal directions with the most variance.
 
-    Each is as long as its standard deviation.
+    There are at most ``MAX_DIRECTIONS``. Each direction is as long as its standard deviation.
     """
     values, directions = np.linalg.eigh(covariance)
     values = np.maximum(values, MIN_VARIANCE * max(float(values.mean()), 0.0))
@@ -67,7 +67,7 @@ def basis_of(covariance: Floats) -> Floats:
 
 
 def known_priors(priors: Tensor | None, shape: tuple[int, ...]) -> list[Floats | None]:
-    """The rows of (m, F) priors; None for a row of NaN, and for each without ``priors``.
+    """The rows of (m, F) priors; None for a row of NaN, and for every row without ``priors``.
 
     Raises DataError for another shape, and for rows of which a part is not finite.
     """
@@ -83,12 +83,12 @@ def known_priors(priors: Tensor | None, shape: tuple[int, ...]) -> list[Floats |
 
 
 def newton(margins: HalfMargins, weights: Floats, prior: Prior, steps: int, least: float) -> Floats:
-    """The vector (E,) with the least Σ w·softplus(−m), minus its log-probability by the prior.
+    """The vector (E,) with the least Σ w·softplus(−m) minus its log-probability by the prior.
 
-    Gauss-Newton: the curvature of softplus is taken, that of the margins is not, so that a step
-    always leads down; one that is too long is shortened. At most ``steps`` looks at the margins;
-    stops when a step promises less than ``least``. ``numba_kernel.fit`` is the same
-    in compiled code.
+    The method is Gauss-Newton. The Hessian includes the curvature of softplus but not the curvature
+    of the margins, so that each step leads downhill. A step that is too long is shortened. The fit
+    computes the margins at most ``steps`` times. The fit stops when a step promises a decrease of
+    less than ``least`` nats. ``numba_kernel.fit`` is the same in compiled code.
     """
     basis = prior.basis
     v: Floats = np.zeros(basis.shape[1])

@@ -1,8 +1,8 @@
-"""Fold-in: vectors of users whom training has not seen, or not all of.
+"""Fold-in: vectors of users with evidence that training has not seen.
 
-A free vector is fitted to what is known of the user against the frozen network, by the loss that
-the order rests on: Σ w·softplus(−m) over pairs, with m = (z_uij − z_uji)/2, and held to where the
-trained users' vectors lie. A vector that comes from the user's items is pooled from them, and
+The fold-in fits a free vector to the user's evidence, with the network frozen. The loss is Σ
+w·softplus(−m) over pairs, with the half margin m = (z_uij − z_uji)/2 that the order rests on. The
+prior is the distribution of the trained users' vectors. A vector of the user's items is pooled, and
 fitted only to dislikes and stated preferences.
 """
 
@@ -31,10 +31,10 @@ from ncr_core.ranking.backends.numba_ranker import UNROLLED
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FitArrays:
-    """Tables of float32, or of another type for tests.
+    """The arrays of the compiled fit, in float32, or in another type for tests.
 
-    A user's vector u becomes t = to_tables·u + offset: the user's part of s_ui, one number a
-    column of ``linear``, and C_u.
+    A user's vector u becomes t = to_tables·u + offset. t consists of the user's part of s_ui, one
+    number a column of ``linear``, and of C_u.
     """
 
     to_tables: npt.NDArray[np.float64]
@@ -44,13 +44,14 @@ class FitArrays:
     tables: tuple[Any, ...]
     """linear (n_items, d), bias (n_items or 0,), first and second (n_items, h)."""
     tower: tuple[Any, ...]
-    """widths, weights, the same transposed, biases, w."""
+    """widths, weights, transposed weights, biases, w."""
 
 
 def fit_arrays(tables: PairTables, size: int, dtype: torch.dtype) -> FitArrays | None:
-    """The arrays for user vectors of this size; None for what the compiled fit is not made for.
+    """The arrays for user vectors of this size; None for a model without a compiled fit.
 
-    That is towers over one item, and products that join the last layer (eq. 24).
+    The compiled fit supports neither towers over one item nor products that join the last layer
+    (eq. 24).
     """
     tower, linear = tables.tower, tables.linear
     if tables.points or (tower is not None and tower.items is not None):
@@ -73,7 +74,7 @@ def fit_arrays(tables: PairTables, size: int, dtype: torch.dtype) -> FitArrays |
 
 
 def _columns(weight: Tensor, columns: slice, size: int) -> Tensor:
-    """A map of a part of a vector as one of the whole vector."""
+    """A map of a part of a vector, extended to a map of the whole vector."""
     start = columns.start or 0
     return pad(weight, (start, size - start - weight.shape[1]))
 
@@ -119,28 +120,31 @@ def _up(n: int) -> int:
 
 
 def _array(x: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
-    """What is of this type and on the CPU already is not copied."""
+    """A numpy array of a tensor in this type, without a copy if possible."""
     return np.ascontiguousarray(x.detach().to(dtype).cpu().numpy())
 
 
 def fit_kernel() -> ModuleType | None:
-    """The compiled code of the fit; None where it cannot be had."""
+    """The compiled code of the fit; None without numba, or if compilation fails."""
     return numba_kernel("ncr_core.fold_in.numba_kernel")
 
 
 class FoldIn:
-    """Gives users' vectors for one model, whose parameters must be frozen. Made once a model.
+    """Fits users' vectors for one model with frozen parameters; made once a model.
 
-    A vector depends on the user's own evidence alone, bit by bit, and not on who else is in the
-    batch. ``tables`` are the model's in float32, where they are at hand (``Margins.single``).
-    Compiled code does it where numba is there (``compiled=False`` does without): on a CPU, wherever
-    the model is.
+    A vector depends on the user's own evidence alone, bit by bit, and not on other users of the
+    batch. ``tables`` are the model's in float32, if the caller has them (``Margins.single``). With
+    numba compiled code fits the vectors on a CPU, wherever the model is; ``compiled=False`` turns
+    the compiled code off.
 
-    ``trained_items`` are the rows that training has seen, where items were added since: nothing is
-    compared with those beyond or pooled from them, so that vectors stay what they are without them.
-    ``prior`` is the model's `prior_of` its users, where it is at hand. ``residual`` (E, E) is the
-    covariance of trained vectors about those that attributes predict
-    (`ContentPlacement.residual`), for users who have such a prior of their own.
+    ``trained_items`` is the number of item rows that training has seen, if items were added since.
+    The fold-in draws no later rows for pairs and pools none, so that added items do not change
+    vectors.
+
+    ``prior`` is the model's `prior_of` its users, if the caller has it. ``residual`` (E, E) is the
+    covariance of trained vectors about the vectors that attributes predict
+    (`ContentPlacement.residual`). This covariance is for users with such a prediction. Raises
+    DataError for a ``residual`` of another size.
     """
 
     def __init__(
@@ -177,12 +181,12 @@ class FoldIn:
 
     @property
     def prior(self) -> Prior:
-        """Where users' vectors are expected to lie."""
+        """The prior of users' vectors."""
         return self._prior
 
     @property
     def newcomer(self) -> Tensor:
-        """(E,) the vector of a user of whom nothing is known: the mean of the trained ones."""
+        """(E,) the vector of a newcomer: the mean of the trained users' vectors."""
         return torch.from_numpy(self._prior.mean).float()
 
     def __call__(
@@ -191,20 +195,20 @@ class FoldIn:
         known: Tensor | None = None,
         priors: Tensor | None = None,
     ) -> Tensor:
-        """Vectors (B, E) in float32 on the CPU, by what is known of each of B users.
+        """Vectors (B, E) of B users by their evidence, in float32 on the CPU.
 
         Args:
             users: The evidence of each user.
-            known: (B, E) vectors to which they are held: the trained ones of users who have done
-                something since, ``newcomer`` for the others, and for all by default. A user
-                without evidence keeps it.
-            priors: (B, E) where each user is expected to lie by attributes, as
-                `ContentPlacement.predict` gives it: in place of ``known``. A row of NaN is a user
-                without any. A pooled vector is moved towards it, the less the more items it is
-                made of: by ``FoldInConfig.prior_items`` / (that + items).
+            known: (B, E) the means of the users' priors: the trained vector of a user with events
+                since the training, and ``newcomer`` for other users. The default is ``newcomer``
+                for all users. A user without evidence gets this vector.
+            priors: (B, E) the vectors that attributes predict, as `ContentPlacement.predict` gives
+                them, in place of ``known``; NaN in the whole row for a user without attributes. A
+                pooled vector gets the share ``FoldInConfig.prior_items`` /
+                (``FoldInConfig.prior_items`` + items) of the prediction's difference from the mean.
 
         Raises:
-            IndexError: An item is not the model's.
+            IndexError: The model does not have an item.
             DataError: Weights or pairs are malformed, see ``Evidence.check``, or priors are.
         """
         for evidence in users:
@@ -267,13 +271,13 @@ class FoldIn:
 
     @cached_property
     def _arrays(self) -> FitArrays | None:
-        """What compiled code takes; made when it is first needed."""
+        """The arrays of the compiled fit, made at the first use."""
         tables = self._tables or self.model.tables().to(torch.float32)
         return fit_arrays(tables, len(self._prior.mean), torch.float32)
 
     @cached_property
     def _bases(self) -> tuple[Floats, Floats]:
-        """The directions of the priors as the tables see them: of anybody's, and of one's own."""
+        """The bases of the common prior and of users' own priors, mapped to the tables."""
         assert self._arrays is not None  # noqa: S101 - asked for with them only
         to_tables = self._arrays.to_tables
         of_anybody = np.ascontiguousarray(to_tables @ self._prior.basis)

@@ -1,4 +1,4 @@
-"""The second stage of a list, and all else that is asked of a loaded model, on arrays of rows."""
+"""The second stage of a list, and all other tasks of a loaded model, on arrays of rows."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ Result = TypeVar("Result")
 
 
 class Reason(NamedTuple):
-    """One of the user's own items, and its effect on the place of another."""
+    """One of the user's own items, and its effect on the place of another item."""
 
     row: int
     effect: float
-    """By how much the log-odds of the item against the others shown would be lower without it."""
+    """The decrease of the listed item's log-odds against the other listed items without the own
+    item."""
 
 
 class RankedItem(NamedTuple):
@@ -61,16 +62,18 @@ class RankedItem(NamedTuple):
     score: float
     """The mean probability that the user prefers the item to the reference items."""
     preferred_over_next: float | None
-    """The probability that the user prefers it to the item one rank below; None for the last."""
+    """The probability that the user prefers the item to the next item of the list; None for the
+    last."""
     because: Sequence[Reason] = ()
-    """The user's own items with the largest effects, where that was asked for."""
+    """The user's own items with the largest effects, if the request asks for reasons."""
 
 
 class PairwiseComparison(NamedTuple):
-    """Items compared pair by pair. Positions are those in the request."""
+    """Items compared pair by pair. Positions are the places of the items in the request."""
 
     probability: NDArray[np.float64]
-    """(M, M) the probability that the user prefers the item of the row to that of the column."""
+    """(M, M) the probability that the user prefers the item of the row to the item of the
+    column."""
     order: list[int]
     """The positions, best first, by Algorithm 1."""
 
@@ -89,7 +92,7 @@ class RerankRequest:
 def _within_memory(
     run: Callable[[InferenceEngine, Sequence[Request]], list[Result]],
 ) -> Callable[[InferenceEngine, Sequence[Request]], list[Result]]:
-    """A pass that goes on in halves, and then on the CPU, where a device lacks memory for it."""
+    """Makes a pass continue in halves, and for one request on the CPU, if a device lacks memory."""
 
     @wraps(run)
     def within_memory(engine: InferenceEngine, requests: Sequence[Request]) -> list[Result]:
@@ -115,7 +118,7 @@ def _within_memory(
 def _by_boost(
     run: Callable[[InferenceEngine, Sequence[Boosted]], list[Result]],
 ) -> Callable[[InferenceEngine, Sequence[Boosted]], list[Result]]:
-    """A pass for each boost of the requests: its scores are those of all users in it."""
+    """Makes one pass for each boost of the requests: all users of a pass share the boost."""
 
     @wraps(run)
     def by_boost(engine: InferenceEngine, requests: Sequence[Boosted]) -> list[Result]:
@@ -140,22 +143,23 @@ def _boost_of(requests: Sequence[Boosted]) -> Tensor | None:
 
 
 class InferenceEngine:
-    """A checkpoint, ready to answer. Requests change nothing but the caches.
+    """A loaded checkpoint that answers requests.
 
-    For any thread, if the caches are. Where a GPU has too little memory for a pass, it goes on in
-    halves, and then on the CPU; ``on_fallback`` is called with `half` or `cpu`.
+    Requests change only the caches. Threads may share an engine if its caches are thread-safe. A
+    pass that exceeds a GPU's memory continues in halves, and for a single request on the CPU.
+    ``on_fallback`` is called with `half` or `cpu`.
 
     Args:
         checkpoint: the model with its ids.
-        candidates: how many items are ranked exactly a user.
-        trained_items: the rows that training has seen, where items were added since.
-        prior: `prior_of` the trained users' vectors, where it is at hand.
+        candidates: the number of a user's items that are ranked exactly.
+        trained_items: the number of item rows that training has seen, if items were added since.
+        prior: `prior_of` the trained users' vectors, if the caller has it.
         vectors: a cache of fitted vectors.
-        lists: a cache of candidates.
+        lists: a cache of candidate lists.
         on_pairs: called with the number of pairs that a pass compared.
         on_fallback: called when a device has too little memory.
-        shared: where tables lie that several servers share, for a model on a CPU.
-        shared_key: names the model's there: the SHA-256 of its checkpoint's manifest.
+        shared: the folder of the tables that several servers share, for a model on a CPU.
+        shared_key: the name of the model's tables there: the SHA-256 of its checkpoint's manifest.
     """
 
     def __init__(
@@ -225,7 +229,7 @@ class InferenceEngine:
 
     @property
     def pools_users(self) -> bool:
-        """Whether users' vectors are made of their items."""
+        """Whether users' vectors are pooled from their items."""
         return self.model.config.users == "history"
 
     @property
@@ -234,20 +238,20 @@ class InferenceEngine:
         return bool(self._fitted_gaps)
 
     def gap_class(self, seconds: float) -> int:
-        """The class of the time since a user's last interaction; 0 where it changes nothing."""
+        """The gap class ``seconds`` after a user's last interaction; 0 for one without effect."""
         number = gap_class(seconds)
         return number if number in self._fitted_gaps else 0
 
     @property
     def item_space(self) -> ItemSpace:
-        """The similarity of items; made when it is first asked for."""
+        """The similarity of items, made at the first use."""
         with self._space_lock:
             if self._space is None:
                 self._space = ItemSpace(self.ranker.margins.double, self.n_items)
             return self._space
 
     def warm_up(self) -> None:
-        """Runs everything once, so that no request pays for what the first one sets up."""
+        """Makes one list, so that the set-up of all parts does not delay the first request."""
         everything = ItemFilter(np.ones(self.n_items, dtype=np.bool_))
         user = UserState(0, Evidence(np.array([0])))
         self.rank([RankRequest(user, 10, everything, diversity=0.5)])
@@ -265,10 +269,10 @@ class InferenceEngine:
     @_by_boost
     @_within_memory
     def rank(self, requests: Sequence[RankRequest]) -> list[list[RankedItem]]:
-        """The best n items of each request, all with the same boost in one pass of the ranker.
+        """The best ``n`` items of each request, in one pass of the ranker for each boost.
 
-        With a boost all that is said of an item takes it in: its score and its probability to be
-        preferred to the next one, too.
+        A boost also changes the scores, and the probabilities that the user prefers an item to the
+        next one.
         """
         vectors = self.retriever.vectors([request.user for request in requests])
         candidates = self.retriever.candidates(requests, vectors)
@@ -297,10 +301,11 @@ class InferenceEngine:
     @_by_boost
     @_within_memory
     def rerank(self, requests: Sequence[RerankRequest]) -> list[list[RankedItem]]:
-        """All items of each request, by Algorithm 1 over them in the order given.
+        """All items of each request, by Algorithm 1 over the items in the given order.
 
-        Of more than ``MAX_EXACT_ITEMS`` the best by the mean margin over the anchors are ranked so.
-        The others follow in the order of that margin, as those beyond the candidates do in a list.
+        With a tower, Algorithm 1 ranks at most ``MAX_EXACT_ITEMS`` items: the best by the mean
+        margin over the anchors. The other items follow in the order of that margin, as the items
+        beyond the candidates do in a list.
         """
         bound, items = self._bound(requests)
         width = items.shape[1]
@@ -314,7 +319,7 @@ class InferenceEngine:
 
     @_within_memory
     def compare(self, requests: Sequence[RerankRequest]) -> list[PairwiseComparison]:
-        """The items of each request, each with each."""
+        """The items of each request, compared each with each."""
         bound, items = self._bound(requests)
         margins = bound.margins.all_margins(items).cpu()
         ranked = bound.rank(items, items.shape[1]).cpu()
@@ -328,33 +333,34 @@ class InferenceEngine:
         return comparisons
 
     def pairs_to_rank(self, request: RankRequest) -> int:
-        """How many pairs ``rank`` compares for a request, at most, where the network is transitive.
+        """The most pairs that ``rank`` compares for a request, if the preferences are transitive.
 
-        0 for an additive model, which is sorted. So for the other two.
+        0 for an additive model, which is sorted. The same holds for ``pairs_to_rerank`` and
+        ``pairs_to_compare``.
         """
         m, k = min(self.n_candidates, self.n_items), request.depth
         best = min(m, BEST_LAST)  # `cheap_to_rank`: all meet once, and the best each other
         return self._pairs(m + _pairs_within(best) + _scan_pairs(m - best, k - best), k)
 
     def pairs_to_rerank(self, request: RerankRequest) -> int:
-        """How many pairs ``rerank`` compares for a request, at most."""
+        """The most pairs that ``rerank`` compares for a request."""
         m = len(request.rows)
         found = len(self._anchors) * m if m > MAX_EXACT_ITEMS else 0
         return self._pairs(found + _pairs_within(min(m, MAX_EXACT_ITEMS)), m)
 
     def pairs_to_compare(self, request: RerankRequest) -> int:
-        """How many pairs ``compare`` compares for a request, at most."""
+        """The most pairs that ``compare`` compares for a request."""
         m = len(request.rows)
         return self._pairs(m * m + _pairs_within(m), 0)
 
     def _pairs(self, ranked: int, described: int) -> int:
-        """The pairs of a list: those that rank it, and those of its scores and probabilities."""
+        """The pairs that rank a list, and the pairs of its scores; 0 for an additive model."""
         if self.ranker.margins.additive:
             return 0
         return ranked + described * (len(self.references) + 1)
 
     def question_pool(self, rows: IntArray) -> QuestionPool:
-        """Questions about pairs of these (M,) items, by trained users' answers."""
+        """Questions about pairs of these (M,) items, by the answers of some trained users."""
         step = max(1, self.model.n_users // SAMPLED_USERS)
         users = torch.arange(0, self.model.n_users, step, device=self.model.device)
         with torch.inference_mode():
@@ -378,10 +384,10 @@ class InferenceEngine:
             return self._on_cpu
 
     def _split(self, requests: Sequence[RerankRequest]) -> tuple[Tensor, Tensor]:
-        """The items of each request that are ranked exactly, in the order given, and the others.
+        """Each request's items that are ranked exactly, in the given order, and the others.
 
         Returns:
-            (B, ≤ MAX_EXACT_ITEMS) and (B, L) item rows, padded; the others best first.
+            (B, ≤ MAX_EXACT_ITEMS) and (B, L) item rows, padded; the other items are best first.
         """
         best, rest = [], []
         vectors = self.retriever.vectors([request.user for request in requests])
@@ -395,13 +401,13 @@ class InferenceEngine:
         return pad_sequence(best, True, PAD), pad_sequence(rest, True, PAD)
 
     def _bound(self, requests: Sequence[RerankRequest]) -> tuple[BoundRanker, Tensor]:
-        """The ranker for the users of the requests, and their items, (B, M) padded."""
+        """The ranker for the users of the requests, and the requests' items (B, M), padded."""
         vectors = self.retriever.vectors([request.user for request in requests])
         rows = [torch.from_numpy(request.rows) for request in requests]
         return self.ranker.bind(vectors, _boost_of(requests)), pad_sequence(rows, True, PAD)
 
     def _diversified(self, requests: Sequence[RankRequest], ranked: Tensor) -> Tensor:
-        """(B, depth) lists → (B, n), diverse ones chosen by `diversified`."""
+        """(B, depth) lists → (B, n) lists; `diversified` chooses the items of diverse lists."""
         lists = []
         for request, of_request in zip(requests, ranked.cpu(), strict=True):
             rows = of_request[: request.depth]
@@ -417,7 +423,7 @@ class InferenceEngine:
     ) -> list[list[RankedItem]]:
         """(B, k) ranked rows → lists with scores and probabilities, of at most ``lengths``.
 
-        ``margins`` are those of `UserMargins.list_margins` over the reference items.
+        ``margins`` are the results of `UserMargins.list_margins` over the reference items.
         """
         over_references, over_next = margins
         scores = preference_probability(over_references, self.temperature).mean(axis=2)
@@ -466,7 +472,7 @@ def _pairs_within(m: int) -> int:
 
 
 def _scan_pairs(m: int, k: int) -> int:
-    """The pairs that Algorithm 1 looks at for the top ``k`` of ``m`` items, at most."""
+    """The most pairs that Algorithm 1 compares for the top ``k`` of ``m`` items."""
     k = max(0, min(k, m))
     return _pairs_within(m) - _pairs_within(m - k)
 
@@ -478,10 +484,10 @@ def _left_filled(ranked: Tensor) -> Tensor:
 
 
 def _in_pools(vectors: NDArray[np.float32], request: RankRequest) -> NDArray[np.int64]:
-    """The places of a diverse list, from the (P, D) vectors of the ranked one.
+    """The places of a diverse list, from the (P, D) vectors of the ranked list.
 
-    Where there are pages, each pool of ranked items is put in order after the one before it: the
-    list begins with what the first page alone would be.
+    With pages, the list consists of pools of ranked items, each in its own diverse order. The list
+    therefore begins as a list of the first page alone.
     """
     if request.page is None:
         return diversified(vectors, request.n, request.diversity)
@@ -501,7 +507,7 @@ def _largest(own: IntArray, effects: NDArray[np.float64]) -> tuple[Reason, ...]:
 
 
 def _cpu_copy(model: PairwiseRanker) -> PairwiseRanker:
-    """A copy on the CPU; nothing is made on the model's own device."""
+    """A frozen copy on the CPU, made without memory of the model's own device."""
     copy = build_model(model.config, model.n_users, model.n_items)
     copy.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
     return copy.requires_grad_(False).eval()

@@ -1,4 +1,4 @@
-"""The first stage of a list: users' vectors and their candidate items, each kept while it holds."""
+"""The first stage of a list: users' vectors and their candidates, both kept in caches."""
 
 from __future__ import annotations
 
@@ -39,41 +39,43 @@ class UserState:
     row: int | None = None
     """The user's row in the model; None for a user who was not trained on."""
     evidence: Evidence | None = None
-    """What the vector is fitted to; None: the trained vector is up to date, or, without a row, the
-    vector is the mean of all users."""
+    """The evidence that the vector is fitted to. None: the vector needs no fit. A user without
+    evidence has the trained vector, or without a row ``prior``, or else the mean of all users."""
     key: Hashable = None
-    """Identifies the fitted vector in a cache: it changes with ``evidence``. None: no cache."""
+    """The key of the fitted vector in a cache. The key changes with ``evidence``. None: no
+    cache."""
     gap_class: int = 0
-    """How long the user has been away, see `InferenceEngine.gap_class`."""
+    """The gap class of the time since the user's last event, see `InferenceEngine.gap_class`."""
     prior: NDArray[np.float32] | None = None
-    """(E,) where the user is expected to lie by their attributes (`ContentPlacement.predict`), for
-    one who was not trained on, or not with attributes; ``key`` changes with it. None: nothing is
-    known, or the trained vector says more."""
+    """(E,) the vector that the user's attributes predict (`ContentPlacement.predict`), for a user
+    who was not trained on, or not with attributes. ``key`` changes with ``prior``. None: the user
+    has no attributes, or the trained vector says more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemFilter:
     """The items that one user may get.
 
-    The mask over all items is made where candidates have to be searched for, and not before: most
-    requests find theirs in a cache.
+    Only a search for candidates makes the mask over all items: most requests find their candidates
+    in a cache.
     """
 
     allowed: BoolArray
-    """(n_items,) items that may be recommended. Requests share the array: nobody writes to it."""
+    """(n_items,) items that may be recommended. Requests share the array and do not write to it."""
     excluded: IntArray = field(default_factory=lambda: _NO_ROWS)
-    """Ids of items that this user does not get, such as those they have seen."""
+    """Ids of items that this user does not get, such as seen items."""
     within: Sequence[IntArray] | None = None
     """Ids of the only items that may be recommended, in any number of arrays; None: any item."""
     row_of: IntArray | None = None
     """The row of each id, −1 for ids that the model does not have; None: ids are rows."""
     selected: BoolArray | None = None
-    """(n_items,) rows that a filter leaves, an array that requests share; None: all."""
+    """(n_items,) rows that a filter leaves; None: all rows. Requests share the array."""
     few: IntArray | None = None
-    """The rows of ``selected``, ascending, where they are few: these are ranked unsearched."""
+    """The rows of ``selected``, ascending, if they are few. Few rows are ranked without a
+    search."""
 
     def mask(self) -> BoolArray:
-        """(n_items,) items that the user may get, in an array of the caller's own."""
+        """(n_items,) items that the user may get, in a new array."""
         if self.within is None:
             mask = self.allowed.copy()
         else:
@@ -87,7 +89,7 @@ class ItemFilter:
         return mask
 
     def few_rows(self) -> IntArray | None:
-        """The rows that the user may get, ascending, without a mask; None where they are many."""
+        """The rows that the user may get, ascending, without a mask; None if the rows are many."""
         if self.few is None:
             return None
         rows = self.few[self.allowed[self.few]]
@@ -110,30 +112,30 @@ class RankRequest:
     user: UserState
     n: int
     items: ItemFilter
-    """The items that candidates may be taken from: ``skipped`` ones too."""
+    """The items that candidates may be taken from, ``skipped`` items included."""
     skipped: IntArray = field(default_factory=lambda: _NO_ROWS)
-    """Rows that this request alone leaves out: ``key`` does not depend on them."""
+    """Rows that this request alone leaves out. ``key`` does not depend on these rows."""
     diversity: float = 0.0
     """The share of the order given up for variety, 0 to 1, see `diversified`."""
     explain_by: Evidence | None = None
-    """All that is known of the user, to explain each item by; None: nothing is explained."""
+    """All evidence of the user, to explain each item by; None: no explanations."""
     key: Hashable = None
-    """Identifies the candidates in a cache: it changes with ``items`` and with the user's key and
-    gap class. None: not kept."""
+    """The key of the candidates in a cache. The key changes with ``items`` and with the user's key
+    and gap class. None: the candidates are not kept."""
     trained_key: Hashable = None
-    """Identifies the candidates among the items of the training, where the model has newer ones:
-    it stays when these change. None: there are none, or the candidates are not kept."""
+    """The key of the candidates among the items of the training, if the model has newer items. The
+    key stays when the newer items change. None: no newer items, or the candidates are not kept."""
     key_bytes: int = 0
     """The memory of the strings in ``key``, in bytes."""
     boost: NDArray[np.float64] | None = None
-    """(n_items,) b: the margin of i over j is b_i − b_j larger. Requests share the array; ``key``
-    changes with it. None: nothing is added."""
+    """(n_items,) b: the margin of i over j is b_i − b_j larger. Requests share the array. ``key``
+    changes with ``boost``. None: no boost."""
     page: int | None = None
-    """The items of a page, where ``n`` are those of all pages of a diverse list."""
+    """The number of items of a page, if ``n`` counts the items of all pages of a diverse list."""
 
     @property
     def pool(self) -> int:
-        """The number of ranked items that each diverse page, or all of ``n``, is chosen from."""
+        """The number of ranked items for a diverse page, or for a diverse list without pages."""
         return max(MIN_POOL, POOL_FACTOR * (self.page or self.n))
 
     @property
@@ -142,7 +144,7 @@ class RankRequest:
         return self.pool if self.diversity and self.page is None else self.n
 
     def mask(self) -> BoolArray:
-        """(n_items,) items that may be in the list, in an array of the caller's own."""
+        """(n_items,) items that may be in the list, in a new array."""
         mask = self.items.mask()
         mask[self.skipped] = False
         return mask
@@ -155,11 +157,11 @@ class CandidateList:
     items: NDArray[np.int32]
     """The best allowed rows, best first."""
     complete: bool
-    """Whether these are all allowed items."""
+    """Whether ``items`` are all allowed items."""
 
 
 class Cache(Protocol[Key, Value]):
-    """A bounded store of values by key. A key that is None is never asked for."""
+    """A bounded store of values by key. Callers do not ask for the key None."""
 
     def get(self, key: Key) -> Value | None:
         """The value, or None."""
@@ -186,18 +188,18 @@ class NoCache:
 
 
 class CandidateSource(Protocol):
-    """Candidates that were computed elsewhere."""
+    """A source of candidates that were computed elsewhere."""
 
     def find(self, request: RankRequest) -> CandidateList | None:
         """The candidates of exactly this request, or None."""
 
 
 class CandidateGenerator:
-    """Scores every item by how it fares against a few anchor items, and keeps the best M.
+    """Scores every item by its mean margin over a few anchor items, and keeps the best M.
 
-    The score of an item is its mean margin over the anchors. For an additive model that orders
-    items exactly as the model does. ``shortlist`` finds the best by s_ui alone in a very large
-    catalogue; of a multiple of m of them, the scores then choose.
+    For an additive model the scores order items exactly as the model does. In a large catalogue
+    ``shortlist`` first finds the best items by s_ui alone: ``SHORTLIST_FACTOR`` times as many as
+    are wanted. The scores then choose among these items.
     """
 
     def __init__(
@@ -222,8 +224,8 @@ class CandidateGenerator:
     def search(self, users: Tensor, allowed: Tensor, m: int, boost: Tensor | None = None) -> Tensor:
         """The best ``m`` of (B, n_items) allowed items for (B, E) user vectors: (B, ≤ m), padded.
 
-        With a shortlist only its items are scored: for catalogues that are too large for more.
-        ``boost`` (n_items,) is what is added to the scores of items.
+        With a shortlist only its items are scored, for large catalogues. ``boost`` (n_items,) is
+        added to the scores of items.
         """
         boost = None if boost is None else boost.to(self.ranker.device)
         users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
@@ -256,16 +258,17 @@ class CandidateGenerator:
         return rows[best].astype(np.int32)
 
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
-        """The best ``m`` allowed items by (B, n_items) scores, as ``cheap_to_rank``."""
+        """The best ``m`` allowed items by (B, n_items) scores, in ``cheap_to_rank``'s order."""
         return cheap_to_rank(top_allowed(scores, allowed, self.order, m))
 
 
 class CandidateRetriever:
-    """Users' vectors, and the best ``m`` candidates of each. For any thread, if the caches are.
+    """Finds users' vectors, and the best ``m`` candidates of each user.
 
-    Fitted vectors are kept by ``UserState.key``, the best ``m`` candidates and some spare ones by
-    ``RankRequest.key``, and with more spare ones, for requests that skip many items, by that key
-    and their number. How deep a request searches depends on nothing that was asked before it.
+    Threads may share a retriever if its caches are thread-safe. The caches keep fitted vectors by
+    ``UserState.key``, and the best ``m`` candidates with some spare ones by ``RankRequest.key``. A
+    request that skips many items has more spare candidates, kept by that key and their number. The
+    depth of a search depends on the request alone, and not on earlier requests.
     """
 
     def __init__(
@@ -290,15 +293,15 @@ class CandidateRetriever:
         self._vectors = NoCache() if vectors is None else vectors
         self._lists = NoCache() if lists is None else lists
         self.precomputed: CandidateSource | None = None
-        """Candidates that were computed elsewhere, once they are there."""
+        """Candidates that were computed elsewhere; None before there are any."""
 
     @property
     def capacity(self) -> int:
-        """The number of candidates that are kept of a user, at most."""
+        """The number of candidates in a full kept list: the best ``m`` and the usual spare ones."""
         return min(self._m + SPARE_CANDIDATES, self._model.n_items)
 
     def is_ready(self, request: RankRequest) -> bool:
-        """Whether neither a vector nor candidates have to be computed."""
+        """Whether the request needs neither a fit of a vector nor a search for candidates."""
         if not self.has_vector(request.user):
             return False
         spare = _spare(request)
@@ -313,7 +316,7 @@ class CandidateRetriever:
         )
 
     def has_vector(self, user: UserState) -> bool:
-        """Whether the user's vector need not be fitted."""
+        """Whether the user's vector needs no fit."""
         return user.evidence is None or self._vectors.has(user.key)
 
     def vectors(self, users: Sequence[UserState]) -> Tensor:
@@ -359,9 +362,9 @@ class CandidateRetriever:
     def retrieve(
         self, requests: Sequence[RankRequest], vectors: Tensor | None = None
     ) -> list[CandidateList]:
-        """The kept candidates of each request, best first; (B, E) ``vectors`` are the users'.
+        """The candidates of each request, best first; (B, E) ``vectors`` are the users'.
 
-        The requests have one boost, or none.
+        The lists include spare candidates. All requests have the same boost, or none.
         """
         if vectors is None:
             vectors = self.vectors([request.user for request in requests])
@@ -394,7 +397,7 @@ class CandidateRetriever:
     def _searched(
         self, requests: Sequence[RankRequest], vectors: Tensor, spare: int
     ) -> list[CandidateList]:
-        """The best ``m`` and ``spare`` candidates of each request, searched for and kept."""
+        """The best ``m + spare`` candidates of each request, from a search; kept in the cache."""
         is_deep = spare > SPARE_CANDIDATES
         masks = np.stack(
             [request.items.mask() if is_deep else self._mask(request) for request in requests]
@@ -418,7 +421,7 @@ class CandidateRetriever:
         return lists
 
     def rest(self, request: RankRequest, vector: Tensor, candidates: Tensor, n: int) -> Tensor:
-        """The next ``n`` rows by score behind the candidates, for a list longer than they are."""
+        """The next ``n`` rows by score behind the candidates, for lists with more items."""
         best = self._search_one(request, vector, n, candidates.numpy())
         return torch.from_numpy(best.astype(np.int64))
 
@@ -435,7 +438,7 @@ class CandidateRetriever:
         return self._search(vector[None], mask[None], n, request.boost)[0]
 
     def _all_of_few(self, request: RankRequest, vector: Tensor) -> CandidateList:
-        """The best of the few rows that a filter leaves, each of which is scored: kept."""
+        """The best of the few rows that a filter leaves, after scoring each; kept in the cache."""
         rows = request.items.few_rows()
         assert rows is not None  # noqa: S101 - the caller looked
         n, boost = self._m + _spare(request), _tensor(request.boost)
@@ -486,7 +489,7 @@ class CandidateRetriever:
             self._lists.put(key, candidates, candidates.items.nbytes + request.key_bytes)
 
     def _mask(self, request: RankRequest) -> BoolArray:
-        """(n_items,) items to search for candidates: newer ones come in by `_with_newer`."""
+        """(n_items,) items to search for candidates; `_with_newer` adds the newer items later."""
         mask = request.items.mask()
         if request.trained_key is not None:
             mask[self._trained_items :] = False
@@ -495,7 +498,7 @@ class CandidateRetriever:
     def _with_newer(
         self, request: RankRequest, trained: CandidateList, vector: Tensor
     ) -> CandidateList:
-        """The candidates of all items, from those of the training and the newer items: kept."""
+        """The best of the training's candidates and the newer items, kept in the cache."""
         newer = np.flatnonzero(request.items.mask()[self._trained_items :]) + self._trained_items
         rows = np.concatenate([trained.items.astype(np.int64), newer])
         items = self._generator.merge(vector, rows, self._m + SPARE_CANDIDATES)
@@ -527,7 +530,7 @@ def _tensor(array: NDArray[np.float64] | None) -> Tensor | None:
 
 
 def _spare(request: RankRequest) -> int:
-    """How many candidates beyond M a request's list has, at least as many as it skips."""
+    """The number of candidates beyond M for a request, at least the number of skipped items."""
     spare = SPARE_CANDIDATES
     while spare < len(request.skipped):
         spare *= 2
@@ -535,11 +538,11 @@ def _spare(request: RankRequest) -> int:
 
 
 def _kept_key(request: RankRequest) -> Hashable:
-    """Names the request's candidates in the cache: by their depth too, where it is another."""
+    """The key of the request's candidates in the cache; the key of a deep list has its depth."""
     spare = _spare(request)
     return request.key if request.key is None or spare == SPARE_CANDIDATES else (request.key, spare)
 
 
 def _key(request: RankRequest, position: int) -> Hashable:
-    """The request's key; where it has none, its position among the requests."""
+    """The key of the request in a search, or its position among the requests if it has none."""
     return position if request.key is None else _kept_key(request)

@@ -1,8 +1,9 @@
-"""Tables that ranking takes, in a file that the servers of a machine map: they have it once.
+"""The ranking tables in a file that all servers of a machine map into memory.
 
-They are computed from the item tables of a model, some rows at a time, and take three times as much
-as these: float64 and float32. What the model has beside its items is small, and each server's own.
-A file is whole or absent, and is as long as it says; it is a cache, so it has no sum.
+The tables are computed from a model's item tables, some rows at a time. The file has a copy in
+float64 and a copy in float32, three times the size of the item tables. Each server has the other,
+small parameters of the model in its own memory. A file is whole or absent, and its header states
+its length. The file is a cache, and has no checksum.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class SharedTables:
         self._folder = folder
 
     def margins(self, model: PairwiseRanker, key: str) -> Margins:
-        """The margins of a model on a CPU, of tables that are mapped into memory.
+        """The margins of a model on a CPU, from tables that are mapped into memory.
 
-        Two servers that begin at once may both compute them; one file is kept.
+        Two servers that start at once may both compute the tables; one file is kept.
 
         Args:
             model: The model.
-            key: Names the file: the SHA-256 of its checkpoint's manifest.
+            key: The key of the file: the SHA-256 of the checkpoint's manifest.
 
         Raises:
             OSError: The file cannot be written.
@@ -114,7 +115,7 @@ class SharedTables:
         self._remove_old(path)
 
     def _remove_old(self, new: Path) -> None:
-        """Removes what no server has begun to use for a day: those that use it keep it."""
+        """Removes files that no server has opened for a day; servers that use them keep them."""
         for other in self._folder.iterdir():
             with contextlib.suppress(OSError):
                 if other != new and other.stat().st_mtime < time.time() - KEPT_SECONDS:
@@ -122,7 +123,7 @@ class SharedTables:
 
 
 def with_tensors(tree: Tree, change: Callable[[str, Tensor], Tensor], name: str = "") -> Tree:
-    """A tree of dataclasses and tuples with other tensors, by their names in it."""
+    """A tree of dataclasses and tuples with the tensors that ``change`` gives by their names."""
     result: Any = tree
     if isinstance(tree, Tensor):
         result = change(name, tree)
@@ -148,7 +149,7 @@ _ITEM_FIELDS = (".items", ".first", ".second")
 
 
 def _of_rows(tables: tuple[PairTables, PairTables]) -> dict[str, Tensor]:
-    """The tensors that have a row an item, by their names."""
+    """The tensors with a row for each item, by their names."""
     found: dict[str, Tensor] = {}
 
     def look(name: str, tensor: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ def _of_rows(tables: tuple[PairTables, PairTables]) -> dict[str, Tensor]:
 
 
 def _of_items(model: PairwiseRanker, rows: slice) -> PairwiseRanker:
-    """The model with some of its items alone, as far as `PairwiseRanker.tables` looks at it."""
+    """The model with a part of its items, for `PairwiseRanker.tables` alone."""
     part = copy.copy(model)
     part._modules, part._parameters = dict(model._modules), dict(model._parameters)
     for name in model.item_tables:

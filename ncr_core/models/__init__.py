@@ -28,6 +28,6 @@ MODELS: dict[str, type[PairwiseRanker]] = {
 
 
 def build_model(config: ModelConfig, n_users: int, n_items: int) -> PairwiseRanker:
-    """A model with fresh parameters: seed torch before for repeatable ones."""
+    """A model with new random parameters: seed torch before for repeatable parameters."""
     kind = SharedNeuPR if config.shared_embeddings else MODELS[config.kind]
     return kind(config, n_users, n_items)

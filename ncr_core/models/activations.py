@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def sigmoid_tanh(x: Tensor) -> Tensor:
-    """tanh(x) = 2σ(2x) − 1, without gradients: on a CPU less than half the time of torch.tanh."""
+    """tanh(x) = 2σ(2x) − 1 without gradients, on a CPU in less than half the time of torch.tanh."""
     return x.mul(2).sigmoid_().mul_(2).sub_(1)
 
 
 class _FastTanh(torch.autograd.Function):
     """``sigmoid_tanh`` with its gradient 1 − y².
 
-    Its error is 1e-7 of 1, not of x: too much for inputs of 1e-6, which N(0, 0.01²) everywhere
-    (the paper's initialisation) gives in deep towers.
+    The absolute error is 1e-7. This error is too large for inputs of 1e-6, which the paper's
+    initialisation N(0, 0.01²) gives in deep towers.
     """
 
     @staticmethod
@@ -35,7 +35,7 @@ class _FastTanh(torch.autograd.Function):
 
 
 def fast_tanh(x: Tensor) -> Tensor:
-    """tanh, by the logistic function where that is faster."""
+    """tanh, on a CPU by the logistic function, which is faster there."""
     if x.device.type != "cpu":
         return torch.tanh(x)
     result: Tensor = _FastTanh.apply(x)  # type: ignore[no-untyped-call]

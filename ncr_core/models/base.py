@@ -25,7 +25,7 @@ class FactoredScores:
     bias: Tensor | None = None
 
     def matrix(self) -> Tensor:
-        """All of them, (Q, S)."""
+        """The matrix (Q, S) of all scores."""
         products = self.users @ self.items.T
         return products if self.bias is None else products + self.bias
 
@@ -33,9 +33,9 @@ class FactoredScores:
 class PairwiseRanker(nn.Module, ABC):
     """Gives the logit z_uij of "user u prefers item i to item j"; ŷ_uij = σ(z_uij).
 
-    A user is its vector (E,), so that a user who was not trained on can be ranked for by a vector
-    fitted later. ``logits`` is the equation as written; ``pair_logits`` is the same for training,
-    both orders at once, and ``tables`` for ranking.
+    The methods take a user's vector (E,), so that a fold-in can give the vector of a user who was
+    not trained on. ``logits`` is the equation as written. ``pair_logits`` gives both orders at once
+    for training, and ``tables`` is for ranking.
     """
 
     users: FreeUsers | PooledUsers  # and ``items``: of a model with one part of each
@@ -56,7 +56,7 @@ class PairwiseRanker(nn.Module, ABC):
         return [self.users]
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        """(…) rows → (…, F) everything the model knows of these items."""
+        """(…) rows → (…, F) the embeddings of these items, without biases."""
         return self.item_rows(items, self.items.weight)
 
     @property
@@ -82,20 +82,21 @@ class PairwiseRanker(nn.Module, ABC):
     ) -> tuple[Tensor, FactoredScores]:
         """s_ui (R,) and s_uj (Q, S) with (z_uij − z_uji)/2 = s_ui − s_uj, as products of matrices.
 
-        The order rests on this half margin (§4.4). users are (Q, E) vectors, row (R,) tells whose
-        each positive i (R,) is, and j (S,) are items. Only for models with ``shares_negatives``.
+        The order rests on this half margin (§4.4). ``users`` are (Q, E) vectors. ``row`` (R,) is
+        the place among ``users`` of the user of each positive ``i`` (R,), and ``j`` (S,) are items.
+        Raises ConfigError for a model without ``shares_negatives``.
         """
         raise ConfigError(f"shared negatives are not for {self.config.kind}")
 
     def user_vectors(self, users: Tensor) -> Tensor:
-        """(B,) rows → (B, E) everything the model knows of these users."""
+        """(B,) rows → (B, E) the vectors of these users."""
         parts = [
             table_rows(users, part.weight, sparse=self.sparse_users) for part in self.user_parts()
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def training_vectors(self, users: Tensor, histories: UserHistories | None) -> Tensor:
-        """(B, E) user vectors for a training batch: a positive is never pooled for itself."""
+        """(B, E) user vectors for a training batch, pooled without each row's own positive."""
         if histories is None:
             return self.user_vectors(users)
         parts = [part.without_positives(histories) for part in self._pooled()]
@@ -104,9 +105,9 @@ class PairwiseRanker(nn.Module, ABC):
     def pooled_vectors(
         self, items: Sequence[Tensor], weights: Sequence[Tensor] | None = None
     ) -> Tensor:
-        """User vectors of any items, each user's from old to new, for users="history" → (B, E).
+        """(B, E) user vectors pooled from each user's items, from old to new, for users="history".
 
-        ``weights`` are what each item counts, see ``PooledUsers.pool``.
+        ``weights`` are the weights of the items, see ``PooledUsers.pool``.
         """
         lengths = torch.tensor([len(history) for history in items], device=self.device)
         every = torch.cat(list(items)).to(self.device)
@@ -120,7 +121,7 @@ class PairwiseRanker(nn.Module, ABC):
     def after_gap(self, vectors: Tensor, classes: Tensor) -> Tensor:
         """(B, E) user vectors after gaps of these classes (B,); see ``PooledUsers``.
 
-        Class 0 leaves a vector as it is, and so does every class without ``by_gap``.
+        Vectors of class 0 stay unchanged. Without ``by_gap`` all vectors stay unchanged.
         """
         if not self.config.by_gap or not bool(classes.any()):
             return vectors
@@ -129,14 +130,14 @@ class PairwiseRanker(nn.Module, ABC):
 
     @property
     def latest_time(self) -> float:
-        """The end of the times that ``by_gap`` was fitted to, in seconds since 1970; 0 without."""
+        """The end of the times of the fit of ``by_gap``, in seconds since 1970; 0 without a fit."""
         if not self.config.by_gap:
             return 0.0
         (part,) = self._pooled()
         return float(part.latest_time)
 
     def gap_scale(self, number: int) -> float:
-        """What a user's own items count after a gap of this class, beside no gap."""
+        """The factor of a user's pooled vector after a gap of this class; 1 for no change."""
         if not self.config.by_gap:
             return 1.0
         (part,) = self._pooled()
@@ -144,7 +145,7 @@ class PairwiseRanker(nn.Module, ABC):
 
     @property
     def fitted_gaps(self) -> frozenset[int]:
-        """The gap classes in which vectors differ from those in the middle of a sitting."""
+        """The gap classes whose vectors differ from the vectors in the middle of a sitting."""
         if not self.config.by_gap:
             return frozenset()
         (part,) = self._pooled()
@@ -152,11 +153,11 @@ class PairwiseRanker(nn.Module, ABC):
         return frozenset(differs.nonzero().flatten().tolist())
 
     def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
-        """Recomputes the vectors of the known users where they come from their items.
+        """Recomputes the vectors of the trained users from their items.
 
-        ``items`` (T,) are everyone's, oldest first, one user after the other; ``lengths``
-        (n_users,); ``weights`` (T,) as for ``PooledUsers.pool``. Nothing happens for free
-        embeddings.
+        ``items`` (T,) are the items of all users, one user after the other, oldest first.
+        ``lengths`` (n_users,) are the numbers of items of the users. ``weights`` (T,) are as in
+        ``PooledUsers.pool``. Free embeddings stay unchanged.
         """
         if self.config.users == "history":
             items, lengths = items.to(self.device), lengths.to(self.device)
@@ -169,7 +170,7 @@ class PairwiseRanker(nn.Module, ABC):
         return table_rows(items, table, sparse=self.sparse_items)
 
     def sparse_tables(self) -> list[Tensor]:
-        """The tables that get gradients by rows."""
+        """The tables whose gradients come by rows."""
         tables: list[Tensor] = []
         if self.sparse_users:
             tables += [part.weight for part in self.user_parts() if isinstance(part, FreeUsers)]
@@ -187,7 +188,7 @@ class PairwiseRanker(nn.Module, ABC):
         return next(self.parameters()).device
 
     def new_users(self, size: int) -> FreeUsers | PooledUsers:
-        """A user part of this size, as the configuration says."""
+        """A new user part of this size, by the configuration."""
         if self.config.users == "free":
             return FreeUsers(self.n_users, size)
         config = self.config

@@ -1,4 +1,4 @@
-"""Rows of an embedding table, which may be whole or shared out among ranks."""
+"""Rows of an embedding table, which one process holds or ranks share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def table_rows(rows: Tensor, table: Tensor, *, sparse: bool = False) -> Tensor:
     """Rows (…) of a table (n, F) → (…, F).
 
     Args:
-        rows: the numbers of rows; with a sharded table the same on all ranks.
-        table: a tensor, or a DTensor of which each rank has some rows: every rank gets all of the
-            rows asked for, and the gradient of its own.
-        sparse: whether the gradient comes by rows; not of a sharded table.
+        rows: the numbers of rows, the same on all ranks for a sharded table.
+        table: a tensor, or a DTensor of which each rank has some rows. Every rank gets all
+            requested rows, and the gradient of its own rows.
+        sparse: whether the gradient comes by rows; without effect for a sharded table.
     """
     if is_sharded(table):
         return _sharded_rows(rows, table)

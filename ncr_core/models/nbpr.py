@@ -14,7 +14,7 @@ from ncr_core.models.user_embeddings import embedding
 class NBPR(PairwiseRanker):
     """z_uij = w₁·(U_u⊙V_i) − w₂·(U_u⊙V_j), and b_i − b_j with ``item_bias``.
 
-    With ``learn_weights=False`` w is fixed at 1; trained with the loss ``bpr`` that is BPR-MF
+    With ``learn_weights=False`` w is fixed at 1. With the loss ``bpr`` as well, the model is BPR-MF
     (eq. 4, 16–18).
     """
 
@@ -81,7 +81,7 @@ def element_wise_logits(
 def with_bias(
     z_uij: Tensor, z_uji: Tensor, bias: Tensor | None, i: Tensor, j: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Adds b_i − b_j; i is (B,), j is (B, n)."""
+    """Adds b_i − b_j to z_uij and b_j − b_i to z_uji; i is (B,), j is (B, n)."""
     if bias is None:
         return z_uij, z_uji
     difference = bias[i].unsqueeze(1) - bias[j]

@@ -1,4 +1,4 @@
-"""NeuPR, neural personalised ranking: eq. 25 started by eq. 26, and with one embedding eq. 24."""
+"""NeuPR, neural personalised ranking: eq. 25 started by eq. 26, and eq. 24 with one embedding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NeuPR(PairwiseRanker):
         return [self.users_n, self.users_d]
 
     def item_vectors(self, items: Tensor) -> Tensor:
-        """(…) rows → (…, F) everything the model knows of these items."""
+        """(…) rows → (…, F) the embeddings of these items, without biases."""
         of_n = self.item_rows(items, self.items_n.weight)
         return torch.cat([of_n, self.item_rows(items, self.items_d.weight)], dim=-1)
 
@@ -76,7 +76,10 @@ class NeuPR(PairwiseRanker):
 
     @torch.no_grad()
     def start_from(self, nbpr: NBPR, dncr: DNCR, alpha: float) -> None:
-        """Copies both parts and sets w ← [α w^N; (1−α) w^D] (eq. 26)."""
+        """Copies both parts and sets w ← [α w^N; (1−α) w^D] (eq. 26).
+
+        Raises ConfigError unless 0 ≤ ``alpha`` ≤ 1.
+        """
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"alpha must be between 0 and 1, not {alpha}")
         self.users_n.load_state_dict(nbpr.users.state_dict())
@@ -92,7 +95,8 @@ class NeuPR(PairwiseRanker):
 class SharedNeuPR(DNCR):
     """z_uij = w·a([U_u⊙V_i; −U_u⊙V_j] + W_N x_{N−1} + b_N), with x_{N−1} of the tower of eq. 23.
 
-    The sum wants a last layer as wide as the element-wise part, 2e; the equation leaves it open.
+    The sum requires a last layer as wide as the element-wise part, 2e. The equation leaves this
+    width open.
     """
 
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:

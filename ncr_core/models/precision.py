@@ -1,4 +1,4 @@
-"""Where training may multiply in bfloat16, which has the range of float32 and three digits."""
+"""Checks for training in bfloat16, which has the range of float32 and three digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 in its own instructions: others are slower."""
+    """Whether the processor has instructions for bfloat16; without them bfloat16 is slower."""
     get_capabilities: Callable[[], dict[str, bool]] = getattr(torch.cpu, "get_capabilities", dict)
     capabilities = get_capabilities()  # of later releases of torch
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

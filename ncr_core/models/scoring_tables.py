@@ -1,12 +1,12 @@
-"""What ranking needs of a model: tables computed once, from which any margin follows.
+"""Tables of a model for ranking, computed once, from which any margin follows.
 
 The margin z_uij − z_uji of every model here is
 
     s_ui − s_uj  +  w·tower(C_u + A_i + B_j)  −  w·tower(C_u + A_j + B_i)
 
-with an additive part s (a product of vectors, or towers over the user and one item) and, unless
-the model is additive, a tower whose first layer is linear in the user, the preferred and the other
-item, so that its three projections C, A and B are computed once per user and per item.
+with an additive part s: a product of vectors, or towers over the user and one item. A model that is
+not additive also has a tower. The tower's first layer is linear in the user, the preferred item and
+the other item. Its three projections C, A and B are therefore computed once per user and per item.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class LinearTable:
     bias: Tensor | None = None  # (n_items,)
 
     def to(self, dtype: torch.dtype) -> LinearTable:
-        """The same in another type of floating-point numbers."""
+        """The table in another type of floating-point numbers."""
         bias = None if self.bias is None else self.bias.to(dtype)
         return LinearTable(self.columns, self.items.to(dtype), bias)
 
     def plus_bias(self, bias: Tensor) -> LinearTable:
-        """The table with (n_items,) more on the bias."""
+        """The table with (n_items,) numbers added to the bias."""
         return replace(self, bias=bias if self.bias is None else self.bias + bias)
 
 
@@ -44,8 +44,8 @@ class LinearTable:
 class PointTable:
     """s_ui = w·tower(C_u + A_i), a tower over the user and one item.
 
-    Where there is a bias, as for a tower of one layer, s_ui is bias[i] alone: the user adds as much
-    to one item as to another.
+    With a bias, as for a tower of one layer, s_ui is bias[i] alone: the user's part is the same for
+    all items.
     """
 
     user_weight: Tensor  # (h, e)
@@ -57,7 +57,7 @@ class PointTable:
     bias: Tensor | None = None  # (n_items,)
 
     def to(self, dtype: torch.dtype) -> PointTable:
-        """The same in another type of floating-point numbers."""
+        """The table in another type of floating-point numbers."""
         return PointTable(
             self.user_weight.to(dtype),
             self.user_bias.to(dtype),
@@ -79,7 +79,7 @@ class PointTable:
 
 @dataclass(frozen=True)
 class TowerTable:
-    """The tower with its first layer taken apart."""
+    """The tower, with its first layer split into projections of the user and of the items."""
 
     columns: slice
     user_weight: Tensor  # (h, e)
@@ -92,7 +92,7 @@ class TowerTable:
     items: Tensor | None = None  # (n_items, e), where [U⊙V_i; −U⊙V_j] joins the last layer (eq. 24)
 
     def to(self, dtype: torch.dtype) -> TowerTable:
-        """The same in another type of floating-point numbers."""
+        """The table in another type of floating-point numbers."""
         return TowerTable(
             self.columns,
             self.user_weight.to(dtype),
@@ -110,7 +110,7 @@ class TowerTable:
         return torch.addmm(self.user_bias, self.user_columns(vectors), self.user_weight.T)
 
     def user_columns(self, vectors: Tensor) -> Tensor:
-        """(B, E) user vectors → (B, e) the tower's part of them."""
+        """(B, E) user vectors → (B, e) the tower's part of the vectors."""
         return vectors[:, self.columns].to(self.user_weight.dtype)
 
     def margins(
@@ -118,7 +118,8 @@ class TowerTable:
     ) -> tuple[Tensor, Tensor]:
         """The tower's part of the margin: (R, h) C_u, (R, e) U_u, (R, L) items each → (R, L).
 
-        With it come the sizes (R, L) of what was summed last, which rounding errors grow with.
+        The second result has the (R, L) sizes of the last sum's terms, with which rounding errors
+        grow.
         """
         c = projected.unsqueeze(1)
         both = torch.stack(
@@ -139,10 +140,10 @@ class TowerTable:
 
 @dataclass(frozen=True)
 class PairTables:
-    """A model as the rankers see it; ``tower`` is None for additive models.
+    """The tables of a model for the rankers; ``tower`` is None for additive models.
 
-    ``points`` are towers over a user and one item, each with what its score is multiplied by; they
-    see the whole user vector.
+    ``points`` are towers over a user and one item, each with the factor of its score. These towers
+    take the whole user vector.
     """
 
     linear: LinearTable | None
@@ -155,7 +156,7 @@ class PairTables:
         return self.tower is None
 
     def to(self, dtype: torch.dtype) -> PairTables:
-        """The same in another type of floating-point numbers."""
+        """The tables in another type of floating-point numbers."""
         return PairTables(
             self.linear.to(dtype) if self.linear else None,
             self.tower.to(dtype) if self.tower else None,
@@ -168,7 +169,10 @@ def _layers_to(layers: Layers, dtype: torch.dtype) -> Layers:
 
 
 def _upper_layers(x: Tensor, layers: Layers, activation: str, extra: Tensor | None) -> Tensor:
-    """(…, h) inputs of the first activation → (…, d) of the last; ``extra`` joins its inputs."""
+    """(…, h) inputs of the first activation → (…, d) outputs of the last.
+
+    ``extra`` (…, d) is added to the inputs of the last activation.
+    """
     act = sigmoid_tanh if activation == "tanh" else torch.relu
     for weight, bias in layers:
         x = torch.nn.functional.linear(act(x), weight, bias)

@@ -1,8 +1,8 @@
 """A causal self-attention encoder of users' latest items, as in SASRec (Kang & McAuley 2018).
 
-Each item's vector looks at those of the `WINDOW` latest items up to it, its own among them. What it
-makes of them does not depend on where in the history they stand, only on how many items back. So
-histories of any length lie one after the other, without padding, and are encoded block by block.
+Each item's vector attends to the vectors of the `WINDOW` latest items up to and including its own.
+The attention depends on the number of items back, and not on the place in the history. Histories of
+any length therefore lie one after the other, without padding, and the encoder works block by block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ncr_core.model_config import HEADS
 from ncr_core.models.precision import may_use_bfloat16
 
 WINDOW = 64
-"""The latest items that a layer looks at."""
+"""The number of latest items that a layer attends to."""
 DROPOUT = 0.2
 OLDEST_BIAS = -3.0  # of the oldest item of a window at the start, beside 0 of the latest
 NOT_SEEN = -1e9  # a score that stands for "not looked at"
@@ -24,11 +24,12 @@ NOT_SEEN = -1e9  # a score that stands for "not looked at"
 class CausalEncoder(nn.Module):
     """Layers of causal self-attention with an output that starts at zero.
 
-    x = LayerNorm(v); each layer adds MultiHead(LayerNorm(x)) and then W₂ gelu(W₁ LayerNorm(x)) to
-    it; the output is W LayerNorm(x) + c. A head scores the item n places back with
-    q·k / size^½ + b_n, with b of the head's own, and plus log w for an item of weight w.
+    x starts as LayerNorm(v). Each layer adds MultiHead(LayerNorm(x)) to x, and then W₂ gelu(W₁
+    LayerNorm(x)). The output is W LayerNorm(x) + c. A head scores the item n places back with q·k /
+    (size / ``HEADS``)^½ + b_n, where b is the head's own. An item of weight w adds log w to its
+    score.
 
-    ``size`` is that of the vectors, a multiple of ``HEADS``. The output depends on the latest
+    ``size`` is the size of the vectors, a multiple of ``HEADS``. The output depends on the latest
     ``reach`` items alone.
     """
 
@@ -46,7 +47,8 @@ class CausalEncoder(nn.Module):
         """(T, size) item vectors, users' one after the other, oldest first → (T, size).
 
         ``users`` (T,) are numbers from 0, the same for the items of one user. Row t of the output
-        is made of that user's items up to row t. ``weights`` (T,), above 0, are what items count.
+        depends on that user's items up to row t. ``weights`` (T,), above 0, are the weights of the
+        items.
         """
         rows = len(items)
         if not rows:
@@ -72,7 +74,7 @@ class CausalEncoder(nn.Module):
 
     @staticmethod
     def _in_reach(device: torch.device) -> Tensor:
-        """(W, 2W) whether an item of a block may look at one of the block before and its own."""
+        """(W, 2W) whether an item may attend to an item of the block before or of its own block."""
         lags = _lags(device)
         return (lags >= 0) & (lags < WINDOW)
 
@@ -89,7 +91,7 @@ class _Layer(nn.Module):
         self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
 
     def forward(self, x: Tensor, scores: Tensor) -> Tensor:
-        """(N·W, size) and (N, 1, W, 2W) what is added to scores → (N·W, size)."""
+        """(N·W, size) vectors and (N, 1, W, 2W) summands of the scores → (N·W, size)."""
         blocks, size = len(scores), x.shape[1]
         parts = self.projections(self.attention_norm(x)).view(blocks, WINDOW, 3, HEADS, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # (N, heads, W, size / heads) each
@@ -104,13 +106,13 @@ class _Layer(nn.Module):
 
 
 def _lags(device: torch.device) -> Tensor:
-    """(W, 2W) how many places before an item of a block those of the block before and it lie."""
+    """(W, 2W) the places from an item back to the items of the block before and its own block."""
     place = torch.arange(2 * WINDOW, device=device)
     return place[WINDOW:].unsqueeze(1) - place
 
 
 def _with_previous(blocks: Tensor, before_first: float = 0.0) -> Tensor:
-    """(N, …, W, size) or (N, W) → with the block before each in front of it, 2W in place of W."""
+    """(N, …, W, size) or (N, W) blocks → each behind the block before, with 2W in place of W."""
     axis = 1 if blocks.ndim == 2 else 2
     first = torch.full_like(blocks[:1], before_first)
     return torch.cat([torch.cat([first, blocks[:-1]]), blocks], dim=axis)

@@ -56,9 +56,9 @@ class DenseTower(nn.Module):
 class Tower(DenseTower):
     """Dense layers 3e → e → e/2 → … → d, each followed by the activation.
 
-    With one hidden layer there are none: the tower is the concatenation, and so is additive. With
-    shared embeddings (eq. 24) the last layer is 2e wide and [U_u⊙V_i; −U_u⊙V_j] is added before
-    its activation: ``element_wise`` below.
+    With one hidden layer there are no dense layers: the tower is the concatenation, and so is
+    additive. With shared embeddings (eq. 24) the last layer is 2e wide, and [U_u⊙V_i; −U_u⊙V_j] is
+    added before its activation (``element_wise``).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -66,7 +66,7 @@ class Tower(DenseTower):
         self.element_wise = config.shared_embeddings
 
     def forward(self, user: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Embeddings (…, e) each → (…, d), as eq. 23 or, shared, eq. 24 writes it."""
+        """Embeddings (…, e) each → (…, d), by eq. 23, or by eq. 24 with shared embeddings."""
         x = torch.cat([user, i, -j], dim=-1)
         if not self.layers:
             return x
@@ -91,8 +91,9 @@ class Tower(DenseTower):
         """(B, e) users, (B,) items i, (B, n) items j → (2, B, n, d): towers of (i, j) and (j, i).
 
         The first layer is linear in its three parts, so each user and item is projected once for
-        all its pairs; the whole item table at once when the batch holds more items than that,
-        unless ``by_rows``, where the table's gradient has to come by rows, or the table is sharded.
+        all its pairs. If the batch holds as many items as the table or more, the whole table is
+        projected at once. The exceptions are a sharded table, and ``by_rows``, with which the
+        table's gradient has to come by rows.
         """
         if not self.layers:
             own, other = rows_of(i, all_items), rows_of(j, all_items)
@@ -161,7 +162,7 @@ class Tower(DenseTower):
         return layer.weight[:, : self.embedding_size], layer.bias
 
     def _item_parts(self) -> tuple[Tensor, Tensor]:
-        """(e, h) each: projections of an item as the preferred and, with its minus, the other."""
+        """(e, h) each: projections of an item as the preferred one and, negated, as the other."""
         layer = self._linear()[0]
         e = self.embedding_size
         return layer.weight[:, e : 2 * e].T, -layer.weight[:, 2 * e :].T

@@ -20,7 +20,7 @@ class PointTower(DenseTower):
         self.weight = edge_weight(config.tower_width, config)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Embeddings (…, e) each, of shapes that broadcast → (…)."""
+        """Embeddings (…, e) each, of shapes that broadcast → (…) scores."""
         e = self.embedding_size
         if not self.layers:
             return user @ self.weight[:e] + item @ self.weight[e:]
@@ -33,7 +33,7 @@ class PointTower(DenseTower):
         return x @ self.weight
 
     def table(self, items: Tensor) -> PointTable:
-        """For ranking, in float64: items (n_items, e)."""
+        """The tower's table for ranking, in float64; items (n_items, e)."""
         e = self.embedding_size
         own = items.detach().double()
         if not self.layers:
@@ -56,7 +56,7 @@ class PointTower(DenseTower):
 class TwoTower(PairwiseRanker):
     """z_uij = s₁(u, i) − s₂(u, j); with ``shared_towers`` s₁ and s₂ are one.
 
-    Additive: i beats j when s₁ + s₂ is larger, so top-K sorts by that.
+    The model is additive: i beats j if s₁ + s₂ is larger for i, so top-K sorts by this sum.
     """
 
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:

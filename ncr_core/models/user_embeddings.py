@@ -1,4 +1,4 @@
-"""Where a user's vector U_u comes from: a free embedding, or the user's own items."""
+"""Sources of a user's vector U_u: a free embedding, or the user's own items."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ncr_core.models.self_attention import CausalEncoder
 EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
 LENGTHS = (0, 1, 2, 3, 5, 8, 12, 20, 40)
-"""The largest numbers of items of the classes of ``by_length`` but the last."""
+"""The largest number of items of each class of ``by_length`` except the last."""
 GAPS_SECONDS = (3_600.0, 86_400.0)
-"""The longest times since a user's last interaction of the classes of ``by_gap`` but the last."""
+"""The longest time since a user's last interaction, in seconds, of each gap class except the
+last."""
 
 
 def gap_class(seconds: float) -> int:
-    """The class of ``by_gap``; 0 for a user in the middle of a sitting."""
+    """The gap class ``seconds`` after a user's last interaction; 0 in the middle of a sitting."""
     return bisect_left(GAPS_SECONDS, seconds)
 
 
@@ -33,10 +34,10 @@ def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
 
 @dataclass(frozen=True)
 class UserHistories:
-    """The items of some users, oldest first, and a place in them for each row of a batch.
+    """The items of some users, oldest first, and the place of the positive of each row of a batch.
 
-    ``items`` (T,) holds whole histories one after the other; row r's history is
-    ``items[start[r]:end[r]]`` and its positive stands at ``position[r]``.
+    ``items`` (T,) holds whole histories one after the other. Row r's history is
+    ``items[start[r]:end[r]]``, and its positive stands at ``position[r]``.
     """
 
     items: Tensor
@@ -48,26 +49,25 @@ class UserHistories:
 class PooledUsers(nn.Module):
     """U_u pooled from the user's own items, as in FISM (Kabbur et al. 2013), by recency.
 
-    U_u = Σ_w (Σ_k P_k / n_w^½) M_w, where k runs over the n_w latest items that window w holds (0:
-    all), P is an item embedding of its own and M_w a matrix (size, size), or a number where
-    ``matrices`` is false. With the single window 0 order plays no part, and in training the
-    positive is left out of the pool; otherwise the pool ends before the positive, so that a vector
-    is only ever made of what came earlier.
+    U_u = Σ_w (Σ_k P_k / n_w^½) M_w. k runs over the n_w latest items that window w holds (0: all).
+    P is an item embedding of its own. M_w is a matrix (size, size), or a number if ``matrices`` is
+    false. With the single window 0 the order of items has no effect, and in training the pool
+    leaves out the positive. With other windows the pool ends before the positive, so that only
+    earlier items make a vector.
 
     With ``by_length`` U_u = g_l Σ_w (Σ_k P_k / w^½) M_w + c_l, where l is the class of the number
-    of items by ``LENGTHS``: of few items the vector is short, and near to what newcomers like. The
-    sum of window 0 is divided by n^½ still.
+    of items by ``LENGTHS``. The vector of few items is then short, and near the taste of newcomers.
+    The divisor of window 0 remains n^½.
 
-    With ``attention_layers`` the output of a `CausalEncoder` for the latest item, over the vectors
-    P_k, is added to the sum of the windows.
+    With ``attention_layers`` the sum of the windows also includes the output of a `CausalEncoder`
+    for the latest item, over the vectors P_k.
 
-    With ``by_gap`` the vector of a user whose last interaction lies in the gap class g is
-    s_g U_u + o_g. s is 1 and o is 0 until they are fitted, and for class 0 always. ``latest_time``
-    is the time, in seconds since 1970, before which nearly all lie that they were fitted to.
+    With ``by_gap`` the vector of a user in the gap class g is s_g U_u + o_g. s is 1 and o is 0
+    before the fit, and always for class 0. ``latest_time``, in seconds since 1970, is the time
+    before which nearly all interactions of the fit lie.
 
-    ``weight`` (n_users, size) are the vectors of the known users as ``remember`` last computed
-    them. A user who was not trained on needs no fitting: ``pool`` gives the vector of any
-    items.
+    ``weight`` (n_users, size) are the vectors of the trained users as ``remember`` last computed
+    them. A user who was not trained on needs no fit: ``pool`` gives the vector of any items.
     """
 
     weight: Tensor
@@ -129,10 +129,10 @@ class PooledUsers(nn.Module):
 
     @staticmethod
     def _owners(rows: UserHistories) -> Tensor:
-        """(T,) a number for each item, the same for those of one history.
+        """(T,) a number for each item, the same for the items of one history.
 
-        A history of which there is no row has the number of the one before: no row sees it, as it
-        comes later.
+        A history without a row in the batch has the number of the history before. No row attends to
+        that history, because its items come later.
         """
         is_first = torch.zeros_like(rows.items)
         is_first[rows.start] = 1
@@ -141,7 +141,8 @@ class PooledUsers(nn.Module):
     def pool(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
         """(T,) items of B users one after the other, oldest first, (B,) lengths → (B, size).
 
-        ``weights`` (T,), above 0, are what each item counts beside the others of its window.
+        ``weights`` (T,), above 0, are the weights of the items, relative to the other items of a
+        window.
         """
         end = lengths.cumsum(0)
         start = end - lengths
@@ -170,7 +171,7 @@ class PooledUsers(nn.Module):
     def _encoded(
         self, encoder: CausalEncoder, items: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """The encoder's part of `pool`; of a user without items zeros."""
+        """The encoder's part of `pool`; zeros for a user without items."""
         end = lengths.cumsum(0)
         first = self._first(encoder.reach, end - lengths, end)
         count = end - first
@@ -187,7 +188,7 @@ class PooledUsers(nn.Module):
         return vectors
 
     def pool_one(self, items: Tensor, weights: Tensor | None = None) -> Tensor:
-        """``pool`` for one user with (k,) items → (size,), the same bits whatever the batch."""
+        """``pool`` for one user with (k,) items → (size,), independent of any batch, bit by bit."""
         k = len(items)
         counts = [min(window or k, k) for window in self.windows]
         pooled_counts = torch.tensor(counts, device=items.device)
@@ -209,7 +210,7 @@ class PooledUsers(nn.Module):
 
     @torch.no_grad()
     def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
-        """Computes ``weight`` from everyone's items; arguments as of ``pool``, for all users."""
+        """Computes ``weight`` from the items of all users; the arguments are as in ``pool``."""
         ends = lengths.cumsum(0)
         for first in range(0, len(lengths), USERS_AT_ONCE):
             users = slice(first, first + USERS_AT_ONCE)
@@ -222,13 +223,13 @@ class PooledUsers(nn.Module):
         return self.gap_scale[classes].unsqueeze(1) * vectors + self.gap_offset[classes]
 
     def _divisor(self, window: int, counts: Tensor) -> Tensor:
-        """Whose square root the sum of so many items of a window is divided by."""
+        """The number whose square root divides the sum of ``counts`` items of a window."""
         if self.by_length and window:
             return torch.full_like(counts, window)
         return counts.clamp(min=1)
 
     def _of_length(self, vectors: Tensor, lengths: Tensor) -> Tensor:
-        """(B, size) sums of the windows → vectors of users with so many items."""
+        """(B, size) sums of the windows → (B, size) vectors of users with ``lengths`` items."""
         if not self.by_length:
             return vectors
         at = torch.searchsorted(torch.tensor(LENGTHS, device=lengths.device), lengths)

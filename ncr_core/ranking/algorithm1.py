@@ -1,8 +1,9 @@
 """Algorithm 1 as the paper writes it, and orders from all margins: Copeland's and Borda's.
 
-Algorithm 1 is the literal reference that every faster ranker must equal. It looks at few margins,
-and its answer may depend on the order of the candidates. With all margins there are orders that do
-not: by the number of wins (Copeland), and by the mean probability to be preferred (Borda).
+Algorithm 1 is the literal reference that every faster ranker must equal. Algorithm 1 compares few
+pairs, and its list may depend on the order of the candidates. Two orders from all margins do not
+depend on that order: the number of wins (Copeland), and the mean probability of being preferred
+(Borda).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ STRATEGIES: tuple[Strategy, ...] = ("algorithm1", "copeland", "borda")
 
 
 def wins(margins: Tensor, lengths: Tensor) -> Tensor:
-    """(B, M, M) margins, (B,) numbers of candidates → (B, M) numbers of wins, −1 beyond them."""
+    """(B, M, M) margins, (B,) numbers of candidates → (B, M) numbers of wins, −1 in the padding."""
     inside = _inside(margins, lengths)
     won = ((margins > 0) & inside.unsqueeze(1)).sum(dim=2)
     return won.masked_fill(~inside, -1)
 
 
 def mean_preference(margins: Tensor, lengths: Tensor) -> Tensor:
-    """(B, M, M) margins → (B, M) mean of σ(margin / 2) over the others, −1 beyond the lengths."""
+    """(B, M, M) margins → (B, M) mean of σ(margin / 2) over the others, −1 in the padding."""
     inside = _inside(margins, lengths)
     probability = torch.sigmoid(margins.double() / 2)
     others = inside.unsqueeze(1) & ~torch.eye(
@@ -58,7 +59,7 @@ def mean_preference(margins: Tensor, lengths: Tensor) -> Tensor:
 
 
 def top_positions(scores: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """(B, M) → (B, k) positions of the highest, padded with −1; ties in the candidates' order."""
+    """(B, M) scores → (B, k) positions of the highest, padded with −1; ties in the given order."""
     order = torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :k]
     ranks = torch.arange(order.shape[1], device=scores.device)
     return torch.where(ranks < lengths.unsqueeze(1), order, -1)

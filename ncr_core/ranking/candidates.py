@@ -1,8 +1,8 @@
-"""What candidates are found by: reference items, and an index of a very large catalogue.
+"""The search for candidates: reference items, and an index of a large catalogue.
 
-In a very large catalogue a retriever first finds the best by s_ui alone. s_ui = u·v_i + b_i is the
-product of (u, 1) and (v_i, b_i), which an inverted file of faiss searches in a small part of the
-catalogue (Jégou et al. 2011). What it misses is measured when it is built.
+In a large catalogue a retriever first finds the best items by s_ui alone. s_ui = u·v_i + b_i is the
+product of (u, 1) and (v_i, b_i). An inverted file of faiss finds the largest products in a small
+part of the catalogue (Jégou et al. 2011). The construction of the index measures the recall.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Retriever(Protocol):
     def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
         """(B, E) user vectors, (B, n_items) allowed items → (B, ≤ n) rows, best first, padded.
 
-        ``boost`` (n_items,) is what is added to the scores.
+        ``boost`` (n_items,) is added to the scores.
         """
         ...
 
 
 class ExactRetriever:
-    """By a product with every item."""
+    """Finds the best items by a product with every item."""
 
     def __init__(self, margins: Margins) -> None:
         self._margins = margins
@@ -58,11 +58,12 @@ class ExactRetriever:
 
 
 class FaissRetriever:
-    """By an inverted file, of which as many lists are searched as ``MIN_RECALL`` takes.
+    """Finds the best items in an inverted file, in as many lists as ``MIN_RECALL`` takes.
 
-    Built from ``margins`` and a sample of (S, E) user vectors. With a ``file`` the index is written
-    to one that begins so, unless it is there, and mapped into memory: several servers share it.
-    Raises ConfigError where faiss is not installed, or the model holds no product of vectors.
+    The index is built from ``margins``, and tuned on a sample of (S, E) user vectors. With a
+    ``file`` the index is mapped into memory from a file whose name begins with that name, so that
+    several servers share the index. If there is no such file, the retriever writes the file. Raises
+    ConfigError if faiss is not installed, or the model has no product of vectors.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class FaissRetriever:
         self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, len(table.items)))
 
     def _mapped(self, table: LinearTable, file: Path | None) -> Any:
-        """The index, from its file where there is one."""
+        """The index, mapped from its file if there is a ``file``."""
         if file is None:
             return self._built(table)
         # faiss maps a file that is cut off, too, and would end the process where it ends: the name
@@ -114,7 +115,7 @@ class FaissRetriever:
         return index
 
     def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
-        """See ``Retriever.search``. The index knows no boost: then it is a product."""
+        """See ``Retriever.search``. With a boost the search is exact, as the index has no boost."""
         if boost is not None:
             return self._exact.search(users, allowed, n, boost)
         masks = np.packbits(allowed.cpu().numpy(), axis=1, bitorder="little")
@@ -144,7 +145,7 @@ class FaissRetriever:
         return np.ascontiguousarray(torch.cat([vectors, ones], dim=1).numpy(), dtype=np.float32)
 
     def _tune(self, margins: Margins, users: Tensor, n: int) -> tuple[int, float]:
-        """The fewest lists, by doubling, that hold enough of the true best; and how much."""
+        """The fewest lists, by doubling, that reach ``MIN_RECALL``; and their recall."""
         allowed = torch.ones((len(users), self._index.ntotal), dtype=torch.bool)
         best = [set(rows) for rows in top_of_catalogue(margins, users, n, None, None).tolist()]
         masks = np.packbits(allowed.numpy(), axis=1, bitorder="little")
@@ -175,10 +176,10 @@ def _vectors(table: LinearTable, rows: Tensor) -> npt.NDArray[np.float32]:
 def shortlist_for(
     margins: Margins, users: Tensor, index_file: Path | None = None
 ) -> Retriever | None:
-    """The retriever for a catalogue of this size; None where scoring every item is quick enough.
+    """The retriever for a catalogue of this size; None if scoring every item is fast enough.
 
-    None too where the model holds no product of vectors. ``users`` (S, E) are some vectors to tune
-    an index on; the index is shared where it has a file, see `FaissRetriever`.
+    A model without a product of vectors has no retriever either. ``users`` (S, E) are vectors to
+    tune an index on. With an ``index_file`` several servers share the index, see `FaissRetriever`.
     """
     table = margins.single.linear
     if table is None or not table.items.shape[1]:
@@ -205,17 +206,17 @@ def spread_over_popularity(counts: Tensor, n: int) -> Tensor:
 
 
 def anchors_of(references: Sequence[int]) -> list[int]:
-    """A few of the reference items, which stand by popularity, at equal steps."""
+    """Some of the reference items, which are in the order of popularity, at equal steps."""
     n = min(ANCHORS, len(references))
     return [references[(2 * step + 1) * len(references) // (2 * n)] for step in range(n)]
 
 
 def cheap_to_rank(best: Tensor) -> Tensor:
-    """(B, M) items, best first, padded with −1 → the same in an order that is cheap to rank.
+    """(B, M) items, best first, padded with −1 → the same items in an order that is cheap to rank.
 
-    First come all but the best 32, from good to bad, and then those from bad to good: the first
-    champion meets hardly anyone who beats it, and at the end nearly everyone beats the one before,
-    which leaves later passes little to do.
+    All items except the best 32 come first, from good to bad. The best 32 items follow, from bad to
+    good. Hardly any of the following items then beats the first champion. At the end nearly every
+    item beats the item before, so that later passes compare few pairs.
     """
     m = best.shape[1]
     length = (best != PAD).sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Margins z_uij − z_uji, decided the same way whoever else is in the batch."""
+"""Margins z_uij − z_uji, with signs that do not depend on the rest of the batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class lazy_property(Generic[Value]):  # noqa: N801 - used like a function
-    """A property that is computed once an object, when it is first asked for, and by no lock.
+    """A property that is computed once an object, at the first use, and without a lock.
 
     The lock of Python 3.11's `functools.cached_property` is one for all objects of a class: batches
     in two threads would wait for each other.
@@ -39,7 +39,7 @@ class lazy_property(Generic[Value]):  # noqa: N801 - used like a function
         self._name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
-        """The value; later it is found in the object, before this is looked up."""
+        """The value; later look-ups find the value in the object itself."""
         value = self._compute(instance)
         vars(instance)[self._name] = value
         return value
@@ -48,22 +48,24 @@ class lazy_property(Generic[Value]):  # noqa: N801 - used like a function
 class Margins:
     """Computes margins of one model from its tables.
 
-    Products of different batch shapes round differently, so a float32 margin near zero could change
-    its sign with the company it is computed in. Small margins are therefore computed in float64
-    and, where even that leaves nothing but rounding (``TIE``), set to zero: an order does not
-    depend on the batch, and items with equal parameters tie exactly. Small is ``CLOSE`` times the
-    size of what the tower's margin is a sum of, and times ``caution`` for uncommonly large weights.
+    Products of different batch shapes round differently, so the sign of a float32 margin near zero
+    could depend on the batch. Margins near zero are therefore computed in float64. A float64 margin
+    within the rounding error (``TIE``) is set to zero. An order then does not depend on the batch,
+    and items with equal parameters tie exactly.
+
+    A margin is near zero below ``CLOSE`` times the size of the terms of the tower's margin, and
+    times ``caution`` for uncommonly large weights.
     """
 
     def __init__(self, tables: PairTables, single: PairTables | None = None) -> None:
-        """``single`` are the tables in float32, where they are at hand."""
+        """``single`` are the tables in float32, if the caller has them."""
         self.double = tables.to(torch.float64)
         self.single = tables.to(torch.float32) if single is None else single
         self.largest_input, gain = _sizes(tables.tower) if tables.tower else (0.0, 1.0)
         self.more_than_usual = max(1.0, gain / USUAL_GAIN)
 
     def caution(self, projected: Tensor) -> Tensor:
-        """How much more than usual float32 may err: (B, h) C_u of users → (B,) of at least 1."""
+        """The factor of float32's usual error, at least 1: (B, h) C_u of users → (B,)."""
         if not projected.numel():
             return torch.ones(len(projected), dtype=torch.float64, device=projected.device)
         inputs = projected.abs().amax(dim=1).double() + self.largest_input
@@ -85,27 +87,27 @@ class Margins:
 
     @property
     def sortable(self) -> bool:
-        """Whether s_ui is a product of vectors and nothing else."""
+        """Whether the model is a product of vectors alone."""
         tables = self.double
         return self.additive and not tables.points and tables.linear is not None
 
     def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundMargins:
-        """For (B, E) user vectors; with (n_items,) float64 that is added to every s_ui."""
+        """The margins of (B, E) user vectors; ``boost`` (n_items,) float64 adds to every s_ui."""
         return BoundMargins(self, users, boost)
 
 
 class BoundMargins:
-    """The margins of a batch of users; their projections are computed once, if they are needed.
+    """The margins of a batch of users, whose projections are computed once, at the first use.
 
-    With a boost b, which all of the users share, the margin of i over j is b_i − b_j larger: it is
-    a part of the scores.
+    A boost b, which all users of the batch share, is a part of the scores: the margin of i over j
+    is b_i − b_j larger.
     """
 
     def __init__(self, margins: Margins, users: Tensor, boost: Tensor | None = None) -> None:
         self._margins = margins
         self.users = users
         self.boost = boost
-        """(n_items,) in float64, on the users' device; None: nothing is added."""
+        """(n_items,) in float64, on the users' device; None: no boost."""
 
     @lazy_property
     def _single(self) -> tuple[PairTables, Tensor, Tensor | None]:
@@ -128,7 +130,7 @@ class BoundMargins:
 
     @lazy_property
     def caution(self) -> Tensor:
-        """(B,) how much more than usual float32 may err, of at least 1."""
+        """(B,) factors of float32's usual error, at least 1; ValueError for an additive model."""
         if self.projected is None:
             raise ValueError("an additive model has no tower")
         return self._margins.caution(self.projected)
@@ -148,14 +150,14 @@ class BoundMargins:
         return scores if table.bias is None else scores + table.bias[items]
 
     def all_linear_scores(self, items: Tensor) -> Tensor:
-        """(B, M) s_ui in float64, element by element: not dependent on the rest of the batch."""
+        """(B, M) s_ui in float64, element by element: independent of the rest of the batch."""
         rows = torch.arange(len(items), device=items.device)
         width = max(1, MAX_PAIRS // max(1, len(items)))
         blocks = torch.split(items, width, dim=1)
         return torch.cat([self.linear_scores(rows, part, double=True) for part in blocks], dim=1)
 
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """How far i is preferred to j: (R,) batch rows, (R, L) items each → (R, L) float64."""
+        """The margins of i over j: (R,) batch rows, (R, L) items each → (R, L) float64."""
         margin = self.linear_scores(rows, i, double=True)
         margin -= self.linear_scores(rows, j, double=True)
         if self.projected is None:
@@ -178,7 +180,7 @@ class BoundMargins:
 
     @torch.inference_mode()
     def all_margins(self, candidates: Tensor) -> Tensor:
-        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
+        """(B, M) item rows → (B, M, M) margins of each over each; 0 in the padding."""
         candidates = candidates.to(self.users.device)
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         n, m = items.shape
@@ -218,7 +220,7 @@ class BoundMargins:
 
     @torch.inference_mode()
     def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
-        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
+        """The mean margins of (T,) items over (A,) anchors → (B, T) float64."""
         if self._margins.additive:
             linear = self.all_linear_scores(torch.cat([anchors, block]).expand(len(self.users), -1))
             of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
@@ -237,9 +239,9 @@ class BoundMargins:
 
 
 def _sizes(tower: TowerTable) -> tuple[float, float]:
-    """The largest input of the first activation that items give, and the gain of the layers above.
+    """The largest input of the first activation by items, and the gain of the layers above.
 
-    The gain is by how much these may enlarge an error in their inputs.
+    The gain is the largest factor by which these layers may enlarge an error in their inputs.
     """
     inputs, gain = 0.0, 1.0
     for table in (tower.first, tower.second):

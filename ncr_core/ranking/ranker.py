@@ -1,4 +1,4 @@
-"""The exact ranker: Algorithm 1's lists for many users at once, by the fastest backend there is."""
+"""The exact ranker: Algorithm 1's lists for many users at once, by the fastest backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class RankerBatch(Protocol):
 
         Returns:
             (B, k) item rows, best first, padded with −1, as the literal Algorithm 1 gives them, and
-            how many pairs were compared for each user (B,); None where no pair was.
+            (B,) the numbers of compared pairs of each user; None for a backend that compares no
+            pairs.
         """
         ...
 
@@ -50,20 +51,20 @@ class UserMargins(Protocol):
     """Margins of the B users of one batch, in torch (`BoundMargins`) or compiled."""
 
     def all_margins(self, candidates: Tensor) -> Tensor:
-        """(B, M) item rows → (B, M, M) margins of each over each; 0 where there is none."""
+        """(B, M) item rows → (B, M, M) margins of each over each; 0 in the padding."""
         ...
 
     def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """How the items of lists fare: (B, k) item rows and (R,) other rows.
+        """The margins of the items of (B, k) lists over (R,) other items, and over the next item.
 
         Returns:
-            (B, k, R) margins of each listed item over each other one, and (B, k) over the item
-            after it in the list; anything where there is none.
+            (B, k, R) margins of each listed item over each other item, and (B, k) margins over the
+            next item of the list; undefined in the padding, and without a next item.
         """
         ...
 
     def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
-        """How far each of (T,) items is preferred to (A,) anchors on average → (B, T) float64."""
+        """The mean margins of (T,) items over (A,) anchors → (B, T) float64."""
         ...
 
 
@@ -75,12 +76,12 @@ class Ranker(Protocol):
         ...
 
     def bind(self, users: BoundMargins) -> RankerBatch:
-        """The backend for a batch of users, of whom what it needs is computed once."""
+        """The backend for a batch of users, whose projections are computed once."""
         ...
 
 
 def compile_kernels() -> None:
-    """Compiles now what would be compiled for the first list: some seconds, once a machine."""
+    """Compiles the kernels that the first list would compile: some seconds, once a machine."""
     ranking_kernel()
     topk_kernel()
 
@@ -88,11 +89,11 @@ def compile_kernels() -> None:
 class ExactRanker:
     """Ranks candidates by pairwise comparison, equal to the literal Algorithm 1 on its margins.
 
-    Additive models are sorted by s_ui, which is what Algorithm 1 gives for them. The others take
-    the resumable scan: compiled by numba on a CPU or by Triton on a GPU, else (and always with
-    ``compiled=False``) in torch. Built once a model; may be called from several threads.
-    ``on_pairs`` is called with how many pairs of items each ``rank`` compared, where it did.
-    ``margins`` are the model's, where they are at hand.
+    Additive models are sorted by s_ui, which gives the list of Algorithm 1. Other models take the
+    resumable scan: compiled by numba on a CPU or by Triton on a GPU, otherwise (and always with
+    ``compiled=False``) in torch. One ranker serves a model, and threads may share the ranker.
+    ``on_pairs`` is called with the number of pairs that a call of ``rank`` compared. ``margins``
+    are the model's, if the caller has them.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class ExactRanker:
 
     @cached_property
     def backend(self) -> Ranker:
-        """The fastest backend for this model and machine, made when it is first needed."""
+        """The fastest backend for this model and machine, made at the first use."""
         if not self.margins.additive and self._may_compile:
             compiled = numba_ranker(self.margins) or triton_ranker(self.margins)
             if compiled is not None:
@@ -120,14 +121,14 @@ class ExactRanker:
 
     @cached_property
     def fallback(self) -> Ranker:
-        """The backend for what ``backend`` does not support."""
+        """The backend for batches that ``backend`` does not support."""
         return AdditiveRanker() if self.margins.additive else TorchRanker(self.margins)
 
     def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundRanker:
-        """For several questions about the same (B, E) user vectors.
+        """The ranker for several calls with the same (B, E) user vectors.
 
-        ``boost`` (n_items,) in float64 is what is added to the scores of items: the margin of i
-        over j is boost_i − boost_j larger.
+        ``boost`` (n_items,) in float64 is added to the scores of items: the margin of i over j is
+        boost_i − boost_j larger.
         """
         return BoundRanker(self, users, boost)
 
@@ -141,8 +142,8 @@ class ExactRanker:
             candidates: (B, M) item rows in the order that decides ties, each row filled from the
                 left and padded with −1.
             k: The length of the lists.
-            strategy: Another order than Algorithm 1's: by wins or by mean probability against all
-                other candidates, which takes all their margins.
+            strategy: Algorithm 1, or another order: by wins or by mean probability against all
+                other candidates. The other orders compute all margins of the candidates.
 
         Returns:
             (B, min(k, M)) item rows, best first, padded with −1.
@@ -166,9 +167,10 @@ class ExactRanker:
         Args:
             users: (B, E) user vectors.
             k: The length of the lists.
-            allowed: (B, n_items) whether an item may be in the list; all may by default.
-            order: (n_items,) which of items that tie comes first: the lower; by default the row.
-            boost: (n_items,) what is added to the scores, as for ``bind``.
+            allowed: (B, n_items) whether an item may be in the list; by default all items may.
+            order: (n_items,) numbers of the items; the lower of two items that tie comes first; by
+                default the rows.
+            boost: (n_items,) numbers to add to the scores, as for ``bind``.
 
         Returns:
             (B, min(k, n_items)) item rows, best first, padded with −1.
@@ -183,7 +185,7 @@ class ExactRanker:
         return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile, boost)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
-        """(B, M, M) margins of each candidate over each; 0 where there is none. As for ``rank``."""
+        """(B, M, M) margins of each candidate over each; 0 in the padding. As for ``rank``."""
         return self.bind(users).margins.all_margins(candidates)
 
     def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ class ExactRanker:
 
     @torch.inference_mode()
     def mean_margins(self, users: Tensor, anchors: Tensor, boost: Tensor | None = None) -> Tensor:
-        """How far each item is preferred to the (A,) anchors on average: (B, E) → (B, n_items)."""
+        """The mean margins of all items over (A,) anchors: (B, E) user vectors → (B, n_items)."""
         margins, anchors = self.bind(users, boost).margins, anchors.to(self.device)
         means = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
         if not len(anchors):
@@ -211,7 +213,7 @@ class ExactRanker:
 
 
 class BoundRanker:
-    """An ``ExactRanker`` for (B, E) user vectors, of which what is needed is computed once."""
+    """An ``ExactRanker`` for (B, E) user vectors, whose projections are computed once."""
 
     def __init__(self, ranker: ExactRanker, users: Tensor, boost: Tensor | None = None) -> None:
         self._ranker = ranker
@@ -268,7 +270,7 @@ def top_allowed(scores: Tensor, allowed: Tensor, order: Tensor, m: int) -> Tenso
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """On the device; to a GPU without waiting for it."""
+    """The tensor on the device; a copy to a GPU is asynchronous."""
     if x.device == device:
         return x
     if device.type == "cuda" and x.device.type == "cpu":

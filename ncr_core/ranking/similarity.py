@@ -1,8 +1,9 @@
-"""How alike items are to a model, and lists with more variety by that.
+"""The similarity of items to a model, and lists with more variety by that similarity.
 
-Items are alike by the cosine of what ranking knows of them. Variety is maximal marginal relevance
-(Carbonell & Goldstein, The use of MMR, diversity-based reranking, SIGIR'98) with the item's
-place in the ranked list for its relevance: an order by pairwise comparison has no scores to go by.
+The similarity of two items is the cosine of their vectors in the ranking tables. Variety is maximal
+marginal relevance (Carbonell & Goldstein, The use of MMR, diversity-based reranking, SIGIR'98). The
+item's place in the ranked list is its relevance, because an order by pairwise comparison has no
+scores.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ Floats = NDArray[np.float32]
 class ItemSpace:
     """Unit vectors (n_items, D), whose products are the similarities of items, in [−1, 1].
 
-    They come from the tables that ranking uses, side by side: an item's vector in s_ui with the
-    weights of the prediction layer in it, and its two projections into the tower's first layer.
-    What all items have in common, the mean, is left out, and so are biases, which are popularity.
-    Where there are more than 64 dimensions, those with the most variance stay.
+    The vectors come from the ranking tables, side by side: an item's vector in s_ui, with the
+    weights of the prediction layer in it, and its two projections into the tower's first layer. The
+    mean of all items is subtracted. Biases are left out, because biases are popularity. Of more
+    than 64 dimensions, the 64 with the most variance stay.
     """
 
     def __init__(self, tables: PairTables, n_items: int) -> None:
@@ -44,10 +45,10 @@ class ItemSpace:
             self.vectors[start : start + ITEMS_AT_ONCE] = unit.float().cpu().numpy()
 
     def nearest(self, item: int, allowed: NDArray[np.bool_], n: int) -> list[tuple[int, float]]:
-        """The ``n`` items most like an item, with their similarities, highest first.
+        """The ``n`` items most similar to an item, with their similarities, highest first.
 
-        ``allowed`` is (n_items,); the item itself is never among them. Of equally similar items
-        the lower row comes first.
+        ``allowed`` is (n_items,). The item itself is never among the ``n``. Of equally similar
+        items the lower row comes first.
         """
         similarity = self.vectors @ self.vectors[item]
         similarity[~allowed] = -np.inf
@@ -62,7 +63,7 @@ class ItemSpace:
 
 
 def _parts(tables: PairTables) -> list[Tensor]:
-    """What ranking knows of items: (n_items, …) each."""
+    """The item tables of ranking: (n_items, …) each."""
     parts = [] if tables.linear is None else [tables.linear.items]
     if tables.tower is not None:
         parts += [tables.tower.first, tables.tower.second]
@@ -91,15 +92,15 @@ def _basis(parts: list[Tensor], mean: list[Tensor]) -> Tensor:
 
 
 def diversified(vectors: NDArray[np.float32], n: int, diversity: float) -> NDArray[np.int64]:
-    """Which ``n`` places of a ranked list to show, and in which order.
+    """The ``n`` places of a ranked list to show, in their new order.
 
-    ``vectors`` (P, D) stand for the items of the list, best first; their products are similarities,
-    1 for an item and itself. The item taken next is the one with the largest
+    ``vectors`` (P, D) stand for the items of the list, best first. Their products are similarities,
+    1 for an item and itself. The next item is the one with the largest
 
-        (1 − diversity)·(1 − r/P) − diversity·max(0, its highest similarity to those taken)
+        (1 − diversity)·(1 − r/P) − diversity·max(0, its highest similarity to chosen items)
 
-    where r is its place from 0; of equal ones the first. The first place therefore always stays,
-    and with a diversity of 0 all do. Returns (min(n, P),) places from 0.
+    where r is its place from 0. Of equal items the first is next. The first place therefore always
+    stays, and with a diversity of 0 all places stay. Returns (min(n, P),) places from 0.
     """
     p = len(vectors)
     n = min(n, p)

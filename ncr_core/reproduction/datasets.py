@@ -1,17 +1,17 @@
 """The data sets of the comparison, each with its protocol and its split.
 
-Splits are made here, or read as their authors published them: test items and negatives, plain or
-gzipped, in one of two forms:
+A split is made here or read from the files that its authors published. The files hold the test
+items and the negatives, plain or gzipped, in one of two forms:
 
-- the authors' own (https://github.com/hexiangnan/neural_collaborative_filtering and
+- the form of the authors (https://github.com/hexiangnan/neural_collaborative_filtering and
   https://github.com/familyld/DeepCF, folder ``Data``): ``NAME.train.rating`` and
-  ``NAME.test.rating``, tab separated ``user item rating [timestamp]``, and ``NAME.test.negative``,
-  whose lines are ``(user,item)`` and then that user's negatives, tab separated;
+  ``NAME.test.rating``, tab separated ``user item rating [timestamp]``, and ``NAME.test.negative``.
+  A line of the last file has ``(user,item)`` and then the negatives of that user, tab separated;
 - CSV with a header: ``test.csv`` and ``negatives.csv`` with a column for the user and one for the
-  item, and either ``train.csv`` or, elsewhere, all ratings, the test rows among them.
+  item, and either ``train.csv`` or a separate source of all ratings, including the test rows.
 
-A published split is compared with other people's figures, so a line that cannot be read is an
-error here, where other readers leave it out.
+The figures of a published split are compared with those of other authors. A line that cannot be
+read is therefore an error here, while other readers leave the line out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from ncr_core.reproduction.sequences import load_sequences
 FloatArray = npt.NDArray[np.float64]
 
 MAX_NEGATIVES = 1000
-"""The most negatives of one user: ten times what is usual, so that memory is bounded."""
+"""The most negatives of one user, ten times the usual number, to bound the memory."""
 
 _TRAIN, _TEST, _NEGATIVE = ".train.rating", ".test.rating", ".test.negative"
 _HELD_OUT = re.compile(r"\(([^(),]+),([^(),]+)\)")
@@ -67,18 +67,17 @@ _HELD_OUT = re.compile(r"\(([^(),]+),([^(),]+)\)")
 
 @dataclass(frozen=True)
 class PublishedSplit(Split):
-    """A split with the test items and the negatives that were published with it.
+    """A split with its published test items and negatives.
 
-    Users and items are numbered over training, test and negatives alike, so an item may have no
-    interaction and a user no training item; such a user is evaluated all the same. Users of the
-    training part without a test item have −1.
+    Users and items are numbered over training, test and negatives together. An item may therefore
+    have no interaction, and a user may have no training item. The evaluation includes users without
+    training items. Users of the training part without a test item have −1.
 
     ``negatives`` is (n, M), the negatives of the n users with a test item (``test_users``) in the
-    order of the file, filled from the left and padded with −1. They are as published, also where
-    they are training items of the user (348 in DeepCF's Amazon Music), save that the held-out item
-    is taken out where it is among its own negatives (156 lists of NCF's MovieLens 1M, 18 of
-    DeepCF's Amazon Music): it is then ranked among one fewer. The authors' evaluation, which keeps
-    scores by item, does the same.
+    order of the file, filled from the left and padded with −1. Published negatives stay even if
+    they are training items of the user (348 in DeepCF's Amazon Music). The held-out item is removed
+    from its own negatives (156 lists of NCF's MovieLens 1M, 18 of DeepCF's Amazon Music). Its list
+    is then one negative shorter. The authors' evaluation keeps scores by item and does the same.
 
     ``in_time_order`` says whether each user's training items are in the order of time.
     """
@@ -109,7 +108,7 @@ def load_deepcf_amusic(root: Path, *, seed: int = 0) -> PublishedSplit:
     """The DeepCF authors' cut of Amazon Digital Music (Deng et al., AAAI'19).
 
     ``root`` holds ``AMusic.train.rating`` and the two files that go with it, or the folder
-    ``amusic-deepcf``. It has no times, so the validation items are drawn at random with ``seed``.
+    ``amusic-deepcf``. The data have no times, so ``seed`` draws the validation items at random.
     Raises DataError as ``load_published`` does.
     """
     folder = root / "amusic-deepcf"
@@ -121,24 +120,25 @@ def load_deepcf_amusic(root: Path, *, seed: int = 0) -> PublishedSplit:
 def load_published(
     folder: Path, *, name: str | None = None, ratings: Path | None = None, seed: int = 0
 ) -> PublishedSplit:
-    """Reads a published split in whichever of the two forms ``folder`` has it.
+    """Reads a published split in either of the two forms.
 
-    The training items of a user are in the order of their timestamps or positions where every row
-    has one and they differ, else in that of the file. Of each user with two or more, one is held
-    out for validation: the latest where there is an order of time, otherwise one drawn at random
-    with ``seed``. ``with_validation_in_train`` puts it back, for the model that is tested.
+    The training items of a user are in the order of their timestamps or positions, if every row has
+    one and they differ. Otherwise the items keep the order of the file. A user with two or more
+    training items has one validation item: the latest by time, or a random one by ``seed`` without
+    an order of time. ``with_validation_in_train`` puts the validation items back, for the tested
+    model.
 
     Args:
-        folder: where the files are.
-        name: NAME of the authors' form, where the folder has several.
-        ratings: a file or folder with all ratings, where the folder has no training file; a user's
-            test item is taken out of them.
-        seed: of the validation items that are drawn.
+        folder: the folder of the files.
+        name: NAME of the authors' form, if the folder has several splits.
+        ratings: a file or folder with all ratings, if the folder has no training file. The reader
+            removes each user's test item from the ratings.
+        seed: draws the validation items.
 
     Raises:
-        DataError: a file is missing, empty or damaged, a line is malformed, a user is twice in the
-            test file, negatives are of a user who is not in it, or users have different numbers of
-            negatives; the message names the file and, where it is one line's fault, the line.
+        DataError: a file is missing, empty or damaged, a line is malformed, or a user is twice in
+            the test file. Negatives belong to a user without a test item, or users have different
+            numbers of negatives. The message names the file, and the line if one line is at fault.
     """
     files = _find(folder, name, ratings)
     held_out = _read_test(files)
@@ -187,11 +187,11 @@ class _Files:
     negatives: Path
 
     def table(self, path: Path) -> DelimitedFile:
-        """One of the files with a row for each interaction."""
+        """Opens a file with a row for each interaction."""
         return open_csv(path, Columns()) if self.name is None else self.tabbed(path)
 
     def tabbed(self, path: Path) -> DelimitedFile:
-        """A file of the authors' form, all lines as wide as the first where that matters."""
+        """Opens a file of the authors' form; its first line gives the number of fields."""
         width = first_line(path).count("\t") + 1
         if width < 2:
             raise DataError(f"{path.name} has no tabs in its first line")
@@ -241,7 +241,7 @@ def _refuse(bad: BadRow) -> NoReturn:
 
 
 def _records(file: DelimitedFile) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a file with their numbers, cut into fields."""
+    """The line numbers and the fields of a file's lines."""
     layout = file.layout
     for block in read_records(
         file.path, layout.delimiter, quoted=layout.quoted, header=layout.header, on_bad=_refuse
@@ -294,7 +294,7 @@ def _read_train(files: _Files, users: IdIndex, items: IdIndex) -> tuple[IntArray
 
 
 def _check_found(files: _Files, held_out: dict[str, _HeldOut], found: set[str]) -> None:
-    """Refuses test items that are not among all ratings: the two are then not of one data set."""
+    """Refuses test items that all ratings lack: the two files are then not of one data set."""
     for user, (item, line) in held_out.items():
         if user not in found:
             reason = f"user {shown(user)} has no item {shown(item)} in {files.train}"
@@ -304,7 +304,7 @@ def _check_found(files: _Files, held_out: dict[str, _HeldOut], found: set[str]) 
 def _read_negatives(
     files: _Files, held_out: dict[str, _HeldOut], items: IdIndex
 ) -> dict[str, array[int]]:
-    """The negatives of each user of the test file, equally many of each."""
+    """The negatives of each user of the test file, the same number for each user."""
     path = files.negatives
     lists: dict[str, array[int]] = {}
     first_lines: dict[str, int] = {}
@@ -360,9 +360,10 @@ def _negative_rows(
 
 
 def _hold_out(train: Interactions, latest: bool, seed: int) -> tuple[Interactions, IntArray]:
-    """The training part without the validation items, and (n_users,) those.
+    """The training part without the validation items, and the (n_users,) validation items.
 
-    −1 stands for users with one item or none, who would have nothing left to learn from.
+    Users with one item or none have −1, because a validation item would leave no item to learn
+    from.
     """
     lengths = np.diff(train.indptr)
     users = np.flatnonzero(lengths >= 2)
@@ -378,7 +379,7 @@ def _hold_out(train: Interactions, latest: bool, seed: int) -> tuple[Interaction
 
 
 def _padded(lists: list[array[int]], held_out: IntArray) -> IntArray:
-    """(n, M) the lists without each one's held-out item, in their order, padded with −1."""
+    """(n, M) the lists in their order, without the held-out item of each, padded with −1."""
     given = np.array(lists, dtype=np.int64)
     other = given != held_out[:, None]
     # A stable sort by "is the held-out item" moves what is taken out to the right end.
@@ -393,9 +394,9 @@ SEQUENCES = {
     "beauty-s3rec": "amazon-s3rec/Beauty.txt",
     "sports-s3rec": "amazon-s3rec/Sports_and_Outdoors.txt",
 }
-"""The data sets of the SASRec line and their files, which may be gzipped."""
+"""The data sets with SASRec's protocol and their files, which may be gzipped."""
 TEMPORAL = ("ml-100k",)
-"""The data sets with times, which are split at one time for all users."""
+"""The data sets that are split at one time for all users."""
 DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES, *TEMPORAL)
 
 
@@ -408,14 +409,14 @@ class BenchmarkDataset:
     protocol: str
     """``p1``, ``p2``, ``given`` for published negatives, ``sasrec`` for sequences, ``temporal``.
 
-    By the last two the test items are ranked among all items that the user has not had, and never
-    among sampled ones; see `NextItemSplit`.
+    The last two protocols rank the test item among all items that the user has not had, and never
+    among sampled items; see `NextItemSplit`.
     """
 
     split: Split
 
     def sampled(self, seed: int) -> CandidateSet:
-        """The test items among their candidates; with given ones only the places are random."""
+        """The test items among sampled or published candidates; ``seed`` draws items and places."""
         if isinstance(self.split, PublishedSplit):
             return given_candidates(self.split, seed)
         return sampled_candidates(self.split, self.split.test, seed)
@@ -443,10 +444,10 @@ class BenchmarkDataset:
 
 
 def load_dataset(name: str, root: Path) -> BenchmarkDataset:
-    """Reads a data set from the folder that holds all of them.
+    """Reads a data set from the folder that holds all data sets.
 
-    Raises ConfigError if there is no data set of that name; DataError if it cannot be read, or
-    leaves nothing to rank for some users.
+    Raises ConfigError if no data set has the name. Raises DataError if the data set cannot be read,
+    or if some users have no item left to rank.
     """
     loaders: dict[str, Callable[[Path], BenchmarkDataset]] = {
         "ml-1m": _movielens,
@@ -484,7 +485,10 @@ def _temporal(name: str, root: Path) -> BenchmarkDataset:
 
 
 def fingerprint(split: Split) -> str:
-    """SHA-256 over the training matrix and the held-out items, by row and column numbers."""
+    """The first 16 digits of SHA-256 over training matrix, held-out items and published negatives.
+
+    Users and items enter by row and column numbers.
+    """
     digest = hashlib.sha256()
     train = split.train
     for numbers in (train.indptr, train.items, split.validation, split.test):

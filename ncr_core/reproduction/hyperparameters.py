@@ -1,10 +1,12 @@
-"""The methods that are compared and the settings they are run with.
+"""The compared methods and their settings.
 
-The settings of our models are those of ``ncr_core.recipes``; here are the baselines' and what
-differs on other data sets than MovieLens 1M. The grids below are what settings were chosen from, by
-sampled NDCG@10 on the validation items: at most eight configurations a method, and the size they
-were tried at; `ncr reproduce tuning` runs them. Iterations and epochs are chosen within each run in
-the same way.
+The settings of our models come from ``ncr_core.recipes``. This module has the settings of the
+baselines, and the changes on data sets other than MovieLens 1M.
+
+The grids below hold the configurations that were tried: at most eight a method, with the number of
+factors of the grid. Sampled NDCG@10 on the validation items chose the settings, except for the
+linear next-item model, which full NDCG@10 chose. Validation NDCG@10 also chooses the iterations and
+epochs within each run. `ncr reproduce tuning` runs the grids.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ncr_core.recipes import (
 )
 
 Settings = dict[str, Any]
-"""What a method is run with: of our models, the sections ``model`` and ``training``."""
+"""The settings of a method. Our models have the sections ``model`` and ``training``."""
 
 
 def _neumf(factors: int) -> Settings:
@@ -38,7 +40,7 @@ def _untrained(method: str, factors: int, start: str) -> Settings:
 
 
 def _of_recipe(name: str) -> Callable[[int], Settings]:
-    """What a recipe of the choice `auto` changes in the defaults, at any size."""
+    """The changes of a recipe of `auto` to the defaults, the same at any number of factors."""
     chosen, default = recipe(name), Recipe("default")
     pairs = {
         "model": (chosen.model.as_dict(), default.model.as_dict()),
@@ -54,7 +56,7 @@ def _of_recipe(name: str) -> Callable[[int], Settings]:
 
 
 def _dncr_next_item() -> Settings:
-    """The part of NeuPR next-item that is a DNCR, trained alone."""
+    """The settings of the DNCR part of NeuPR next-item, trained alone."""
     neupr = _of_recipe("next-item-neupr")(0)
     model = {key: value for key, value in neupr["model"].items() if key != "item_bias"}
     unused = ("fine_tune_epochs", "fine_tune_rate", "shared_negatives")
@@ -89,7 +91,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "ALS start": lambda factors: _untrained("NBPR from ALS", factors, "als"),
     "next-item start": _of_recipe("next-item"),
 }
-"""The settings of every method at so many factors, on MovieLens 1M."""
+"""By method, a function from the number of factors to the settings on MovieLens 1M."""
 
 PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
 SIZELESS = ("ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item")
@@ -113,7 +115,7 @@ _SMALL_SIZES = {"next-item start": MANY_FACTORS, "NBPR next-item": CLOSED_FORM_F
 
 
 def size_of(method: str, data: str) -> int:
-    """The factors of a method in the comparison with strong baselines."""
+    """The number of factors of a method in the comparison with strong baselines."""
     if data in _SMALL_SEQUENCES and method in _SMALL_SIZES:
         return _SMALL_SIZES[method]
     return LARGE.get(method, 64)

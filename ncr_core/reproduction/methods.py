@@ -1,4 +1,4 @@
-"""Every method that is compared, our models and baselines, behind one way of fitting."""
+"""One way to fit every compared method, our models and the baselines."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ MethodSettings = Mapping[str, Any]
 
 @dataclass
 class FittedMethod:
-    """A fitted method: how it ranks, what it took, and how it did on validation."""
+    """A fitted method with its ranking, its seconds of training and its validation metrics."""
 
     ranks: Ranks
     seconds: float
     validation: Metrics | None = None
 
     cpu_seconds: float | None = None
-    """Processor time of all threads, where it was measured."""
+    """Processor seconds of all threads; None if not measured."""
 
     rounds: int | None = None
     """The epoch or iteration that the validation items chose, for a refit without them."""
@@ -78,7 +78,7 @@ class FitRequest:
     on_progress: OnProgress | None = None
 
     progress_file: Path | None = None
-    """Where a training of hours leaves its state after each epoch, and goes on from."""
+    """The file that stores the state of a long training after each epoch, to resume from."""
 
 
 def _requested_recipe(request: FitRequest) -> Recipe:
@@ -91,7 +91,7 @@ def _requested_recipe(request: FitRequest) -> Recipe:
 
 
 def _fit_ranker(request: FitRequest) -> FittedMethod:
-    """A PairwiseRanker by ``train_model``."""
+    """Fits a PairwiseRanker by ``train_model``."""
     recipe = _requested_recipe(request)
     started, cpu_started = time.perf_counter(), time.process_time()
     trained = train_model(
@@ -111,10 +111,10 @@ def _fit_ranker(request: FitRequest) -> FittedMethod:
 
 
 def with_test_input(fitted: FittedMethod, split: NextItemSplit) -> Ranks:
-    """How a fitted method ranks users by their training items and their validation item.
+    """The ranking of a fitted method by users' training items and validation items.
 
-    Nothing is trained: a model that pools its users from their items pools them anew. One with a
-    vector of its own for each user does not see the validation item.
+    The parameters do not change. A model that pools users' vectors from their items pools them
+    anew. A model with a free vector for each user does not see the validation item.
     """
     if fitted.model is not None:
         remember(fitted.model, split.test_input)
@@ -167,7 +167,7 @@ def _fit_ials(request: FitRequest) -> FittedMethod:
 
 
 def _iterative_settings(request: FitRequest) -> dict[str, Any]:
-    """The settings of a method that goes by iterations."""
+    """The settings of a method that trains by iterations."""
     settings = dict(request.settings, factors=request.factors, seed=request.seed)
     if request.rounds is not None:
         settings["iterations"] = request.rounds
@@ -218,7 +218,7 @@ def _fit_sasrec(request: FitRequest) -> FittedMethod:
 
 
 def resolved_settings(settings: MethodSettings, method: str, factors: int) -> dict[str, Any]:
-    """Every choice a method is run with, defaults included, as JSON has it.
+    """All settings of a method, including the defaults, as JSON values.
 
     Raises ConfigError if the settings do not fit, or a library is not installed.
     """
@@ -267,7 +267,7 @@ FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
 def fit_method(method: str, request: FitRequest) -> FittedMethod:
     """Fits one of our models, whose settings have a section ``model``, or a baseline by its name.
 
-    Raises ConfigError if there is no such baseline.
+    Raises ConfigError if no baseline has the name.
     """
     if "model" in request.settings:
         return _fit_ranker(request)
@@ -289,7 +289,7 @@ def _timed(request: FitRequest, make: Callable[[], Ranks]) -> FittedMethod:
 
 
 def _full_validation(ranks: Ranks, split: Split) -> Metrics:
-    """On the same users as a model in training that is validated over the whole catalogue."""
+    """Validation metrics over the whole catalogue, for the users of full validation in training."""
     held_out = of_random_users(split.validation, FULL_VALIDATION_USERS)
     return evaluate_full(ranks, split, held_out, seed=0)
 

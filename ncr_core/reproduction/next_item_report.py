@@ -1,4 +1,4 @@
-"""Sections of docs/results.md on next items: SASRec's protocol, one time for all, seeds, cost."""
+"""Sections of docs/results.md on next items: SASRec's protocol, one cut in time, seeds, cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def sequential_results(store: ResultsStore) -> dict[str, list[RunResult]]:
 def sequential(
     by_data: Mapping[str, Sequence[RunResult]], comparisons: Mapping[str, Sequence[str]]
 ) -> str:
-    """The tables; ``comparisons`` are texts by the name of a run."""
+    """The section on SASRec's protocol; empty without results.
+
+    ``comparisons`` holds texts by the name of a run.
+    """
     texts = []
     for data, results in by_data.items():
         left_out = int(results[0].payload["data"]["untrained_test_items"])
@@ -110,7 +113,7 @@ def sequential(
 
 
 def _of_all(result: RunResult, left_out: int) -> str:
-    """HR@10 and NDCG@10 with users missed whose test item is in no training."""
+    """HR@10 and NDCG@10 if each user whose test item is in no training counts as a miss."""
     users = int(result.payload["metrics"]["full"]["users"])
     share = users / (users + left_out)
     values = [result.metric("full", name) or 0.0 for name in ("hr", "ndcg")]
@@ -118,7 +121,7 @@ def _of_all(result: RunResult, left_out: int) -> str:
 
 
 def temporal(store: ResultsStore) -> str:
-    """Users' first items after one time, by how long they had been away."""
+    """The section on users' first items after one cut, by the time since the item before."""
     texts = []
     for data in TEMPORAL:
         results = results_of(store, suites.temporal(Selection(data)))
@@ -159,7 +162,7 @@ def _error(metrics: Mapping[str, float]) -> float:
 
 
 def seeds(store: ResultsStore) -> str:
-    """What another training seed changes, on P1."""
+    """The section on the spread of the metrics over training seeds, on P1."""
     lines = []
     for method in HEADLINES:
         first = next(run for run in suites.best(Selection(methods=(method,))) if not run.refit)
@@ -182,7 +185,10 @@ def seeds(store: ResultsStore) -> str:
 
 
 def cost(results: Sequence[RunResult], plot: Path) -> str:
-    """Full NDCG@10 beside the seconds of training; writes the plot."""
+    """The section on full NDCG@10 by seconds of training; the function also writes the plot.
+
+    Raises ConfigError if matplotlib is not installed.
+    """
     measured = [result for result in results if result.metric("full", "ndcg") is not None]
     if not measured:
         return ""
@@ -210,7 +216,10 @@ def cost(results: Sequence[RunResult], plot: Path) -> str:
 
 
 def _scatter(path: Path, results: Sequence[RunResult], front: set[str]) -> None:
-    """Raises ConfigError if matplotlib is not installed."""
+    """Draws the results as an SVG file, with black edges for the runs of ``front``.
+
+    Raises ConfigError if matplotlib is not installed.
+    """
     require("matplotlib", "research")
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -31,7 +31,7 @@ Figures = tuple[float, float]
 
 
 def _paper_table(text: str) -> dict[str, dict[int, Figures]]:
-    """Lines of a method and its HR@10 and NDCG@10 at each of ``SIZES``."""
+    """Parses lines of a method with its HR@10 and NDCG@10 at each of ``SIZES``."""
     table: dict[str, dict[int, Figures]] = {}
     for line in text.strip().splitlines():
         method, *columns = re.split(r"\s{2,}", line)
@@ -138,7 +138,8 @@ Protocols:
 def write_page(results: Path, page: Path) -> None:
     """Writes the page, and its plots into ``plots`` beside it.
 
-    Raises DataError if the folder ``results`` holds none.
+    Raises DataError if the folder ``results`` holds no results or a damaged file, and ConfigError
+    if matplotlib is not installed.
     """
     store = ResultsStore(results)
     if next(iter(store), None) is None:
@@ -174,28 +175,28 @@ def write_page(results: Path, page: Path) -> None:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """One of ours against a baseline."""
+    """The comparison of one of our models with a baseline."""
 
     rival: str
     difference: float
-    """In NDCG@10."""
+    """The mean over users of the NDCG@10 of our model minus that of the baseline."""
     p: float
-    """Adjusted for all comparisons of the page."""
+    """The p of the paired t-test, adjusted for all comparisons of the page."""
 
     def text(self) -> str:
-        """As a cell has it."""
+        """The text of the comparison for a table cell."""
         p = "p < 0.0001" if self.p < 1e-4 else f"p = {self.p:.4f}"
         return f"{self.difference:+.4f} against {self.rival}, {p}"
 
 
 _Pair = tuple[str, RunResult, str, RunResult]
-"""A section of the page, one of our results, sampled or full, and the baseline."""
+"""A section of the page, one of our results, the kind of ranking (sampled or full), a baseline."""
 _Comparisons = Mapping[tuple[str, str, str], Sequence[_Comparison]]
-"""By section, name of the run, and sampled or full."""
+"""Comparisons by section, name of the run, and kind of ranking (sampled or full)."""
 
 
 def _best_tables(store: ResultsStore) -> dict[str, list[list[RunResult]]]:
-    """The tables of each data set: chosen with validation items, and refitted with them."""
+    """The tables of each data set: results without refit, then results with refit."""
     tables = {}
     for data in _BEST_TITLES:
         results = results_of(store, suites.best(Selection(data)))
@@ -225,7 +226,7 @@ _STARTED_FROM = {
 
 
 def _below_start(rows: Sequence[RunResult]) -> str:
-    """Which models training made worse than the untrained start with as many factors."""
+    """Lists the models that training made worse than the untrained start with as many factors."""
     by_method = {row.method: row for row in rows}
     below = []
     for start, methods in _STARTED_FROM.items():
@@ -247,7 +248,7 @@ def _below_start(rows: Sequence[RunResult]) -> str:
 
 
 def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
-    """What the lists over all unseen items are like."""
+    """The section on coverage, novelty and popularity of the lists over all unseen items."""
     lines = []
     for data, of_data in tables.items():
         for result in of_data[0] if of_data else ():
@@ -274,7 +275,7 @@ _GAPS_DATA = {"ml-100k": "MovieLens 100K", "ml-1m": "MovieLens 1M"}
 
 
 def _gaps(path: Path) -> str:
-    """Figures by the time since a user's last interaction."""
+    """The section on the figures by the time since a user's last interaction."""
     results = json.loads(path.read_text()) if path.exists() else {}
     sections = []
     for data, name in _GAPS_DATA.items():
@@ -310,7 +311,7 @@ def _gaps(path: Path) -> str:
 
 
 def _best_pairs(tables: Mapping[str, list[list[RunResult]]]) -> list[_Pair]:
-    """Each of ours and the best baselines of its table."""
+    """Pairs of each of our results with the best baselines of its table."""
     return [
         (_BEST, row, kind, rival)
         for of_data in tables.values()
@@ -323,7 +324,7 @@ def _best_pairs(tables: Mapping[str, list[list[RunResult]]]) -> list[_Pair]:
 
 
 def _neumf_pairs(store: ResultsStore) -> list[_Pair]:
-    """NeuPR and NeuMF of each size: the paper's own claim."""
+    """Pairs of NeuPR and NeuMF by size: the paper claims that NeuPR is better."""
     by_size: dict[int, dict[str, RunResult]] = {}
     for result in results_of(store, suites.table1(Selection(methods=("NeuMF", "NeuPR")))):
         by_size.setdefault(result.factors, {})[result.method] = result
@@ -337,7 +338,7 @@ def _neumf_pairs(store: ResultsStore) -> list[_Pair]:
 
 
 def _sequential_pairs(by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]:
-    """Each of ours and the best baseline of its data set that was run here."""
+    """Pairs of each of our results with the best stored baseline of its data set."""
     pairs: list[_Pair] = []
     for results in by_data.values():
         others = [result for result in results if not result.is_ours]
@@ -348,7 +349,7 @@ def _sequential_pairs(by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]
 
 
 def _texts(pairs: Sequence[_Pair], comparisons: _Comparisons, wanted: str) -> dict[str, list[str]]:
-    """The comparisons of a section by the name of the run."""
+    """The texts of a section's comparisons by the name of the run."""
     return {
         row.name: [c.text() for c in comparisons[section_name, row.name, kind]]
         for section_name, row, kind, _ in pairs
@@ -363,7 +364,7 @@ def _p1(tables: Mapping[str, list[list[RunResult]]]) -> list[RunResult]:
 
 
 def _compare(pairs: Sequence[_Pair]) -> _Comparisons:
-    """All tests of the page, each p adjusted for their number."""
+    """Runs all tests of the page, and adjusts each p for their number."""
     tests = [row.compare(rival, kind, "ndcg") for _, row, kind, rival in pairs]
     adjusted = holm([test.p for test in tests])
     comparisons: dict[tuple[str, str, str], list[_Comparison]] = {}
@@ -387,7 +388,8 @@ def _neumf(pairs: Sequence[_Pair], comparisons: _Comparisons) -> str:
 def _rivals(row: RunResult, rows: list[RunResult], kind: str) -> list[RunResult]:
     """The best baseline by NDCG@10.
 
-    Where the best baseline knows the order of a user's items, the best of the others comes first.
+    If the best baseline knows the order of a user's items, the best baseline without the order
+    comes first.
     """
     measured = [x for x in rows if not x.is_ours and x.metric(kind, "ndcg") is not None]
     if row.metric(kind, "ndcg") is None or not measured:
@@ -399,7 +401,7 @@ def _rivals(row: RunResult, rows: list[RunResult], kind: str) -> list[RunResult]
 
 
 def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
-    """Every method with intervals, and p against the strongest method that is not ours."""
+    """The table of all methods with intervals, and our comparisons with the best baselines."""
     lines = []
     for row in rows:
         cells = [f"**{label_of(row)}**" if row.is_ours else label_of(row)]
@@ -597,7 +599,7 @@ def _bold(value: float | None, bold: bool) -> str:
 
 
 def _plot(path: Path, panels: Mapping[str, Lines], x_label: str) -> None:
-    """Draws one panel beside the other, each named by its y axis, and writes an SVG file.
+    """Draws the panels side by side, each with its name at the y axis, as an SVG file.
 
     Raises ConfigError if matplotlib is not installed.
     """
@@ -625,7 +627,7 @@ _TERMINAL_HEAD = ("run", "val NDCG@10", "HR@10", "NDCG@10", "full HR@10", "full 
 
 
 def terminal_table(results: Iterable[Mapping[str, Any]]) -> str:
-    """Results for a terminal: one line each, columns aligned."""
+    """Formats results for a terminal, one line each, with aligned columns."""
     rows = [_TERMINAL_HEAD, *(_terminal_row(result) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TERMINAL_HEAD))]
     return "\n".join(

@@ -1,7 +1,7 @@
-"""Results of runs with where and with what they were made.
+"""Results of runs, with the machine, the versions and the commit that made them.
 
-Each is a line of a JSON Lines file, ``<group>/<data set>.jsonl``. The lines of a file are sorted by
-the run's name. A result appears in it whole or not at all.
+Each result is a line of the JSON Lines file ``<group>/<data set>.jsonl``. The lines of a file are
+sorted by the run's name. A result appears in the file whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FORMAT = "ncr-cell/1"
 _OUTSIDE = "."
 
 Payload = dict[str, Any]
-"""A result as its line holds it."""
+"""The JSON object of a result's line."""
 
 
 def ranks_as_text(ranks: IntArray) -> str:
-    """(n,) ranks from 0 to 9, −1 outside, as one character a user."""
+    """Encodes (n,) ranks as one character a user: the rank from 0 to 9, or a dot outside (−1)."""
     return "".join(str(r) if r >= 0 else _OUTSIDE for r in ranks.tolist())
 
 
@@ -50,11 +50,11 @@ def ranks_from_text(text: str) -> IntArray:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, to be read by name."""
+    """The stored result of a run."""
 
     payload: Payload
     parts: tuple[RunResult, ...] = ()
-    """The results of the models that it starts from, as far as they are there."""
+    """The stored results of the runs whose models this run starts from."""
 
     @property
     def name(self) -> str:
@@ -68,22 +68,22 @@ class RunResult:
 
     @property
     def factors(self) -> int:
-        """d, the predictive factors; 0 for a method without any."""
+        """d, the number of predictive factors; 0 for a method without factors."""
         return int(self.payload["configuration"]["factors"])
 
     @property
     def refit(self) -> bool:
-        """Whether the validation items were trained on."""
+        """Whether the run trained on the validation items too."""
         return bool(self.payload["configuration"]["refit"])
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the method was run with."""
+        """The settings of the method in this run."""
         return dict(self.payload["configuration"]["settings"])
 
     @property
     def is_ours(self) -> bool:
-        """Whether the method is a trained model of this library; its start alone is a baseline."""
+        """Whether the method is a trained model of this library; a start alone is a baseline."""
         training = self.settings.get("training", {})
         return "model" in self.settings and training.get("epochs") != 0
 
@@ -95,11 +95,11 @@ class RunResult:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training, those of the models that it starts from included."""
+        """Seconds of training, including the training of the models that this run starts from."""
         return float(self.payload["seconds"]["train"]) + sum(part.seconds for part in self.parts)
 
     def metric(self, kind: str, name: str) -> float | None:
-        """``kind`` is sampled or full, ``name`` hr or ndcg; None where it was not measured."""
+        """A metric: ``kind`` is sampled or full, ``name`` is hr or ndcg; None if not measured."""
         metrics = self.payload.get("metrics", {}).get(kind)
         return None if metrics is None else float(metrics[name])
 
@@ -115,7 +115,7 @@ class RunResult:
         return None if metrics is None else tuple(metrics[f"{name}_interval"])
 
     def per_user(self, kind: str, name: str) -> FloatArray:
-        """(n,) a user's HR@10 or NDCG@10, the mean over the seeds of negatives."""
+        """(n,) HR@10 or NDCG@10 of each user, the mean over the seeds of negatives."""
         value = hit_of_each if name == "hr" else ndcg_of_each
         texts = self.payload["ranks"][kind]
         seeds = [texts] if isinstance(texts, str) else texts
@@ -123,7 +123,7 @@ class RunResult:
         return mean
 
     def by_cutoff(self, name: str) -> list[float]:
-        """HR@k or NDCG@k for k from 1 to 10, sampled, the mean over the seeds of negatives."""
+        """Sampled HR@k or NDCG@k for k from 1 to 10, each the mean over the seeds of negatives."""
         value = hit_ratio if name == "hr" else ndcg
         seeds = [ranks_from_text(text) for text in self.payload["ranks"]["sampled"]]
         return [float(np.mean([value(ranks, k) for ranks in seeds])) for k in range(1, K + 1)]
@@ -146,14 +146,14 @@ class ResultsStore:
         return self.folder / f"{name.rpartition('/')[0]}.jsonl"
 
     def read(self, name: str) -> Payload | None:
-        """A result by the run's name, None where there is none.
+        """The result with the run's name; None if there is no result.
 
-        Raises DataError if the file is damaged, or not of this format.
+        Raises DataError if the file is damaged or has another format.
         """
         return self._read_file(self.path(name)).get(name)
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Adds a result, in place of one of the same name."""
+        """Writes a result, in place of an older result of the same name."""
         name = result["cell"]
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,10 +163,10 @@ class ResultsStore:
             atomic_write(path, "".join(lines).encode(), replace=True)
 
     def result(self, run: RunSpec) -> RunResult | None:
-        """The result of a run, None where it was not run, or with other settings.
+        """The result of a run; None if no result has the configuration of the run.
 
-        Raises DataError if results are of different versions of a data set; users are compared one
-        by one.
+        Raises DataError if the results are from different versions of a data set. Paired tests
+        compare results user by user, so all results need the same version.
         """
         payload = self.read(run.name)
         if payload is None or payload["configuration"] != run.configuration():
@@ -188,7 +188,7 @@ class ResultsStore:
                 yield RunResult(payload)
 
     def _read_file(self, path: Path) -> dict[str, Payload]:
-        """The results of a file by name; read anew only when the file has changed."""
+        """The results of a file by name; the method reads a file again only after a change."""
         try:
             status = path.stat()
         except FileNotFoundError:
@@ -215,7 +215,7 @@ def _parsed(path: Path, number: int, line: str) -> Payload:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps out other processes that add results, where the system has such locks."""
+    """Holds a lock against other processes that add results, where the system has file locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(ImportError):
@@ -245,7 +245,7 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def _versions_of_baselines() -> dict[str, str]:
-    """Of the libraries that fit baselines, as far as they are installed."""
+    """The versions of the installed libraries that fit baselines."""
     found = {}
     for name in ("implicit", "scipy", "cornac"):
         with suppress(PackageNotFoundError):
@@ -255,9 +255,9 @@ def _versions_of_baselines() -> dict[str, str]:
 
 @cache
 def commit() -> str:
-    """The commit of the checkout this runs in, ``-dirty`` with changes; ``unknown`` elsewhere.
+    """The commit of this code's checkout, with ``-dirty`` after changes; ``unknown`` elsewhere.
 
-    As it was when first asked for: code that is running does not change with the checkout.
+    The first call fixes the answer, because running code does not change with the checkout.
     """
     here = Path(__file__).parent
     try:

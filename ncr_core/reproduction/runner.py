@@ -1,4 +1,4 @@
-"""Runs methods one after the other; a result that is stored already is not made again."""
+"""Runs methods one after the other, and skips runs whose results are stored."""
 
 from __future__ import annotations
 
@@ -48,26 +48,26 @@ NEGATIVE_SEEDS = (0, 1, 2)
 
 @dataclass
 class RunnerCallbacks:
-    """Functions that are told of a runner's progress; each may be left out."""
+    """Functions that a runner calls to report its progress; each is optional."""
 
     started: Callable[[RunSpec, int, int], None] = lambda run, number, count: None
-    """A run, its number from 1 and how many there are; 0 and 0 for one that another run needs."""
+    """Gets a run, its number from 1 and the number of runs; 0 and 0 if another run needs it."""
 
     progress: OnProgress | None = None
-    """Each epoch of a training."""
+    """Gets the progress after each epoch of a training."""
 
     ranked: Callable[[int, int], None] = lambda done, total: None
-    """How many users the whole catalogue has been ranked for, and of how many."""
+    """Gets the number of users with a ranked catalogue so far, and the number of test users."""
 
     skipped: Callable[[RunSpec], None] = lambda run: None
-    """A run whose result is there already."""
+    """Gets a run whose result is stored already."""
 
 
 class Runner:
     """Runs methods on the data sets under ``root``.
 
-    Results go to the folder ``results``, models to ``work``. A run whose result is there already,
-    with the same configuration and the same data, is not repeated.
+    Results go to the folder ``results``, models to ``work``. The runner does not repeat a run whose
+    result is stored with the same configuration and the same data.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Runner:
         self._data: dict[str, tuple[BenchmarkDataset, dict[str, Any]]] = {}
 
     def run(self, runs: Iterable[RunSpec]) -> list[Payload]:
-        """The results of these runs, in their order.
+        """Returns the results of the runs, in their order.
 
-        Raises ConfigError if settings do not fit, or a library is not installed; nothing has been
-        run; DataError if a result was made of other data; nothing has been run.
+        Raises ConfigError if settings do not fit or a library is not installed, and DataError if a
+        stored result is from other data. The runner makes these checks before the first run.
         """
         specs = list(runs)
         for spec in specs:
@@ -101,14 +101,17 @@ class Runner:
         return results
 
     def data(self, name: str) -> tuple[BenchmarkDataset, dict[str, Any]]:
-        """A data set and its description, read once."""
+        """A data set and its description; the runner reads each data set once."""
         if name not in self._data:
             data = load_dataset(name, self._root)
             self._data[name] = data, data.description()
         return self._data[name]
 
     def _check(self, spec: RunSpec) -> None:
-        """Raises what would stop this run, before time is spent on those before it."""
+        """Checks a run and its parts before any run takes time.
+
+        Raises ConfigError or DataError.
+        """
         _resolved(spec)
         result = self._results.read(spec.name)
         _, description = self.data(spec.data)
@@ -123,7 +126,7 @@ class Runner:
             self._check(part)
 
     def _required(self, spec: RunSpec) -> Payload:
-        """The result of a run that another one needs."""
+        """The result of a run that another run needs, stored or from a new run."""
         result = self._stored(spec)
         if result is None:
             self._callbacks.started(spec, 0, 0)
@@ -205,7 +208,7 @@ class Runner:
         return {"metrics": metrics, "ranks": {"full": ranks_as_text(full)}}
 
     def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
-        """(n, K) the first items of all unseen ones for each test user, −1 where there are none."""
+        """(n, K) the best of all unseen items for each test user, padded with −1."""
         total = int((data.split.test >= 0).sum())
         lists = np.full((total, K), PAD, dtype=np.int64)
         done = 0
@@ -231,7 +234,7 @@ class Runner:
     def _save_model(
         self, spec: RunSpec, model: PairwiseRanker, split: Split, description: dict[str, Any]
     ) -> None:
-        """Saves a model for a NeuPR to start from, in place of one with other settings."""
+        """Saves a model for a NeuPR to start from, in place of an older model of the run."""
         folder = self._model_folder(spec)
         if folder.exists():
             shutil.rmtree(folder)
@@ -246,7 +249,7 @@ class Runner:
         )
 
     def _has_model(self, spec: RunSpec) -> bool:
-        """Whether the model of a run is there, as this version and this data make it."""
+        """Whether the stored model of a run has its data, configuration and resolved settings."""
         try:
             manifest = read_manifest(self._model_folder(spec))
         except CheckpointError:
@@ -296,7 +299,7 @@ def _rounded_metrics(metrics: Metrics) -> dict[str, float | int]:
 
 
 def _rounded(phase: dict[str, Any]) -> dict[str, Any]:
-    """A phase with its figures cut to five places."""
+    """A phase with its figures rounded to five decimal places."""
     return {
         key: [round(x, 5) for x in value] if isinstance(value, list) else value
         for key, value in phase.items()

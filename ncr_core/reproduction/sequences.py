@@ -1,14 +1,14 @@
-"""Sequences of items as SASRec and its followers publish them, with the test items among them.
+"""Sequences of items, with the test items, as the authors of SASRec and later papers publish them.
 
-Two forms, plain or gzipped:
+A file has one of two forms, plain or gzipped:
 
 - CSV with the header ``user,item,position,part``, where part is ``train``, ``validation`` or
   ``test`` and positions order a user's items;
-- a line a user, ``user item item …`` by spaces, oldest first (S3-Rec, Zhou et al., CIKM'20): the
-  last item is for test and the one before it for validation.
+- a line for each user, ``user item item …`` with spaces, oldest item first (S3-Rec, Zhou et al.,
+  CIKM'20): the last item is for test and the item before it for validation.
 
-By the protocol of this line the validation item is input at test time and not trained on. Figures
-are compared with other people's, so a line that cannot be read is an error.
+By the protocol of these papers the validation item is input at test time, and no model trains on
+it. The figures are compared with published ones, so a line that cannot be read is an error.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _ORDER = ("train", "validation", "test")
 
 
 def load_sequences(path: Path) -> NextItemSplit:
-    """Reads one of the two forms.
+    """Reads a file of either form.
 
-    Users with one or two items are trained on and not tested. A test item that no training
-    sequence has is left out, and counted.
+    Models train on users with one or two items, and a test leaves these users out. The split leaves
+    out a test item that occurs in no training sequence, and counts its users.
 
     Raises:
-        DataError: the file is missing, empty or damaged, a line is malformed, a user has an item
-            twice, has two lines, or has no part of the three as the last two items.
+        DataError: the file is missing, empty or damaged, a line is malformed, or no user is left to
+            test. A user has an item twice, has two lines, or has parts in another order than
+            training, validation, test.
     """
     users, items = IdIndex(), IdIndex()
     sequences: list[tuple[int, list[int], bool]] = []
@@ -91,7 +92,7 @@ def _untrained(train: Interactions, test: IntArray) -> IntArray:
 
 
 def _sequences(path: Path) -> Iterator[tuple[str, list[str], bool]]:
-    """User, items from old to new, and whether the last two are held out."""
+    """Each user, the items from old to new, and whether the last two items are held out."""
     try:
         with _opened(path) as file:
             first = file.readline()

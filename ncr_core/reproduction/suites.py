@@ -1,4 +1,4 @@
-"""A run of one method, and the runs that the tables and figures of the paper and beyond need."""
+"""Runs of one method, and the runs behind the tables and figures of the paper and the project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ncr_core.reproduction.hyperparameters import (
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What to run."""
+    """The specification of a run: one method on one data set."""
 
     data: str
     """The name of the data set."""
@@ -33,18 +33,18 @@ class RunSpec:
     settings: Mapping[str, Any]
 
     variant: str = ""
-    """Tells the run from others of the same method and size, in its name."""
+    """The part of the run's name that separates runs of the same method and size."""
 
     seed: int = 0
 
     refit: bool = False
-    """Train with the validation items, as many rounds as the run without them chose."""
+    """Train with the validation items, for as many rounds as the run without them chose."""
 
     full: bool = True
     """Rank over all unseen items too."""
 
     test: bool = True
-    """Measure on test items; a run that only tunes does not look at them."""
+    """Measure on test items; a run that only tunes or records the loss leaves them out."""
 
     parts: tuple[RunSpec, RunSpec] | None = field(default=None, repr=False)
     """The runs whose NBPR and DNCR a NeuPR starts from."""
@@ -54,7 +54,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Group, data set, method, factors and what else differs, such as ``cells/ml-1m/ease``."""
+        """Group, data set, method, factors, variant, refit, seed, such as ``cells/ml-1m/ease``."""
         words = [self.method, f"d{self.factors}" if self.factors else "", self.variant]
         if self.refit:
             words.append("refit")
@@ -64,19 +64,19 @@ class RunSpec:
         return f"{self.group}/{self.data}/{slug}"
 
     def with_parts(self, nbpr: RunSpec, dncr: RunSpec) -> RunSpec:
-        """The run of a NeuPR that starts from the models of these two."""
+        """The run of a NeuPR that starts from the models of these two runs."""
         return replace(self, parts=(nbpr, dncr))
 
     def before_refit(self) -> RunSpec:
         """The run whose validation items choose the rounds of this refit.
 
-        It is measured on test items only where its figures are reported beside the refit's.
+        The run measures on test items only where the page reports its figures beside the refit's.
         """
         parts = self.parts and (self.parts[0].before_refit(), self.parts[1].before_refit())
         return replace(self, refit=False, parts=parts, test=self.test and self.data == "ml-1m")
 
     def configuration(self) -> dict[str, Any]:
-        """What a stored result must have been run with to be the result of this run."""
+        """The configuration that a stored result of this run must have."""
         configuration: dict[str, Any] = {
             "data": self.data,
             "method": self.method,
@@ -123,7 +123,7 @@ LOSS_EPOCHS = 100
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a target that is run; an empty sequence is all of it."""
+    """The part of a target to run; an empty sequence selects everything."""
 
     data: str = "ml-1m"
     factors: Sequence[int] = ()
@@ -136,7 +136,7 @@ class Selection:
         return self.factors or default
 
     def names(self, available: Sequence[str]) -> list[str]:
-        """Those of the available methods that are selected.
+        """The selected methods among the available methods.
 
         Raises ConfigError if a selected method does not exist.
         """
@@ -156,9 +156,10 @@ def make_run(
     overrides: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> RunSpec:
-    """A method with its chosen settings, and what ``overrides`` says in place of some of them.
+    """The run of a method with its chosen settings, some of them replaced by ``overrides``.
 
-    NeuPR gets the runs of the two parts that it starts from, with the same changes.
+    NeuPR also gets the runs of its two parts. The parts have the same overrides, except α and the
+    overrides of a grid.
     """
     settings = merge_sections(settings_of(method, factors, selection.data), overrides or {})
     run = RunSpec(
@@ -198,7 +199,7 @@ def table1(selection: Selection) -> list[RunSpec]:
 
 
 def table2(selection: Selection) -> list[RunSpec]:
-    """Counts of the data: ItemPop's run holds them."""
+    """The counts of the data, which the run of ItemPop holds."""
     return [make_run(name, selection, 0) for name in selection.names(("ItemPop",))]
 
 
@@ -209,7 +210,7 @@ def table3(selection: Selection) -> list[RunSpec]:
 
 
 def figure3(selection: Selection) -> list[RunSpec]:
-    """Top-1…10, of the ranks that Table 1's runs hold."""
+    """Top-1 to top-10, from the ranks of Table 1's runs."""
     sizes = selection.sizes((FIGURE_FACTORS,))
     return table1(
         Selection(selection.data, sizes, selection.methods, selection.full, selection.seed)
@@ -217,7 +218,7 @@ def figure3(selection: Selection) -> list[RunSpec]:
 
 
 def figure4(selection: Selection) -> list[RunSpec]:
-    """1 to 10 negatives a positive."""
+    """NeuMF, NBPR, DNCR and NeuPR with 1 to 10 negatives for each positive."""
     runs = []
     for d in selection.sizes((FIGURE_FACTORS,)):
         for name in selection.names(("NeuMF", "NBPR", "DNCR", "NeuPR")):
@@ -231,7 +232,7 @@ def figure4(selection: Selection) -> list[RunSpec]:
 
 
 def figure5(selection: Selection) -> list[RunSpec]:
-    """α of eq. 26 from 0 to 1."""
+    """NeuPR with α of eq. 26 from 0 to 1."""
     return [
         make_run(
             name, selection, d, variant=f"alpha={alpha}", overrides={"training": {"alpha": alpha}}
@@ -273,9 +274,10 @@ def loss(selection: Selection) -> list[RunSpec]:
 
 
 def best(selection: Selection) -> list[RunSpec]:
-    """Our models beside the strongest baselines.
+    """Our models and the strongest baselines.
 
-    On P1 each also refitted with the validation items; elsewhere the protocol has the refit alone.
+    On P1 each method also has a refit with the validation items. The other protocols have the refit
+    alone.
     """
     names = selection.names(
         ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "NeuPR", *BEYOND)
@@ -292,9 +294,10 @@ def best(selection: Selection) -> list[RunSpec]:
 
 
 def sequential(selection: Selection) -> list[RunSpec]:
-    """Next items by the protocol of the SASRec line: the validation item is input, not trained on.
+    """Next items by the protocol of SASRec: the validation item is input and no training item.
 
-    Raises ConfigError for a data set without such a split, and without the ranking over all items.
+    Raises ConfigError if the data set does not have this split, or if the ranking over all items is
+    off.
     """
     if selection.data not in SEQUENCES:
         raise ConfigError(
@@ -310,9 +313,10 @@ def sequential(selection: Selection) -> list[RunSpec]:
 
 
 def temporal(selection: Selection) -> list[RunSpec]:
-    """Users' first items after one time, by how long they had been away.
+    """Users' first items after one cut in time, by the time since the item before.
 
-    Raises ConfigError for a data set without times, and without the ranking over all items.
+    Raises ConfigError if the data set is not one of ``TEMPORAL``, or if the ranking over all items
+    is off.
     """
     if selection.data not in TEMPORAL:
         raise ConfigError(f"temporal is not for {selection.data}: give --set {TEMPORAL[0]}")
@@ -335,7 +339,7 @@ def forms(selection: Selection) -> list[RunSpec]:
 
 
 def tuning(selection: Selection) -> list[RunSpec]:
-    """The grids the settings were chosen from, on validation items alone."""
+    """The configurations of the grids, measured on validation items alone."""
     runs = []
     grids = GRIDS.get(selection.data, {})
     for name in selection.names(tuple(grids)):

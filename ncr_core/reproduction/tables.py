@@ -9,7 +9,7 @@ from ncr_core.reproduction.suites import RunSpec
 
 
 def results_of(store: ResultsStore, runs: Iterable[RunSpec]) -> list[RunResult]:
-    """The results that there are of these runs."""
+    """The stored results of the runs; runs without a result are left out."""
     return [result for run in runs if (result := store.result(run)) is not None]
 
 
@@ -19,7 +19,7 @@ def label_of(result: RunResult) -> str:
 
 
 def with_interval(result: RunResult, kind: str, name: str) -> str:
-    """A metric and its interval, nothing where it was not measured."""
+    """A metric and its interval as text; empty if the metric was not measured."""
     value, interval = result.metric(kind, name), result.interval(kind, name)
     if value is None or interval is None:
         return ""
@@ -27,16 +27,16 @@ def with_interval(result: RunResult, kind: str, name: str) -> str:
 
 
 def figure_text(value: float | None) -> str:
-    """Four places, nothing for None."""
+    """A figure with four decimal places; empty for None."""
     return "" if value is None else f"{value:.4f}"
 
 
 def make_section(title: str, head: Sequence[str], lines: list[list[str]], note: str = "") -> str:
-    """A title, a table and a note; nothing without lines."""
+    """A section with a title, a table and a note; empty without lines."""
     return f"## {title}\n\n{make_table(head, lines)}{note}" if lines else ""
 
 
 def make_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table and an empty line."""
+    """A Markdown table, followed by an empty line."""
     rows = [head, ["---"] * len(head), *lines]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows) + "\n"

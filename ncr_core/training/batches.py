@@ -1,7 +1,7 @@
 """Batches of positives with their negatives, made on the training device without a DataLoader.
 
-Negatives are uniform (§4.2: uniform from D_S and its mirror). Beside the drawn pairs come positives
-over disliked items, and preferences that users stated.
+Negatives are uniform (§4.2: uniform from D_S and its mirror). Batches also have pairs of positives
+and disliked items, and preferences that users stated.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_ROUNDS = 64
 
 
 class NegativeSampler:
-    """Draws items that a user has not interacted with, uniformly, by rejection.
+    """Draws uniform items that a user has not interacted with, by rejection.
 
-    Raises DataError when some user has seen every item: such a user has no negatives and must be
-    left out before.
+    Raises DataError if a user has seen every item. The caller must leave out users without
+    negatives.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NegativeSampler:
         return self._keys[at] == keys
 
     def _exhaust(self, users: Tensor, drawn: Tensor, bad: Tensor) -> Tensor:
-        """For users who have seen nearly everything, draws from the list of what they have not."""
+        """Draws from the list of unseen items, for users who have seen nearly every item."""
         every = torch.arange(self.n_items, device=self.device)
         for row in bad.any(dim=1).nonzero().flatten().tolist():
             unseen = every[~self.seen(users[row] * self.n_items + every)]
@@ -83,9 +83,9 @@ class NegativeSampler:
 
 @dataclass(frozen=True)
 class PreferenceRows:
-    """Pairs of items of which the user would rather have the first.
+    """Pairs of items of which the user prefers the first.
 
-    ``users``, ``winners``, ``losers`` and ``weights`` are (T,). ``histories`` is there where user
+    ``users``, ``winners``, ``losers`` and ``weights`` are (T,). ``histories`` is set if user
     vectors come from items.
     """
 
@@ -97,11 +97,11 @@ class PreferenceRows:
 
 
 class PreferencePairs:
-    """Gives each batch its share of the stated pairs, and its positives' disliked rivals.
+    """Gives each batch its share of the stated pairs, and disliked rivals of its positives.
 
-    Every positive of a user with disliked items meets one of them an epoch, drawn at random, and
-    every stated pair comes once an epoch. The draws are apart from those of the batches, which stay
-    the same with and without.
+    In each epoch every positive of a user with disliked items meets a random one of them, and every
+    stated pair comes once. The draws have a generator of their own, so the batches are the same
+    with and without preferences.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PreferencePairs:
         self._winner_position = torch.from_numpy(positions).to(device)
 
     def shares(self, batches: int) -> list[Tensor]:
-        """The numbers of the stated pairs for each of so many batches, in random order."""
+        """The numbers of the stated pairs for each of the batches, in random order."""
         order = torch.randperm(
             len(self._pairs.users), generator=self.generator, device=self._device
         )
@@ -128,9 +128,11 @@ class PreferencePairs:
     ) -> tuple[Tensor, UserHistories]:
         """The numbers of the stated pairs of whole users (Q,), and the history of each pair.
 
-        The users' items lie in a batch from ``start`` to ``end``; the histories come without them.
+        The users' items lie in a batch from ``start`` to ``end``. The histories have places in that
+        batch, and no items of their own.
 
-        The history leaves the winner out if it is one of the user's items, else the latest of them.
+        A history leaves out the winner if the winner is one of the user's items. Otherwise it
+        leaves out the latest item.
         """
         pairs, owner = self._pairs.all_rows(users)
         position = self._winner_position[pairs]
@@ -147,7 +149,7 @@ class PreferencePairs:
         weights: Tensor | None,
         histories: UserHistories | None,
     ) -> PreferenceRows | None:
-        """The pairs of these numbers, and a disliked rival for each positive (R,) that has any."""
+        """The pairs of these numbers, and a disliked rival of each positive (R,) that has any."""
         pair_users = self._pairs.users[pairs]
         winners, losers = self._pairs.columns[pairs].T
         has, rival = self._disliked.draw(users, self.generator)
@@ -190,14 +192,14 @@ class _RowsByUser:
         self._counts = torch.from_numpy(counts).to(device)
 
     def draw(self, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Which of (B,) users have any row, and a row of each of these at random."""
+        """The places of the (B,) users who have a row, and a random row of each of them."""
         has = self._counts[users].nonzero().flatten()
         drawing = users[has]
         draw = torch.rand(len(drawing), generator=generator, device=drawing.device)
         return has, self._indptr[drawing] + (draw * self._counts[drawing]).long()
 
     def all_rows(self, users: Tensor) -> tuple[Tensor, Tensor]:
-        """All rows of (Q,) users, and which of the users each is of."""
+        """All rows of (Q,) users, and the place of the user of each row."""
         counts = self._counts[users]
         owner = torch.arange(len(users), device=users.device).repeat_interleave(counts)
         first = counts.cumsum(0) - counts
@@ -206,7 +208,7 @@ class _RowsByUser:
 
 
 def _winner_positions(learned: Interactions, pairs: IntArray) -> IntArray:
-    """(P,) where each winner stands among its user's items; −1 where it does not."""
+    """(P,) the position of each winner among its user's items; −1 for a winner outside them."""
     order = np.argsort(learned.users * learned.n_items + learned.items)
     wanted = pairs[:, 0] * learned.n_items + pairs[:, 1]
     if learned.nnz == 0:
@@ -220,7 +222,7 @@ EARLY = 10  # positives of a user
 
 
 def _position_weights(learned: Interactions, early_weight: float) -> FloatArray | None:
-    """What each positive counts, with the earliest of each user made to count more."""
+    """The weights of positives, times ``early_weight`` for each user's first ``EARLY``."""
     if early_weight == 1.0:
         return learned.weights
     lengths = np.diff(learned.indptr)
@@ -234,11 +236,11 @@ MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
 
 @dataclass(frozen=True)
 class Rows:
-    """A positive a row, each with negatives of its own.
+    """Rows with a positive each, and with negatives of their own.
 
-    ``users`` and ``items`` i are (R,), ``negatives`` j (R, n). ``histories`` is there where user
-    vectors come from items, ``weights`` (R,) where positives do not all count the same, and
-    ``preferences`` where there are other pairs to learn beside them.
+    ``users`` and ``items`` i are (R,), ``negatives`` j (R, n). ``histories`` is set if user vectors
+    come from items. ``weights`` (R,) is set if positives have different weights. ``preferences`` is
+    set if there are other pairs to learn.
     """
 
     users: Tensor
@@ -251,12 +253,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class SharedRows:
-    """A positive a row, and negatives that all rows share.
+    """Rows with a positive each, and negatives that all rows share.
 
-    ``users`` (Q,) are those a vector is needed for: each user once, or, with ``histories``, the
-    user of each row. ``row`` (R,) tells which of them a row belongs to, ``items`` (R,) are the
-    positives i, ``negatives`` (S,) the items j and ``valid`` (Q, S) which of these the user has not
-    interacted with. ``weights`` (R,) and ``preferences`` are as of ``Rows``.
+    ``users`` (Q,) are the users that need a vector: each user once, or the user of each row with
+    ``histories``. ``row`` (R,) is the place of each row's user in ``users``. ``items`` (R,) are the
+    positives i and ``negatives`` (S,) the items j. ``valid`` (Q, S) says which of the negatives the
+    user has not interacted with. ``weights`` (R,) and ``preferences`` are as in ``Rows``.
     """
 
     users: Tensor
@@ -271,7 +273,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Share:
-    """The users of one of ``size`` ranks: those whose row is ``rank`` modulo ``size``."""
+    """The users of one of ``size`` ranks: the users whose row is ``rank`` modulo ``size``."""
 
     rank: int = 0
     size: int = 1
@@ -287,7 +289,7 @@ WHOLE = Share()
 def own_rows(rows: Rows | SharedRows, share: Share) -> Rows | SharedRows:
     """The rows of a batch that are about the users of a share; there may be none.
 
-    What is drawn for a batch is the same on all ranks: together their rows are the batch.
+    All ranks draw the same, so the rows of all ranks together are the batch.
     """
     preferences = rows.preferences
     if preferences is not None:
@@ -329,15 +331,18 @@ def _own_histories(histories: UserHistories | None, keep: Tensor) -> UserHistori
 class Batches:
     """The positives in random order, each once an epoch, with fresh negatives.
 
-    Negatives are never items that the user has only seen. Stated preferences
-    come along, see ``PreferencePairs``.
+    Items that the user has only seen are never negatives. Stated preferences are part of the
+    batches, see ``PreferencePairs``.
 
-    With ``histories`` or shared negatives whole users come in random order, so that a user's items
-    are embedded and the negatives scored once for all the user's rows; a batch then has about as
-    many rows as asked for.
+    With ``histories`` or shared negatives, whole users come in random order. The model then embeds
+    a user's items and scores the negatives once for all rows of the user. A batch then has about as
+    many rows as its size.
 
-    Of a ``share`` only its users' rows are given. All shares draw the same, so that those of all
-    ranks together are the batches of the whole; a batch may have no row of a share.
+    With a ``share``, batches have only the rows of its users. All shares draw the same, so the rows
+    of all ranks together are the whole batches. A batch may have no row of a share.
+
+    Raises ConfigError if there are too few items for the negatives, and DataError if there is no
+    interaction to learn from.
     """
 
     def __init__(
@@ -396,7 +401,7 @@ class Batches:
         self._is_shared_early = bool(self._shared) and self._preferences is None
 
     def __len__(self) -> int:
-        """Batches an epoch; where whole users are drawn, at most so many."""
+        """The number of batches an epoch; with whole users, an upper limit."""
         return -(-len(self._users) // self.size)
 
     def __iter__(self) -> Iterator[Rows | SharedRows]:
@@ -407,7 +412,7 @@ class Batches:
             yield own_rows(rows, self._share)
 
     def generators(self) -> list[torch.Generator]:
-        """What draws the batches, to store and restore its state."""
+        """The generators that draw the batches, to store and restore their states."""
         preferences = [] if self._preferences is None else [self._preferences.generator]
         return [self._generator, *preferences]
 

@@ -1,9 +1,10 @@
 """Products with the matrices of the linear next-item model, by scans of users' histories.
 
 A row x_t of X stands for an interaction t of a user and holds DECAY^(s−1) at the item s places
-before it; the row y_t of Y holds a one at its item. With x_(t+1) = DECAY·x_t + e(item of t) a
-product with X takes one step an interaction, whatever the number of items before it. XᵀX and XᵀY
-themselves have up to as many entries as there are pairs of items within a user's history.
+before it. The row y_t of Y holds a one at the item of t. With x_(t+1) = DECAY·x_t + e(item of t), a
+product with X takes one step for each interaction, independent of the number of items before it.
+XᵀX and XᵀY themselves have up to as many entries as there are pairs of items within a user's
+history.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class DecayedHistories:
 
         Args:
             items: (n,) numbers of items.
-            indptr: (n_users + 1,) where each user's interactions begin.
+            indptr: (n_users + 1,) the place where each user's interactions begin.
             n_items: The number of items.
-            decay: What an item counts beside the one after it.
+            decay: The weight of an item relative to the item after it.
         """
         self._items = np.ascontiguousarray(items)
         self._indptr = np.ascontiguousarray(indptr)
@@ -44,15 +45,15 @@ class DecayedHistories:
         return self._scan(_gram, block)
 
     def followers(self, block: Matrix) -> Matrix:
-        """XᵀY block: what came next, at what came before."""
+        """XᵀY block: for each item, the decayed sum of the block's rows of the items after it."""
         return self._scan(_followers, block)
 
     def predecessors(self, block: Matrix) -> Matrix:
-        """YᵀX block: what came before, at what came next."""
+        """YᵀX block: for each item, the decayed sum of the block's rows of the items before it."""
         return self._scan(_predecessors, block)
 
     def gram_diagonal(self) -> FloatArray:
-        """(n_items,) the diagonal of XᵀX where no item comes twice in a history, else a part."""
+        """(n_items,) the diagonal of XᵀX, or a part of it if a history has an item twice."""
         later = np.repeat(self._indptr[1:], np.diff(self._indptr)) - 1 - np.arange(len(self._items))
         square = float(self._decay) ** 2
         weights = (1.0 - square**later) / (1.0 - square)
@@ -60,7 +61,7 @@ class DecayedHistories:
         return sums.astype(np.float32)
 
     def _scan(self, kernel: Any, block: Matrix) -> Matrix:
-        """Shares out the columns to torch's number of threads: each adds to columns of its own."""
+        """Runs the kernel in torch's number of threads at most, each on columns of its own."""
         block = np.ascontiguousarray(block, dtype=np.float32)
         result = np.zeros_like(block)
         columns = block.shape[1]
@@ -84,7 +85,7 @@ MIN_COLUMNS = 16  # of a thread: a cache line
 def _gram(
     items: Any, indptr: Any, decay: Any, block: Any, begin: int, states: Any, result: Any
 ) -> None:
-    """Adds XᵀX block to result, in the columns from ``begin`` on, as many as states has."""
+    """Adds XᵀX block to result, in as many columns from ``begin`` on as ``states`` has."""
     width = states.shape[1]
     for user in range(len(indptr) - 1):
         first, length = indptr[user], indptr[user + 1] - indptr[user]

@@ -1,7 +1,7 @@
-"""Checkpoints of a training under way, one an epoch, from which its ranks go on after a loss.
+"""Checkpoints of a training after each epoch, from which its ranks resume after a loss.
 
-They are of `torch.distributed.checkpoint`: each rank writes its part. What is served is written at
-the end alone, in the format of `ncr_core.checkpoint`.
+`torch.distributed.checkpoint` gives their format: each rank writes its part. The model to serve is
+written at the end alone, in the format of `ncr_core.checkpoint`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ KEPT = 2  # the last ones: the latest may be half-written
 class EpochCheckpoints:
     """The checkpoints of one phase of a training, in a folder that all its ranks share.
 
-    A checkpoint is complete when its `values.json` is there. The folder is private to the training:
-    torch keeps an index of the tensors there that is a pickle.
+    A checkpoint is complete when its `values.json` exists. The folder is private to the training,
+    because torch keeps a pickle there: an index of the tensors.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def latest(self, ranks: Ranks) -> int | None:
-        """The last epoch that is stored completely, on every rank; None if there is none."""
+        """The last epoch that is stored completely, the same on every rank; None without any."""
         found = 0
         if ranks.is_first:
             names = [path.parent.name for path in self._folder.glob("epoch-*/values.json")]
@@ -44,13 +44,14 @@ class EpochCheckpoints:
     def save(
         self, epoch: int, tensors: dict[str, Tensor], values: dict[str, Any], ranks: Ranks
     ) -> None:
-        """Stores an epoch; every rank has to call it.
+        """Stores an epoch; every rank has to call this method.
 
         Args:
-            epoch: from 1.
-            tensors: this rank's; of one name on several ranks, equal ones or parts of one DTensor.
-            values: rank 0's, for JSON.
-            ranks: who trains.
+            epoch: the number of the epoch, from 1.
+            tensors: the tensors of this rank. Tensors of one name on several ranks are equal, or
+                parts of one DTensor.
+            values: the values of rank 0, for JSON.
+            ranks: the ranks of the training.
         """
         folder = self._folder / f"epoch-{epoch}"
         with warnings.catch_warnings():

@@ -1,8 +1,8 @@
-"""What the time since a user's last interaction changes, fitted to the breaks in training.
+"""The effect of the time since a user's last interaction, fitted to the breaks in training.
 
-In the middle of a sitting the next item is much like the last ones. After a break it is less so,
-and more often a popular one: the scores of the model count less and popularity more, by two numbers
-for each class of gaps.
+In the middle of a sitting the next item is similar to the last items. After a break the next item
+is less similar and more often popular. Two numbers for each gap class then give the scores of the
+model less weight and popularity more weight.
 """
 
 from __future__ import annotations
@@ -34,20 +34,24 @@ MAX_FACTORS = 64  # of the start that breaks are predicted with
 
 @torch.no_grad()
 def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
-    """Fits how a model with ``by_gap`` ranks for users who come back after a break.
+    """Fits the ranking of a model with ``by_gap`` for users who come back after a break.
 
-    Items that were taken up after a break are predicted from those before it by the next-item start
-    of such a model, made without what leads over these breaks: the model itself has learned what
-    came next, and would be trusted too much. Half of the breaks give how much the scores and the
-    logarithm of popularity count. Where that makes NDCG@10 of the other half better, all breaks
-    give the two numbers, and popularity becomes a vector of the model's own.
+    A next-item start predicts the items after the breaks from the items before them. The start is
+    made without the steps over these breaks. The model itself has learned the items after the
+    breaks, so the fit would trust its scores too much.
 
-    Nothing happens without times, and for classes of fewer than ``MIN_RETURNS`` breaks.
+    Half of the breaks give the weights of the scores and of the logarithm of popularity. If the
+    weights improve NDCG@10 on the other half, all breaks give the weights. Popularity then becomes
+    a vector of the model.
+
+    Without times the model does not change. A class with fewer than ``MIN_RETURNS`` breaks gets
+    scale 1 and offset 0.
 
     Args:
-        model: it was trained on ``train``, and gets new ``gap_scale`` and ``gap_offset``.
+        model: a model that was trained on ``train``. It gets a new ``gap_scale``, ``gap_offset``
+            and ``latest_time``.
         train: the interactions with their times.
-        seed: draws the breaks, and the items that they are compared on.
+        seed: draws the breaks, and the items to compare with.
     """
     if not model.config.by_gap or train.times is None:
         return
@@ -76,7 +80,7 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 
 
 def _breaks(train: Interactions, rng: np.random.Generator) -> dict[int, IntArray]:
-    """For each gap class above 0 the places of items that were taken up after such a gap."""
+    """For each gap class above 0, the places of the interactions after such a gap."""
     gaps = train.gaps()
     assert gaps is not None  # noqa: S101 - the caller looked
     classes = np.searchsorted(GAPS_SECONDS, gaps)
@@ -107,7 +111,7 @@ def _break_scores(
     counts: Tensor,
     rng: np.random.Generator,
 ) -> _BreakScores:
-    """The start's scores of the items at these places, and of others, by the items before them."""
+    """The start's scores of the items at these places and of other items, by the items before."""
     targets = train.items[at]
     compared = np.union1d(targets, rng.permutation(train.n_items)[:MAX_ITEMS])
     column = np.full(train.n_items, -1, dtype=np.int64)
@@ -129,19 +133,19 @@ def _break_scores(
 
 @dataclass(frozen=True)
 class _BreakScores:
-    """What users took up after n breaks, among m items."""
+    """Scores of m items after n breaks, and the items that the users took up."""
 
     scores: Tensor
-    """(n, m)"""
+    """(n, m) scores of the start."""
     popularity: Tensor
-    """(m,) logarithms."""
+    """(m,) logarithms of 1 + popularity."""
     seen: Tensor
-    """(n, m) what each user has had."""
+    """(n, m) whether the user has had the item."""
     targets: Tensor
-    """(n,) the columns of what they took up."""
+    """(n,) the column of the item that the user took up."""
 
     def fit(self, rows: npt.NDArray[np.bool_]) -> tuple[float, float]:
-        """What scores and popularity count where the targets of these rows are likeliest."""
+        """The weights of scores and popularity that make the targets of these rows likeliest."""
         part = torch.from_numpy(rows)
 
         def loss(weights: Tensor) -> Tensor:
@@ -167,7 +171,7 @@ class _BreakScores:
 
 
 def item_vectors(model: PairwiseRanker) -> Tensor:
-    """(n_items, d) whose product with a user's vector is the part of the score beside the bias."""
+    """(n_items, d) vectors whose product with a user's vector is the score without the bias."""
     table = model.tables().linear
     assert table is not None  # noqa: S101 - `by_gap` is for nbpr
     return (table.items / 2).float()
@@ -187,7 +191,7 @@ def popularity_vector(items: Tensor, counts: Tensor) -> Tensor:
 
 
 def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Where a smooth loss is least, by L-BFGS."""
+    """The point where a smooth loss is least, by L-BFGS."""
     point = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([point], max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
 

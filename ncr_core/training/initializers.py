@@ -1,6 +1,7 @@
-"""Where embeddings start, in place of random numbers.
+"""Starts of embeddings, in place of random numbers.
 
-Implicit ALS, leading singular vectors, or the factors of the linear next-item model.
+The starts are implicit ALS, leading singular vectors, and the factors of the linear next-item
+model.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 
     The loss is Σ_observed (1 − ŷ)² + α₀·Σ_all ŷ² + λ·(n + α₀·m)·‖·‖² for each vector with n of m
     possible interactions (Rendle et al. 2021). α₀ is `unobserved_weight`. Raises ConfigError if the
-    model is no NBPR with free users.
+    model is not an NBPR with free users.
     """
     if not isinstance(model, NBPR) or not isinstance(model.users, FreeUsers):
         raise ConfigError("an ALS start is for nbpr with free users")
@@ -63,16 +64,16 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 
 
 def unobserved_weight(train: Interactions) -> float:
-    """α₀: all that was not observed weighs six times what was, as long as α₀ is at most 0.1.
+    """α₀, with which all pairs together weigh six times the observed pairs; α₀ is at most 0.1.
 
-    A constant drowns what was observed where that is one of thousands.
+    With one observed pair in thousands, a constant α₀ would drown the observed pairs.
     """
     density = train.nnz / max(1, train.n_users * train.n_items)
     return min(MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE * density)
 
 
 def _sweeps(unobserved: float) -> int:
-    """More than four of them fit the noise of sparse data."""
+    """The number of sweeps; more than four sweeps fit the noise of sparse data."""
     return ALS_SWEEPS if unobserved == MAX_ALS_UNOBSERVED_WEIGHT else SPARSE_ALS_SWEEPS
 
 
@@ -100,7 +101,7 @@ def als_seconds(factors: int, train: Interactions) -> float:
 def _least_squares(
     factors: Tensor, rows: Tensor, columns: Tensor, n: int, unobserved: float
 ) -> Tensor:
-    """The n best rows for the fixed (m, d) factors of the columns; the entries go by rows."""
+    """The (n, d) best rows for the fixed (m, d) factors of the columns; the entries go by rows."""
     d = factors.shape[1]
     lengths = torch.bincount(rows, minlength=n)
     starts = lengths.cumsum(0) - lengths
@@ -131,12 +132,13 @@ def _least_squares(
 def spectral_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     """Sets the embeddings of a model to leading singular vectors, on the model's device.
 
-    With R̃ = D_u^−½ R D_i^−a and its leading right singular vectors W (n_items, d), the scores
-    R̃ W Wᵀ D_i^a are those of a linear filter (PureSVD, Cremonesi et al. 2010, on a matrix scaled
-    by degree). They are what NBPR gives with V_i = d_i^a W_i and U_u = Σ_k d_k^−a W_k / n_u^½ over
-    the user's items k, which is how a history pools them. A tower over such embeddings learns from
-    its first batch, where one over random ones stays at popularity for epochs. Where there are
-    fewer users or items than dimensions, the rest stays as it was initialised.
+    R̃ = D_u^−½ R D_i^−a has the leading right singular vectors W (n_items, d). The scores
+    R̃·W·Wᵀ·D_i^a are those of a linear filter (PureSVD, Cremonesi et al. 2010, on a matrix scaled
+    by degree). NBPR gives these scores with V_i = d_i^a W_i and U_u = Σ_k d_k^−a W_k / n_u^½ over
+    the user's items k, and a history pools the items in the same way. A tower over these embeddings
+    learns from its first batch, while a tower over random embeddings stays at popularity for
+    epochs. If there are fewer users or items than dimensions, the other dimensions keep their
+    initial values.
     """
     embeddings = _embeddings(model)
     widest = max(items.embedding_dim for _, items in embeddings)
@@ -159,10 +161,10 @@ def spectral_start(model: PairwiseRanker, train: Interactions, seed: int) -> Non
 def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     """Sets the embeddings of a model to the factors of the linear next-item model.
 
-    The items that histories are pooled from get A and the ranked items B of `next_item_factors`;
-    the windows' matrices are multiples of the unit matrix, whose pools together come as near as
-    they can to the decay by which that model forgets. NBPR then ranks as the linear model of low
-    rank does, before it has learned anything.
+    The items of the histories get A, and the ranked items get B of `next_item_factors`. The
+    matrices of the windows are multiples of the unit matrix. Together the pools of the windows come
+    as near as possible to the decay of the linear model. Before any training, NBPR then ranks as
+    the linear model of low rank does.
 
     Raises:
         ConfigError: the model's users have no windows: without order there is no next item.
@@ -198,8 +200,8 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
 def _likeliest_scale(users: PooledUsers, ranked_items: Tensor, train: Interactions) -> float:
     """The factor on all scores that makes users' latest items most probable, by a softmax.
 
-    The scores are those of a regression on zeros and ones, and far too small for logits. Of many
-    items the latest ones stand beside a random sample of the others.
+    The scores are those of a regression on zeros and ones, and far too small for logits. If there
+    are many items, the softmax has the latest items and a random sample of all items.
     """
     rng = np.random.default_rng(0)
     lengths = np.diff(train.indptr)
@@ -227,7 +229,7 @@ def _likeliest_scale(users: PooledUsers, ranked_items: Tensor, train: Interactio
 
 
 def _decay_by_windows(windows: tuple[int, ...]) -> list[float]:
-    """What each window's pool counts, so that an item n places back counts about DECAY^n."""
+    """The multiple of each window's pool that gives an item n places back a weight near DECAY^n."""
     ages = np.arange(2 * LAGS)
     pools = np.stack([(ages < (w or math.inf)) / math.sqrt(w or len(ages)) for w in windows], 1)
     multiples: list[float] = np.linalg.lstsq(pools, DECAY**ages, rcond=None)[0].tolist()
@@ -239,11 +241,11 @@ STARTS: dict[Start, Callable[[PairwiseRanker, Interactions, int], None]] = {
     "als": als_start,
     "next-item": next_item_start,
 }
-"""Sets a model's embeddings from the training interactions and a seed, by the name of the start."""
+"""By the name of a start, the function of a model, the training interactions and a seed."""
 
 
 def _embeddings(model: PairwiseRanker) -> list[tuple[FreeUsers | PooledUsers, nn.Embedding]]:
-    """Each part's users and ranked items."""
+    """The users and the ranked items of each part."""
     tables = [
         table
         for name, table in model.named_children()
@@ -253,12 +255,12 @@ def _embeddings(model: PairwiseRanker) -> list[tuple[FreeUsers | PooledUsers, nn
 
 
 def _is_element_wise(model: PairwiseRanker, part: int) -> bool:
-    """Whether scores are products of this part's vectors, and not what a tower makes of them."""
+    """Whether the scores of this part are products of its vectors, without a tower."""
     return isinstance(model, NBPR) or (isinstance(model, NeuPR) and part == 0)
 
 
 def _set_users(users: FreeUsers | PooledUsers, items: Tensor, pooled: Tensor) -> None:
-    """Sets vectors (n_users, d), or the items' (n_items, d) that they are pooled from."""
+    """Sets the users' vectors (n_users, d), or the items' vectors (n_items, d) of a pool."""
     rank = items.shape[1]
     if isinstance(users, FreeUsers):
         users.weight[:, :rank] = pooled

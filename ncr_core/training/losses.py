@@ -17,13 +17,19 @@ NEVER = -1e9  # a score that stands for "not compared"
 BLOCK_CELLS = 2**19  # of scores that are made at once: 2 MiB
 
 PairLoss = Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
-"""(B, n) logits z_uij and z_uji, the number of items the n are a sample of, and (B,) how much each
-positive counts, None: all the same → the mean loss."""
+"""A function of the logits of both orders → the mean loss.
+
+The arguments are (B, n) logits z_uij and z_uji, the number of items that the n are a sample of, and
+(B,) weights of the positives. None stands for equal weights.
+"""
 
 SharedLoss = Callable[[Tensor, FactoredScores, Tensor, Tensor, int, Tensor | None], Tensor]
-"""The same for pairs with z_uij = −z_uji = s_i − s_j: (R,) s_i, s_j (Q, S) of the rows' users,
-(Q, S) which of these pairs count, (R,) the user of each row, the number of items the S are a
-sample of, and (R,) how much each positive counts → the mean loss."""
+"""A function of scores → the mean loss of pairs with z_uij = −z_uji = s_i − s_j.
+
+The first four arguments are (R,) s_i, (Q, S) s_j of the rows' users, (Q, S) whether a pair counts,
+and (R,) the user of each row. The last two are the number of items that the S are a sample of, and
+(R,) weights of the positives. None stands for equal weights.
+"""
 
 
 def bce_loss(
@@ -31,7 +37,7 @@ def bce_loss(
 ) -> Tensor:
     """Binary cross-entropy over D_S ∪ D̄_S on logits (eq. 15): −log σ(z_uij) − log(1 − σ(z_uji)).
 
-    Any shape; the mean over the pairs of the sum of both orders.
+    The logits have any shape. The loss is the mean over the pairs of the sum of both orders.
     """
     return _mean(softplus(-z_uij) + softplus(z_uji), weights)
 
@@ -48,9 +54,9 @@ def listwise_loss(
 ) -> Tensor:
     """log(1 + Σ_j exp(−z_uij)) + log(1 + Σ_j exp(z_uji)), the mean over the positives.
 
-    −log of the probability that i is chosen among itself and all j (Luce 1959), in both orders;
-    with one j it is ``bce_loss``. The sum stands for the whole catalogue: n drawn items weigh
-    ``catalogue``/n each.
+    A term is −log of the probability that i is chosen among i and all j (Luce 1959), for each of
+    both orders. With one j the loss is ``bce_loss``. The sum stands for the whole catalogue: each
+    of n drawn items has the weight ``catalogue``/n.
     """
     more = math.log(max(1.0, catalogue / z_uij.shape[1]))
     both = softplus((-z_uij).logsumexp(1) + more) + softplus(z_uji.logsumexp(1) + more)
@@ -58,7 +64,7 @@ def listwise_loss(
 
 
 def _mean(each: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of (B, …), each row by its weight."""
+    """The mean of (B, …) losses, each row by its weight."""
     if weights is None:
         return each.mean()
     by_row = each if each.dim() == 1 else each.mean(1)
@@ -105,7 +111,7 @@ def shared_listwise_loss(
 ) -> Tensor:
     """``listwise_loss`` of z_uij = −z_uji = s_i − s_j: 2 log(1 + exp(log Σ_j exp(s_j) − s_i)).
 
-    The sum over j is taken once a user, whatever number of rows the user has.
+    The function computes the sum over j once for each user, not for each row.
     """
     more = math.log(max(1.0, catalogue / len(s_j.items)))
     bias = s_j.users.new_zeros(len(s_j.items)) if s_j.bias is None else s_j.bias
@@ -124,8 +130,8 @@ SHARED_LOSSES: dict[str, SharedLoss] = {
 class _LogSumExp(torch.autograd.Function):
     """log Σ_j exp(u·v_j + b_j) over the valid j: (Q, d), (S, d), (S,), (Q, S) → (Q,).
 
-    The scores are made block by block, and again on the way back: a block stays in the processor's
-    cache, where the whole matrix passes through memory once for each operation.
+    Forward and backward compute the scores block by block. A block stays in the processor's cache,
+    while the whole matrix would pass through memory once for each operation.
     """
 
     @staticmethod
@@ -165,5 +171,5 @@ def _blocks(users: Tensor, items: Tensor, bias: Tensor) -> Iterator[tuple[slice,
 
 
 def _fast(x: Tensor) -> Tensor:
-    """In bfloat16 where the processor is several times as fast with it."""
+    """Converts to bfloat16 if the processor is several times as fast with it."""
     return x.to(torch.bfloat16) if may_use_bfloat16(x) else x

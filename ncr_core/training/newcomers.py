@@ -1,4 +1,4 @@
-"""Lists of newcomers: nearer to popularity, the less is known of them."""
+"""Lists of newcomers, which are the nearer to popularity the fewer items a user has."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MAX_NEWCOMERS = 0.05  # of the users
 
 
 def has_few_newcomers(train: Interactions) -> bool:
-    """Whether too few users have few items for validation to look after them."""
+    """Whether users with few items are too few to influence validation."""
     newcomers = np.diff(train.indptr) <= max(POPULARITY_WEIGHTS)
     return bool(newcomers.mean() <= MAX_NEWCOMERS)
 
 
 @torch.no_grad()
 def shrink_newcomers(model: PairwiseRanker, train: Interactions) -> bool:
-    """Adds popularity to the offsets by which users of few items are ranked.
+    """Adds popularity to the offsets that rank for users with few items.
 
-    What a training learns of first events tells the best few items apart, but less of the others
-    than popularity does. Nothing happens to models without offsets by the number of items, and to
-    those with a tower.
+    The offsets from a training separate the best few items well. They say less about the other
+    items than popularity does. Models without offsets by the number of items and models with a
+    tower stay unchanged.
 
     Args:
-        model: it was trained on ``train``.
+        model: a model that was trained on ``train``.
         train: the interactions.
 
     Returns:

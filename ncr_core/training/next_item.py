@@ -1,9 +1,9 @@
 """The linear next-item model in closed form, as two item tables of low rank.
 
-A ridge regression of each user's next item on the items before it, the latest counting most: the
-linear sequential model of Choi et al. (SLIST, WWW 2021) without its autoencoder half. Its matrix of
-weights is never made: only products with it are, by which a randomised SVD (Halko et al. 2011)
-finds its leading factors.
+The model is a ridge regression of each user's next item on the items before it. The latest item has
+the largest weight. The model is the linear sequential model of Choi et al. (SLIST, WWW 2021)
+without its autoencoder half. A randomised SVD (Halko et al. 2011) finds the leading factors of the
+matrix of weights by products with the matrix. `next_item_factors` never makes the matrix itself.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ Matrix = npt.NDArray[np.float32]
 _Product = Callable[..., Matrix]
 
 _known: WeakKeyDictionary[Interactions, dict[int, tuple[Matrix, Matrix]]] = WeakKeyDictionary()
-"""The factors of a training set by seed: several recipes start from the same ones."""
+"""The factors of a training set by seed, which several recipes start from."""
 
 
 def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]:
     """Factors of W = (XᵀX + λI)⁻¹ (XᵀY + βYᵀX).
 
-    A row of X holds ``DECAY``^lag at the items before an interaction, and the row of Y a one at its
-    item. β is ``BACKWARD`` up to ``SMALL_DATA`` interactions, where it helps to know what came
-    before an item too, else 0. W ≈ A Bᵀ: items that a user has had are looked up in A, the next
-    ones in B. A and D⁻ᵃB are the leading factors of W D⁻ᵃ, where D holds the items' numbers of
-    interactions: few factors of W itself would tell popular items apart, and little else, above all
-    where most items are rare.
+    A row of X holds ``DECAY``^lag at the items before an interaction. The row of Y holds a one at
+    the item of the interaction. β is ``BACKWARD`` up to ``SMALL_DATA`` interactions, where
+    knowledge of the items before an item helps too, and otherwise 0. W ≈ A Bᵀ: A has the vectors of
+    the items that a user has had, B those of the next items. A and D⁻ᵃB are the leading factors of
+    W D⁻ᵃ, where D holds the items' numbers of interactions. Few factors of W itself would tell
+    popular items apart and little else, above all if most items are rare.
 
     Args:
         train: the interactions, each user's in time order.
-        rank: the number of factors, at most; there are no more than items.
-        seed: of the random directions and, of many interactions, of the users that are drawn.
+        rank: the number of factors; more than the number of items have no effect.
+        seed: draws the random directions, and the users if there are more than ``MAX_ROWS``
+            interactions.
 
     Returns:
-        A and B, (n_items, r) each, the singular values shared out between them. Fewer factors are
-        the first of more.
+        A and B, (n_items, r) each, which share out the singular values. After a call with a larger
+            rank, a smaller rank gives the first factors of that call.
     """
     rank = min(rank, train.n_items)
     by_seed = _known.setdefault(train, {})
@@ -70,9 +71,9 @@ def next_item_factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix
 
 
 def next_item_weights(train: Interactions, ridge: float | None = None) -> Matrix:
-    """W with β = 0, (n_items, n_items), from the row's item to the next: to compare with.
+    """W with β = 0, (n_items, n_items), from the row's item to the next item, for comparisons.
 
-    ``ridge`` is λ, by default what the size and the density of the data say.
+    ``ridge`` is λ; by default the size and the density of the data give λ.
     """
     chosen = _ridge(train) if ridge is None else ridge
     system = _system(train.items, train.indptr, train.n_items, chosen, 0.0)
@@ -110,7 +111,7 @@ def _system(items: IntArray, indptr: IntArray, n: int, ridge: float, backward: f
 def _dense_system(
     items: IntArray, indptr: IntArray, n: int, ridge: float, backward: float
 ) -> _System:
-    """By Cholesky's decomposition of XᵀX + λI."""
+    """The system by a Cholesky decomposition of XᵀX + λI."""
     following = sparse.csr_matrix(_followers(items, indptr, n))
     counts = np.bincount(items, minlength=n).astype(np.float32)
     solve = _cholesky(following, _latest(items, indptr, n), counts, ridge)
@@ -120,7 +121,7 @@ def _dense_system(
 
 
 def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) -> _System:
-    """By conjugate gradients; no matrix is made, which would have too many entries."""
+    """The system by conjugate gradients, without a matrix, which would have too many entries."""
     share, shift = np.float32(backward), np.float32(ridge)
     diagonal = histories.gram_diagonal() + shift
 
@@ -135,7 +136,7 @@ def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) 
         return product
 
     def solve(block: Matrix, tolerance: float) -> Matrix:
-        """Some columns at a time: of all the working memory would be five times the block."""
+        """Solves some columns at a time: all at once would need five times the block's memory."""
         result = np.empty_like(block)
         width = MIN_COLUMNS * max(4, torch.get_num_threads())
         for first in range(0, block.shape[1], width):
@@ -176,7 +177,7 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
 
 
 def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
-    """Items and offsets of all users, or of as many random ones as have ``MAX_ROWS`` items."""
+    """Items and offsets of all users, or of as many random users as have ``MAX_ROWS`` items."""
     if train.nnz <= MAX_ROWS:
         return train.items, train.indptr
     order = np.random.default_rng(seed).permutation(train.n_users)
@@ -187,7 +188,7 @@ def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
 
 
 def _followers(items: IntArray, indptr: IntArray, n: int) -> sparse.coo_matrix:
-    """XᵀY (n, n): how often, decayed, the item of the column followed that of the row."""
+    """XᵀY (n, n): decayed counts of how often the column's item followed the row's item."""
     position = np.arange(len(items)) - np.repeat(indptr[:-1], np.diff(indptr))
     total = sparse.csr_matrix((n, n), dtype=np.float32)
     for lag in range(1, LAGS + 1):
@@ -200,7 +201,7 @@ def _followers(items: IntArray, indptr: IntArray, n: int) -> sparse.coo_matrix:
 
 
 def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
-    """(n_users, n) what X would hold for the item after each user's last."""
+    """(n_users, n) the row that X would hold for an item after each user's last item."""
     lengths = np.diff(indptr)
     age = np.repeat(indptr[1:], lengths) - 1 - np.arange(len(items))
     recent = age < LAGS
@@ -212,11 +213,11 @@ def _latest(items: IntArray, indptr: IntArray, n: int) -> sparse.csr_matrix:
 def _cholesky(
     following: sparse.csr_matrix, latest: sparse.csr_matrix, counts: FloatArray, ridge: float
 ) -> _Product:
-    """Solves (XᵀX + λI) Z = R for Z.
+    """A function that solves (XᵀX + λI) Z = R for Z.
 
-    With x' = DECAY·x + e for the row x after which the item e came, the sum over all rows gives
-    (1 − DECAY²) XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x xᵀ over the rows past each user's end:
-    no product of the rows themselves, which are many, is needed.
+    The item e came after the row x, and x' = DECAY·x + e. The sum over all rows gives (1 − DECAY²)
+    XᵀX = DECAY·(XᵀY + YᵀX) + diag(counts) − Σ x·xᵀ, where Σ is over the rows past each user's end.
+    No product of the many rows themselves is needed.
     """
     scale = np.float32(1.0 / (1.0 - DECAY**2))  # a quotient would be float64
     symmetric = (following + following.T) * np.float32(DECAY) + sparse.diags(counts)
@@ -280,6 +281,6 @@ def _orthonormal(block: Matrix) -> Matrix:
 
 
 def _qr(block: Matrix) -> tuple[Matrix, Matrix]:
-    """Of a large block in float32: numpy's is made in float64, and copies it twice."""
+    """The QR of a large block in float32; numpy would make it in float64 and copy it twice."""
     q, triangle = qr(block, mode="economic", overwrite_a=True, check_finite=False)
     return np.ascontiguousarray(q), triangle

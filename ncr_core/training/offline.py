@@ -21,9 +21,10 @@ from ncr_core.training.trainer import History, OnProgress
 
 @dataclass(frozen=True)
 class OfflineTraining:
-    """A trained model, and what its checkpoint tells of the training.
+    """A trained model, and the account of the training in its checkpoint.
 
-    ``history`` is of the training with validation items, also where a refit without them followed.
+    ``history`` is that of the training with validation items, even if a refit without them
+    followed.
     """
 
     recipe: Recipe
@@ -32,11 +33,11 @@ class OfflineTraining:
     seconds: float
     refit: bool = False
     tried: Sequence[TriedRecipe] = ()
-    """What the recipe ``auto`` tried."""
+    """The recipes that ``auto`` tried."""
 
     @property
     def validation(self) -> dict[str, float]:
-        """HR@10 and NDCG@10 (``hr``, ``ndcg``) of the epoch that was chosen; empty without any."""
+        """Validation HR@10 and NDCG@10 (``hr``, ``ndcg``) of the chosen epoch; empty if none."""
         best = self.history[-1].best
         return {} if best is None else {"hr": best[1], "ndcg": best[0]}
 
@@ -74,23 +75,23 @@ def train_checkpoint(
     device: str = "auto",
     seed: int = 0,
 ) -> OfflineTraining:
-    """Trains what a recipe says on a split and writes the checkpoint.
+    """Trains a recipe on a split and writes the checkpoint.
 
     Args:
-        recipe: The model and how it is trained; None: the best of a few, see `select_recipe`.
-        split: Its validation items choose the epoch.
+        recipe: The recipe to train; None trains a few and keeps the best, see `select_recipe`.
+        split: The data; the validation items choose the epoch.
         folder: The folder to make.
-        refit: Train once more with the validation items, as many epochs as they chose.
+        refit: Train once more with the validation items, for as many epochs as they chose.
         data: Describes the data set in the checkpoint's manifest.
-        on_progress: Told of each epoch.
-        device: Where to train, for a choice; a recipe names its own.
-        seed: Of all that is random, for a choice.
+        on_progress: Called after each epoch.
+        device: The device without a recipe; a recipe names its own device.
+        seed: The seed without a recipe; a recipe names its own seed.
 
     Raises:
         CheckpointError: The folder exists already.
         DataError: There are too few users.
-        TrainingError: The loss became infinite; the folder holds the last good epoch, if there was
-            one.
+        TrainingError: The loss or a parameter is not finite. For a given ``recipe`` the folder
+            holds the best epoch so far, if there is one.
     """
     started = time.perf_counter()
     requested = recipe
@@ -114,7 +115,7 @@ def train_checkpoint(
         OfflineTraining(requested, error.model, [error.history], seconds, refit).save(
             folder, split, data
         )
-        raise TrainingError(f"{error}; {folder} holds the last good epoch") from None
+        raise TrainingError(f"{error}; {folder} holds the best epoch before") from None
     learn_gaps(trained.model, split.train, recipe.training.seed)
     seconds = time.perf_counter() - started
     training = OfflineTraining(recipe, trained.model, history, seconds, refit, tried)

@@ -1,4 +1,4 @@
-"""A phase of a training in files: what its ranks begin from, and what they made of it."""
+"""The files of a training phase: the order that its ranks begin from, and their result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 
 @dataclass(frozen=True)
 class PhaseOrder:
-    """The arguments of `train_loop`."""
+    """The order of a phase: the arguments of `train_loop`."""
 
     model: PairwiseRanker
     split: Split
@@ -44,7 +44,7 @@ class PhaseOrder:
     later_phases: float = 0.0
 
     def save(self, folder: Path) -> None:
-        """Writes the order into a folder that exists. Ids are left out: rows are enough."""
+        """Writes the order into an existing folder, without ids: the ranks need only rows."""
         split, train = self.split, self.split.train
         arrays: dict[str, Any] = {
             "indptr": train.indptr,
@@ -99,9 +99,9 @@ class PhaseOrder:
 
 @contextmanager
 def phase_folder(parent: Path) -> Iterator[Path]:
-    """A new folder for the files of a phase, which is removed at the end.
+    """Makes a new folder for the files of a phase, and removes the folder at the end.
 
-    Folders of trainings that were killed are removed when they are a day old.
+    The function also removes the folders of killed trainings that are a day old.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{PHASE_PREFIX}*"):
@@ -114,20 +114,20 @@ def phase_folder(parent: Path) -> Iterator[Path]:
 
 
 def save_result(folder: Path, model: PairwiseRanker, history: History) -> None:
-    """Writes a trained model; the outcome is there last."""
+    """Writes a trained model, and the outcome as the last file."""
     save_file(_on_cpu(model.state_dict()), folder / RESULT)
     _write_outcome(folder, {"history": vars(history)})
 
 
 def save_failure(folder: Path, reason: str) -> None:
-    """Writes why the phase cannot be trained, however often it is tried."""
+    """Writes the reason of a failure that every further try would repeat."""
     _write_outcome(folder, {"failed": reason})
 
 
 def load_result(folder: Path, model: PairwiseRanker) -> History | None:
     """Sets the model to the result and returns its history; None if there is no outcome.
 
-    Raises TrainingError if the ranks could not train it.
+    Raises TrainingError if the outcome is a failure.
     """
     try:
         outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_bytes())
@@ -149,15 +149,16 @@ def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def carry_out(order: PhaseOrder, parent: Path, run: Callable[[Path], str | None]) -> History:
-    """Has a phase trained by other processes; the model is at its best epoch afterwards.
+    """Lets other processes train a phase; the model is at its best epoch afterwards.
 
     Args:
-        order: what they train.
-        parent: for the folder of the phase.
-        run: starts them, waits for their end, and returns what went wrong, if it knows.
+        order: the phase to train.
+        parent: the parent of the phase's folder.
+        run: starts the processes on the folder, waits for their end, and returns the problem, if
+            known.
 
     Raises:
-        TrainingError: They left no result.
+        TrainingError: The processes left a failure or no result.
         OSError: The folder cannot be written.
     """
     with phase_folder(parent) as folder:

@@ -54,18 +54,18 @@ class PhaseRunner(Protocol):
         on_progress: OnProgress | None = None,
         later_phases: float = 0.0,
     ) -> History:
-        """Returns the history. Raises TrainingError."""
+        """Trains the phase and returns its history. Raises TrainingError."""
         ...
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A trained model and what each of its phases gave."""
+    """A trained model and the history of each of its phases."""
 
     model: PairwiseRanker
     history: list[History]
     shrunk: bool = False
-    """Whether newcomers' lists are nearer to popularity, by `shrink_newcomers`."""
+    """Whether `shrink_newcomers` brought the lists of newcomers nearer to popularity."""
 
 
 def train_model(
@@ -80,11 +80,11 @@ def train_model(
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
-    ``parts`` are an NBPR and a DNCR that were trained already, for NeuPR to start from, and
-    ``start`` is a model of one phase at its start, which is trained in place. ``shrink`` says
-    whether to `shrink_newcomers`; without it the data do. Repeatable by ``config.seed`` on one
-    device. ``run_phase`` trains the phases that have epochs, for example with several ranks; by
-    default `train_loop` does. Raises DataError or TrainingError.
+    ``parts`` are a trained NBPR and a trained DNCR for NeuPR to start from. ``start`` is a model of
+    one phase at its start, and the training changes it in place. ``shrink`` says whether to
+    `shrink_newcomers`; by default the data decide. ``config.seed`` makes the training repeatable on
+    one device. ``run_phase`` trains the phases that have epochs, for example with several ranks;
+    the default is `train_loop`. Raises ConfigError, DataError or TrainingError.
     """
 
     def run(*arguments: Any) -> History:
@@ -130,9 +130,10 @@ def train_model(
 def estimated_seconds(
     model_config: ModelConfig, config: TrainConfig, split: Split, *, started: bool = False
 ) -> float:
-    """The seconds that ``train_model`` takes, by the starts and a few batches of each phase.
+    """Estimates the seconds of ``train_model`` by the starts and a few batches of each phase.
 
-    Validation is not counted, nor is a start that is there already (``started``).
+    The estimate leaves out validation. It also leaves out a start that exists already
+    (``started``).
     """
     phases = [(model_config, config.epochs)]
     if pretrains(model_config, config):
@@ -183,7 +184,7 @@ def evaluation_snapshot(
     Args:
         model: the model, before it learns the held-out items.
         rows: (n,) rows of users, ascending.
-        held_out: (n, 2) item rows held out of each, −1 where there is none.
+        held_out: (n, 2) held-out item rows of each user, −1 where there is none.
     """
     tables = {part.weight.data_ptr() for part in model.user_parts()}
     index = torch.from_numpy(rows).to(model.device)
@@ -210,13 +211,21 @@ def learn_everything(
     warm: bool = False,
     run_phase: PhaseRunner | None = None,
 ) -> PairwiseRanker:
-    """The model that is to serve: a measured one, with what was held out of its training.
+    """Returns the model to serve: a measured model that also learned its held-out items.
 
-    From the next-item start it is fitted again where much was held out, with as many epochs as were
-    chosen. Where little was, it stays as it is but for its users' vectors, which are made of their
-    items; a start alone, this or that of ALS, is always fitted again. From any other start,
-    or ``warm`` from another model, it gets a few more passes. At the end it learns what breaks
-    change, see `learn_gaps`. ``run_phase`` is as of `train_model`.
+    The first case that applies decides:
+
+    - Without ``warm``, a next-item start without epochs, and an ALS start that no epoch improved,
+      are fitted again.
+    - A model from the next-item start stays as it is if at most ``MIN_REFIT_SHARE`` of the
+      interactions were held out. Only the vectors of its users are made anew from their items.
+    - Without ``warm``, any other model from the next-item start is fitted again, with the chosen
+      number of epochs.
+    - All other models get a few more passes: models from other starts, and ``warm`` models, which
+      started from another model.
+
+    At the end the model learns the effect of breaks, see `learn_gaps`. ``run_phase`` is as in
+    `train_model`.
     """
     model = _with_held_out(recipe, trained, split, interactions, warm, run_phase)
     learn_gaps(model, interactions, recipe.training.seed)
@@ -250,7 +259,7 @@ def _with_held_out(
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
-    """Whether training begins with two parts; with shared embeddings there are none to copy."""
+    """Whether a training begins with two parts; shared embeddings leave no parts to copy."""
     return model_config.kind == "neupr" and config.pretrain and not model_config.shared_embeddings
 
 
@@ -260,7 +269,10 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
 
 
 def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
-    """A model to train, at its start."""
+    """A model at its start, before training.
+
+    Raises ConfigError or DataError if the start does not fit the model or the data.
+    """
     model = _build(config, split, training.seed)
     if training.start != "random":
         if config.init == "paper":

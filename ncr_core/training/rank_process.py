@@ -1,8 +1,8 @@
-"""What one rank of a training does: it joins the others, reads the order and runs the loop.
+"""The process of one rank: it joins the other ranks, reads the order and runs the loop.
 
-`python -m ncr_core.training.rank_process FOLDER TABLES` is a rank that torchrun has started. It
-writes lines of JSON to standard output: ``{"progress": …}`` by rank 0, ``{"problem": …}`` by any.
-Its standard input is a pipe of the process that wants the model: when it closes, the rank ends.
+torchrun starts a rank as `python -m ncr_core.training.rank_process FOLDER TABLES`. A rank writes
+lines of JSON to standard output: ``{"progress": …}`` by rank 0, ``{"problem": …}`` by any rank.
+Standard input is a pipe of the process that wants the model. The rank ends when the pipe closes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     """Trains a phase with the ranks of the process group that this process has joined.
 
     Args:
-        folder: Where the order is; epochs and the result are written there.
-        tables: How the embedding tables are kept.
-        local_rank: The number of this rank on its machine, which is that of its GPU.
+        folder: The folder of the order, where the ranks write epochs and the result.
+        tables: How the ranks keep the embedding tables.
+        local_rank: The number of this rank on its machine, which is also the number of its GPU.
         on_progress: Called by rank 0 after each epoch.
 
     Raises:
         TrainingError: A rank is of another version or cannot read the folder, or the loss is not
-            finite: another try would fail, too. Rank 0 writes it as the outcome.
+            finite. Another try would fail too, so rank 0 writes the error as the outcome.
     """
     rank = dist.get_rank()
     try:
@@ -82,7 +82,7 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
 
 
 def main() -> None:
-    """Runs a rank of torchrun, as its environment says which."""
+    """Runs the rank that torchrun's environment variables name."""
     folder, tables = Path(sys.argv[1]), sys.argv[2]
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -114,8 +114,8 @@ def main() -> None:
 def end_rank() -> NoReturn:
     """Ends a rank whose work is done, without the finalisation of the interpreter.
 
-    A thread of the process group that lets go of a tensor at that time is ended by the interpreter,
-    and C++ aborts the process: torchrun would start a rank anew whose result is written.
+    In the finalisation the interpreter ends a thread of the process group that releases a tensor.
+    C++ then aborts the process, and torchrun would restart a rank whose result is written.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -123,7 +123,7 @@ def end_rank() -> NoReturn:
 
 
 def memory_problem(error: BaseException) -> str | None:
-    """What to say of an error that is one of memory; None for any other."""
+    """The message for an error of memory; None for any other error."""
     text = str(error)
     of_memory = isinstance(error, MemoryError) or "out of memory" in text.lower()
     if of_memory or "can't allocate memory" in text:

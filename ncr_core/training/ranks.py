@@ -1,9 +1,9 @@
 """Ranks: the processes that train one model together, each with its share of every batch.
 
 A rank is a process of a `torch.distributed` group. With replicated tables (`DataParallelRanks`)
-every rank draws the same batches, learns from the rows of its own users, and the gradients are
-added up: the step is that of one process with the whole batch. With sharded tables
-(`ShardedTables`) each rank holds some rows of every table, and all ranks go through whole batches.
+every rank draws the same batches and learns from the rows of its own users. The sum of the
+gradients gives the step of one process with the whole batch. With sharded tables (`ShardedTables`)
+each rank holds some rows of every table, and all ranks go through whole batches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ncr_core.models.lookups import is_sharded
 from ncr_core.training.batches import WHOLE, Share
 
 Count = Callable[[], Tensor | float]
-"""How many rows, by their weights, a mean is over; asked for by several ranks only."""
+"""A function that counts the rows of a mean by their weights; only several ranks call it."""
 
 
 class Ranks:
-    """The only rank: the whole batch, and nobody to talk to."""
+    """The only rank of a training, which has whole batches and no other rank to talk to."""
 
     rank = 0
     size = 1
@@ -45,7 +45,7 @@ class Ranks:
         return self.rank == 0
 
     def prepare(self, model: PairwiseRanker) -> None:
-        """Makes the model of every rank that of rank 0, before its optimiser is built."""
+        """Copies the model of rank 0 to every rank, before the optimiser of the model is built."""
 
     def part(self, mean: Tensor, count: Count) -> Tensor:
         """A mean over this rank's rows → its part of the mean over all rows; the parts add up."""
@@ -96,9 +96,9 @@ class _Group(Ranks):
 
 
 class DataParallelRanks(_Group):
-    """Replicated tables; the users of a batch are shared out, and the gradients added up.
+    """Ranks with replicated tables, which share out a batch's users and add up the gradients.
 
-    Over gloo the gradients of large tables come by rows; NCCL knows dense ones alone.
+    Over gloo the gradients of large tables come by rows. NCCL supports dense gradients alone.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class DataParallelRanks(_Group):
         self.sparse_gradients = not torch.cuda.is_available()
 
     def part(self, mean: Tensor, count: Count) -> Tensor:
-        """This rank's part of the mean; without any row of its own it is zero."""
+        """This rank's part of the mean; zero for a rank without rows."""
         own = float(count())
         every = float(self.total(own))
         if own == 0.0:  # the mean of nothing is not a number
@@ -115,7 +115,7 @@ class DataParallelRanks(_Group):
         return mean * (own / every)
 
     def total(self, value: Tensor | float) -> Tensor | float:
-        """The sum over all ranks, in float64 on its way."""
+        """The sum over all ranks, computed in float64."""
         summed = torch.as_tensor(value, dtype=torch.float64, device=self._device).detach().clone()
         dist.all_reduce(summed)
         return float(summed)
@@ -141,13 +141,13 @@ class DataParallelRanks(_Group):
         return model if self.is_first else None
 
     def finish(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
-        """Sets the model of rank 0; those of the others stay as they are."""
+        """Sets the model of rank 0; the models of the other ranks stay as they are."""
         if self.is_first:
             model.load_state_dict(state)
 
 
 def _sum_of_rows(table: Tensor) -> Tensor:
-    """The sum over all ranks of gradients by rows, of which each rank may have other ones."""
+    """The sum over all ranks of gradients by rows; each rank may have different rows."""
     gradient = table.grad
     if gradient is None:
         nothing = torch.empty((1, 0), dtype=torch.long, device=table.device)
@@ -175,16 +175,19 @@ def _sum_of_rows(table: Tensor) -> Tensor:
 
 
 class ShardedTables(_Group):
-    """Tables by rows: each rank has a part of every embedding table, its gradient and moments.
+    """Ranks with some rows of every embedding table each, and their gradients and moments.
 
-    The tables are the DTensors that torch's ``RowwiseParallel`` makes. All other parameters are on
-    every rank, as is the whole batch, so that the gradients need no sum.
+    The tables are the DTensors that torch's ``RowwiseParallel`` makes. Every rank has all other
+    parameters and the whole batch, so the gradients need no sum.
     """
 
     sparse_gradients = False
 
     def prepare(self, model: PairwiseRanker) -> None:
-        """Replaces the tables of the model by sharded ones. Raises ConfigError."""
+        """Replaces the tables of the model by sharded tables.
+
+        Raises ConfigError if the model is neither an NBPR nor a DNCR.
+        """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate
         from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -229,7 +232,7 @@ class ShardedTables(_Group):
 
 @dataclass(frozen=True)
 class RankVersion:
-    """What has to be the same on all ranks of a training."""
+    """The versions that have to be the same on all ranks of a training."""
 
     library: str
     torch: str
@@ -255,12 +258,12 @@ def check_ranks(problem: str | None = None, version: RankVersion | None = None) 
     """Compares the versions of all ranks of the process group; every rank has to call it.
 
     Args:
-        problem: why this rank cannot train, as what follows its name in a sentence.
-        version: of this rank; by default that of this process.
+        problem: the reason why this rank cannot train, as the words after its name in a sentence.
+        version: the version of this rank; by default that of this process.
 
     Raises:
         TrainingError: A rank has a problem, or runs other code than rank 0; the message names its
-            machine. It is raised on every rank.
+            machine. Every rank raises the error.
     """
     own = asdict(version or RankVersion.of_this_process())
     every: list[Any] = [None] * dist.get_world_size()

@@ -1,7 +1,8 @@
 """Ranks on the machines of a Ray cluster, started and watched by Ray Train.
 
-The process that wants the model is Ray's driver: when it ends, Ray ends its ranks. Ray's job API is
-not used, whose drivers outlive those who submitted them. Ray is imported when it is first needed.
+The process that wants the model is Ray's driver. When the driver ends, Ray ends its ranks. This
+module does not use Ray's job API, because the drivers of jobs outlive the process that submitted
+them. `RayPhases` imports Ray when the first one is made.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class RayPhases:
     """Trains phases with ``ranks`` processes of a Ray cluster; see `PhaseRunner`."""
 
     def __init__(self, ranks: int, tables: Tables, folder: Path, address: str | None) -> None:
-        """Connects to nothing yet.
+        """Imports Ray, and connects to no cluster yet.
 
         Args:
             ranks: the number of processes, each with a CPU.
-            tables: how they keep the embedding tables.
-            folder: for a folder a phase; all machines of the cluster reach it under this path.
-            address: of the cluster's head; None: a cluster of this machine, bound to loopback.
+            tables: how the processes keep the embedding tables.
+            folder: the parent of a folder for each phase; all machines of the cluster reach it
+                under this path.
+            address: the address of the cluster's head; None starts a cluster on this machine,
+                protected by a token.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster is beyond loopback and has no token.
@@ -69,11 +72,11 @@ class RayPhases:
         on_progress: OnProgress | None = None,
         later_phases: float = 0.0,
     ) -> History:
-        """`train_loop` by several processes; the model is at its best epoch afterwards.
+        """Runs `train_loop` in several processes; the model is at its best epoch afterwards.
 
         Raises:
-            TrainingError: The cluster does not answer or has too few CPUs, the loss is not finite,
-                or the ranks were lost too often.
+            TrainingError: The cluster does not answer or has too few CPUs, a rank would have no
+                user, the loss is not finite, or the ranks were lost too often.
             OSError: The folder cannot be written.
         """
         check_users(split, self._ranks)
@@ -82,7 +85,7 @@ class RayPhases:
         return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
 
     def close(self) -> None:
-        """Leaves the cluster; one of this machine alone ends."""
+        """Leaves the cluster; a cluster of this machine alone ends."""
         self._ray.shutdown()
 
     def _connect(self) -> None:
@@ -112,7 +115,7 @@ class RayPhases:
             )
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
-        """Runs Ray Train to its end; what it said went wrong."""
+        """Runs Ray Train to its end, and returns the problem if Ray lost the ranks."""
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -150,7 +153,7 @@ class RayPhases:
 
 
 def check_address(address: str | None) -> None:
-    """Raises ConfigError for a cluster beyond loopback without token authentication."""
+    """Raises ConfigError if a cluster is beyond loopback and has no token authentication."""
     if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
         return
     host = address.rpartition(":")[0].strip("[]") or address
@@ -167,7 +170,7 @@ def check_address(address: str | None) -> None:
 
 
 def train_rank(order: dict[str, str]) -> None:
-    """What Ray runs on each rank."""
+    """Runs a rank; Ray calls this function in the process of each rank."""
     from ray import train
 
     folder = Path(order["folder"])
@@ -186,7 +189,7 @@ def train_rank(order: dict[str, str]) -> None:
 
 
 def _follow(path: Path, on_progress: OnProgress | None, ended: threading.Event) -> None:
-    """Calls ``on_progress`` with the lines that rank 0 writes, until the end and once after it."""
+    """Calls ``on_progress`` with the lines of rank 0, until ``ended`` is set and once after it."""
     position, last = 0, False
     while not last:
         last = ended.wait(POLL_SECONDS)

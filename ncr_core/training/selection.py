@@ -30,9 +30,9 @@ from ncr_core.training.trainer import OnProgress, validation_ranks
 
 START_FACTORS = 16  # of a start, but ALS, that is looked at before its recipe is trained
 MIN_START_SHARE = 0.5
-"""A recipe is trained if its start has this share of the best NDCG@10 so far, at least."""
+"""The least share of the best NDCG@10 so far that a start needs for its recipe to be trained."""
 MIN_BUDGET_SHARE = 0.05
-"""A recipe is not looked at if less than this share of the budget is left."""
+"""The least share of the budget that has to be left for another recipe."""
 BUDGET_SECONDS = 60.0
 BUDGET_SECONDS_A_MILLION = 50.0  # interactions
 BUDGET_SECONDS_A_MILLION_ROWS = 500.0  # users and items, by which ALS takes its time
@@ -41,7 +41,7 @@ MAX_ROWS_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TriedRecipe:
-    """A recipe that was tried, and what came of it on the validation items of the whole catalogue.
+    """A tried recipe, and its figures on the validation items over the whole catalogue.
 
     ``ndcg`` and ``hr`` are NDCG@10 and HR@10; None for a recipe that was not trained to its end.
     """
@@ -55,7 +55,7 @@ class TriedRecipe:
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, for JSON: figures to five digits, seconds to one."""
+        """The fields by name, for JSON: figures to five decimal places, seconds to one."""
         values = asdict(self)
         for name in ("ndcg", "hr", "standard_error"):
             if values[name] is not None:
@@ -63,7 +63,7 @@ class TriedRecipe:
         return values | {"seconds": round(self.seconds, 1)}
 
     def line(self) -> str:
-        """The recipe with its figures, or why it was not trained."""
+        """The recipe with its figures, or with the reason why it was not trained."""
         if self.ndcg is None:
             return f"  {self.recipe}: {self.reason}"
         chosen = ", chosen" if self.chosen else ""
@@ -74,7 +74,7 @@ class TriedRecipe:
 
 @dataclass(frozen=True)
 class Selection:
-    """The recipe that was chosen, its trained model, and all that were tried, in their order."""
+    """The chosen recipe, its trained model, and all tried recipes in their order."""
 
     recipe: Recipe
     trained: TrainingResult
@@ -83,7 +83,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Trained:
-    """A trained recipe; (n,) the validation users, and NDCG@10 and HR@10 of each."""
+    """A trained recipe, (n,) validation users, and (n,) NDCG@10 and HR@10 of each user."""
 
     recipe: Recipe
     result: TrainingResult
@@ -106,10 +106,10 @@ class _Trained:
 
 
 def default_budget(train: Interactions) -> float:
-    """Seconds for the choice, by the size of the data.
+    """The seconds for the choice, by the size of the data.
 
-    They are 60, 50 for each million interactions, and 0.5 for each thousand users and items, the
-    last at most 60.
+    The budget is the sum of 60 s, 50 s for each million interactions, and 0.5 s for each thousand
+    users and items. The last term is at most 60 s.
     """
     of_rows = BUDGET_SECONDS_A_MILLION_ROWS * (train.n_users + train.n_items) / 1e6
     of_interactions = BUDGET_SECONDS_A_MILLION * train.nnz / 1e6
@@ -129,22 +129,24 @@ def select_recipe(
 ) -> Selection:
     """Trains recipes, the cheapest first, and keeps the one with the best validation NDCG@10.
 
-    The figures are over the whole catalogue. A recipe is not trained where its start has less than
-    half of the best NDCG@10 so far, or where the time that is left is too short for one epoch. Of
-    recipes within one standard error of the best, measured over the same users, the first of the
-    paper's models is kept: NeuPR before NBPR, without self-attention before with it, and a trained
-    model before a start alone.
+    The figures are over the whole catalogue. A recipe is not trained if its start has less than
+    half of the best NDCG@10 so far, or if the time left is too short. Recipes of one phase without
+    self-attention may have fewer epochs to fit the time.
+
+    The choice is among the recipes within one standard error of the best, measured over the same
+    users. The selection takes NeuPR before NBPR, a model without self-attention before one with it,
+    and a trained model before a start alone.
 
     Args:
-        split: what to train on; its validation items decide.
-        recipes: what to try; by default `ncr_core.recipes.auto_recipes`.
-        budget_seconds: for all of it; by default `default_budget`. The first recipe that can be
-            trained on the data is trained whatever it takes.
-        device: where to train.
-        seed: of all that is random.
+        split: training and validation items; the validation items decide.
+        recipes: the recipes to try; by default `ncr_core.recipes.auto_recipes`.
+        budget_seconds: the seconds for all recipes; by default `default_budget`. The first recipe
+            that can be trained on the data has no limit.
+        device: the device of the training.
+        seed: the seed of all random numbers.
         on_progress: called after each epoch.
         clock: gives the time in seconds.
-        run_phase: as of `train_model`.
+        run_phase: as in `train_model`.
 
     Raises:
         DataError: there are too few users or items for any recipe.
@@ -189,14 +191,14 @@ def select_recipe(
 
 
 def _named(recipe: str, on_progress: OnProgress | None) -> OnProgress | None:
-    """Tells of each epoch which recipe it is of."""
+    """Adds the name of the recipe to the progress of each epoch."""
     if on_progress is None:
         return None
     return lambda progress: on_progress(replace(progress, phase=f"{recipe}: {progress.phase}"))
 
 
 def _measure(model: PairwiseRanker, split: Split) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Validation users, and NDCG@10 and HR@10 of each over the whole catalogue, (n,) each."""
+    """(n,) validation users, and (n,) NDCG@10 and HR@10 of each over the whole catalogue."""
     if not (split.validation >= 0).any():
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
     users, ranks = validation_ranks(ModelRanks(model), split)
@@ -204,7 +206,7 @@ def _measure(model: PairwiseRanker, split: Split) -> tuple[IntArray, FloatArray,
 
 
 class _Timer:
-    """Tells how much of a budget is left, in seconds."""
+    """Measures the seconds that are left of a budget."""
 
     def __init__(self, clock: Callable[[], float], budget: float) -> None:
         self.budget = budget
@@ -222,11 +224,12 @@ def _within(
     timer: _Timer,
     starts: dict[str, float],
 ) -> tuple[Recipe, str | None, PairwiseRanker | None]:
-    """The recipe with as many epochs as there is time for, and why it is not worth training.
+    """The recipe with as many epochs as the time allows, the reason against it, and its start.
 
-    The reason is None for one that is. A recipe of several phases is not shortened, nor is one with
-    self-attention: its first epochs are behind those of the model without. The model is that of a
-    recipe of one phase at its start, which is made once: the time for it is spent.
+    The reason is None for a recipe that is worth training. A recipe of several phases keeps all its
+    epochs. So does a recipe with self-attention, whose first epochs are behind those of the model
+    without. The start is a model of a one-phase recipe. The training uses it again, because a
+    second start would take the same time once more.
     """
     if recipe.training.epochs == 0:
         return recipe, None, None
@@ -264,10 +267,11 @@ def _within(
 def _start(
     recipe: Recipe, split: Split, starts: dict[str, float]
 ) -> tuple[float, PairwiseRanker | None]:
-    """NDCG@10 of NBPR from the start of a recipe, untrained: a tower's start says nothing yet.
+    """NDCG@10 of an untrained NBPR from a recipe's start, and the model if training can use it.
 
-    With it goes that model, where it is the one to train: of many items, few factors of ALS do not
-    tell what more are worth, and all take too long to be made twice.
+    A tower does not rank usefully at its start, so the measured model is NBPR. With many items,
+    few factors of ALS do not tell the worth of more factors. All factors take too long to be made
+    twice, so the training uses the measured model.
     """
     if (name := _start_of(recipe)) in starts:
         return starts[name], None
@@ -288,7 +292,7 @@ def _mean(of_each: FloatArray) -> float:
 
 
 def _close_to_best(trained: Sequence[_Trained]) -> list[_Trained]:
-    """Those within one standard error of the best. The others' models need no memory."""
+    """The recipes within one standard error of the best; the other models need no memory."""
     best = max(trained, key=lambda each: each.ndcg)
     return [each for each in trained if _is_close(best, each)]
 

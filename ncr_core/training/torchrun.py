@@ -1,9 +1,9 @@
 """Ranks on this machine, started and watched by torchrun's elastic agent.
 
-`TorchrunPhases` runs the agent in a process of its own, since it handles signals, and the agent
-starts the ranks (`ncr_core.training.rank_process`). All of them end when the caller does, however
-it ends: they hold the reading end of a pipe of the caller's. Nothing listens beyond loopback: the
-ranks meet through a file, and gloo is bound to the loopback interface.
+`TorchrunPhases` runs the agent in a process of its own, because the agent handles signals. The
+agent starts the ranks (`ncr_core.training.rank_process`). The agent and the ranks hold the reading
+end of a pipe of the caller, so they end with the caller, even if the caller is killed. No socket
+listens beyond loopback: the ranks meet through a file, and gloo is bound to the loopback interface.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ncr_core.training.rank_process import Tables, end_with_pipe
 from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
 
 MAX_RESTARTS = 3
-"""How often all ranks are started again, from the last stored epoch, after one was lost."""
+"""The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
 
 
 class TorchrunPhases:
     """Trains phases with ``ranks`` processes of this machine; see `PhaseRunner`."""
 
     def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
-        """Starts nothing yet.
+        """Stores the arguments, and starts no process yet.
 
         Args:
             ranks: the number of processes.
-            tables: how they keep the embedding tables.
-            folder: for a folder a phase, which is removed in the end; made if need be.
+            tables: how the processes keep the embedding tables.
+            folder: the parent of a temporary folder for each phase; made if it is missing.
         """
         self._ranks = ranks
         self._tables: Tables = tables
@@ -54,18 +54,19 @@ class TorchrunPhases:
         on_progress: OnProgress | None = None,
         later_phases: float = 0.0,
     ) -> History:
-        """`train_loop` by several processes; the model is at its best epoch afterwards.
+        """Runs `train_loop` in several processes; the model is at its best epoch afterwards.
 
         Raises:
-            TrainingError: The loss is not finite, or the ranks were lost too often.
-            OSError: The folder cannot be written, or the processes not be started.
+            TrainingError: A rank would have no user, the loss is not finite, or the ranks were lost
+                too often.
+            OSError: The folder cannot be written, or the processes cannot be started.
         """
         check_users(split, self._ranks)
         order = PhaseOrder(model, split, config, phase, later_phases)
         return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
-        """Runs the agent to its end; what it and the ranks said went wrong."""
+        """Runs the agent to its end, and returns the problem that the agent or a rank reported."""
         threads = str(max(1, (os.cpu_count() or 1) // self._ranks))
         environment = {
             "OMP_NUM_THREADS": threads,
@@ -105,7 +106,7 @@ class TorchrunPhases:
 
 
 def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
-    """What to tell: a rank's own words rather than how its process ended."""
+    """The problem to report: a rank's own message, rather than the end of its process."""
     if "problem" in message:
         words: str = message["problem"]
         return words
@@ -117,7 +118,7 @@ def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
 
 
 def check_users(split: Split, ranks: int) -> None:
-    """Raises TrainingError where a rank would have no user."""
+    """Raises TrainingError if a rank would have no user."""
     users = int((split.train.indptr[1:] > split.train.indptr[:-1]).sum())
     if users < ranks:
         raise TrainingError(
@@ -127,7 +128,7 @@ def check_users(split: Split, ranks: int) -> None:
 
 
 def main() -> None:
-    """The agent: starts the ranks, starts them again if one is lost, and says which was."""
+    """Runs the agent: it starts the ranks, restarts them after a loss, and reports a lost rank."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -76,7 +76,7 @@ class Adam:
             optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Moves the parameters, and the learning rate along its schedule."""
+        """Updates the parameters, and moves the learning rate along its schedule."""
         for optimizer in self._optimizers:
             optimizer.step()
         # A schedule refuses more steps than it was told of.
@@ -86,7 +86,7 @@ class Adam:
                 schedule.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The moments and steps by name, made if there are none yet: to store and restore them."""
+        """The moments and steps by name, to store and restore; the method creates missing ones."""
         tensors: dict[str, Tensor] = {}
         for number, optimizer in enumerate(self._optimizers):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -104,7 +104,7 @@ class Adam:
         return tensors
 
     def position(self) -> dict[str, Any]:
-        """Where the schedules and the steps by rows stand, for JSON."""
+        """The state of the schedules and of the steps by rows, for JSON."""
         return {
             "steps_left": self._steps_left,
             "schedules": [schedule.state_dict() for schedule in self._schedules],
@@ -121,7 +121,7 @@ class Adam:
         }
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Continues from a ``position``; the ``tensors`` have been restored in place."""
+        """Continues from a ``position``, after the ``tensors`` were restored in place."""
         self._steps_left = position["steps_left"]
         for schedule, state in zip(self._schedules, position["schedules"], strict=True):
             schedule.load_state_dict(state)
@@ -151,7 +151,11 @@ HELD_OUT_STEPS = 300
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands. ``epoch`` counts from 1; ``ndcg`` is NDCG@10 on validation."""
+    """The state of a training after an epoch.
+
+    ``epoch`` counts from 1, ``ndcg`` is NDCG@10 on validation, and ``eta_s`` is the estimated time
+    left in seconds.
+    """
 
     phase: str
     epoch: int
@@ -163,9 +167,9 @@ class Progress:
 
 @dataclass
 class History:
-    """What each epoch of a phase gave, and which one was kept.
+    """The figures of each epoch of a phase, and the epoch that was kept.
 
-    ``ndcg`` and ``hr`` are on validation, and empty where there were no validation items.
+    ``ndcg`` and ``hr`` are NDCG@10 and HR@10 on validation, and empty without validation items.
     ``best_epoch`` counts from 1; 0 is the start, whose NDCG@10 and HR@10 are ``start``.
     """
 
@@ -209,21 +213,24 @@ def train_loop(
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
-    A start that is not random counts as an epoch: a training that makes it worse is undone.
+    A start that is not random counts as an epoch: the loop undoes a training that makes it worse.
 
     Args:
         model: The model at its start.
-        split: What to train on; its validation items tell the best epoch.
-        config: How to train.
-        phase: What differs between the phases of a training.
+        split: Training items, and validation items that choose the best epoch.
+        config: The training configuration.
+        phase: The part of the configuration that differs between phases.
         on_progress: Called after each epoch, by rank 0.
-        later_phases: The work that follows this phase, in epochs of this one: for the time left.
-        ranks: Who trains. Every rank calls this with the same arguments; rank 0 alone has the model
-            at its best epoch in the end.
-        checkpoints: Where each epoch is stored, and from where a training goes on.
+        later_phases: The work after this phase, in epochs of this phase, to estimate the time left.
+        ranks: The ranks that train. Every rank calls this function with the same arguments. At the
+            end rank 0 alone has the model at its best epoch.
+        checkpoints: The checkpoints of each epoch, from which a training resumes.
 
     Raises:
-        TrainingError: The loss is not finite; the model is then at its last good epoch.
+        ConfigError: The negatives of ``config`` do not fit the model or the data.
+        DataError: The data have no interaction to learn from.
+        TrainingError: The loss or a parameter is not finite; the model is then at its best epoch so
+            far.
     """
     device = config.torch_device()
     model.to(device)
@@ -300,7 +307,7 @@ def _stored_tensors(
     batches: Batches,
     ranks: Ranks,
 ) -> dict[str, Tensor]:
-    """All tensors by which a training goes on as if it had not been interrupted."""
+    """All tensors that a training needs to continue as if it had not been interrupted."""
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
     tensors |= {f"best.{name}": value for name, value in best_state.items()}
     tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
@@ -317,7 +324,7 @@ def _set_generators(batches: Batches, tensors: dict[str, Tensor], ranks: Ranks) 
 
 
 class _ValidationFigures:
-    """What a model in training does on the validation items, as rank 0 measures it."""
+    """The figures of a model in training on the validation items, measured by rank 0."""
 
     def __init__(self, split: Split, config: TrainConfig, ranks: Ranks) -> None:
         self._train = split.train
@@ -330,7 +337,7 @@ class _ValidationFigures:
     def __call__(self, whole: PairwiseRanker | None) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on every rank, or None if there are no validation items.
 
-        The vectors of pooled users are made anew. Only rank 0 has the model.
+        The call recomputes the vectors of pooled users. Only rank 0 has the model.
         """
         figures = [0.0, 0.0]
         if whole is not None:
@@ -345,11 +352,11 @@ class _ValidationFigures:
 
 
 def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:
-    """A few passes over everything, held-out items included, at the rate of fine-tuning.
+    """Trains a few passes over all interactions, held-out items included, at the fine-tuning rate.
 
-    For a model that was measured and is to serve: what it was measured on are the latest things
-    that its users did. There is nothing left to validate on, so the passes are few and fixed: two,
-    or as many as make ``HELD_OUT_STEPS`` steps.
+    The function is for a measured model that is to serve: the held-out items are the latest items
+    of its users. No items are left for validation, so the passes are few and fixed: two, or as many
+    as make ``HELD_OUT_STEPS`` steps. Raises TrainingError if the loss or a parameter is not finite.
     """
     if not model.shares_negatives:
         config = replace(config, shared_negatives=0)
@@ -369,12 +376,12 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
 
 
 def _finite(model: PairwiseRanker) -> bool:
-    """Whether every parameter is a number: the last step of an epoch shows in no loss."""
+    """Whether every parameter is finite: the loss does not show the last step of an epoch."""
     return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Recomputes the user vectors of a model that pools them from these interactions."""
+    """Recomputes the vectors of pooled users from these interactions."""
     lengths = interactions.indptr[1:] - interactions.indptr[:-1]
     weights = interactions.weights
     model.remember(
@@ -393,7 +400,8 @@ def make_batches(
 ) -> Batches:
     """The batches of an epoch of this model.
 
-    Raises ConfigError for shared negatives of a model that has none.
+    Raises ConfigError if the negatives of ``config`` do not fit the model or the data, and
+    DataError if there is no interaction to learn from.
     """
     if config.shared_negatives and not model.shares_negatives:
         raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
@@ -408,7 +416,7 @@ def train_epoch(
     optimizer: Adam,
     ranks: Ranks = ONE_RANK,
 ) -> float:
-    """One pass over the positives; the mean loss of its batches, without the l2 term."""
+    """Trains one pass over the positives; returns the batches' mean loss without the L2 term."""
     model.train()
     total, steps = torch.zeros((), device=model.device), 0
     for rows in batches:
@@ -437,7 +445,7 @@ def _positive_loss(
     n_items: int,
     config: TrainConfig,
 ) -> tuple[Tensor, Count]:
-    """The mean loss of the positives, and over how many it is the mean."""
+    """The mean loss of the positives, and a function that counts the terms of the mean."""
     if not isinstance(rows, SharedRows):
         both = model.pair_logits(vectors, rows.items, rows.negatives)
         return LOSSES[config.loss](*both, n_items, rows.weights), partial(_positives, rows)
@@ -466,7 +474,10 @@ def _with_preferences(
     config: TrainConfig,
     ranks: Ranks,
 ) -> Tensor:
-    """The mean of the positives' loss and that of the stated pairs, each pair like a positive."""
+    """The mean of the losses of positives and stated pairs.
+
+    A stated pair counts ``stated_weight`` times its own weight, a positive its own weight.
+    """
     vectors = model.training_vectors(preferences.users, preferences.histories)
     if config.dropout:
         vectors = torch.nn.functional.dropout(vectors, config.dropout)
@@ -486,7 +497,7 @@ def _with_preferences(
 
 
 def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker], Metrics]:
-    """What measures a model in training on the validation items."""
+    """A function that measures a model in training on the validation items."""
     if config.validation == "sampled":
         held_out = validation_candidates(split, config.seed)
         return lambda model: validate(model, held_out)
@@ -505,10 +516,11 @@ def validation_ranks(
     """Ranks of validation items among the whole catalogue.
 
     Args:
-        model: what ranks.
-        split: what it was trained on.
-        most: the number of users that take part, at most. Fewer users are among those of more.
-            Models whose comparisons are not transitive rank ``MAX_RANKED_CELLS`` items in all.
+        model: the model to measure.
+        split: the split that the model was trained on.
+        most: the largest number of users. A smaller number takes some of the users of a larger
+            number. Models whose comparisons are not transitive rank at most ``MAX_RANKED_CELLS``
+            items in all, or ``MIN_RANKED_USERS`` users.
 
     Returns:
         (n,) the users, ascending, and (n,) ranks from 0, −1 outside the first ten.
@@ -558,7 +570,7 @@ def _should_stop(history: History, config: TrainConfig) -> bool:
 
 
 def _batch_l2(model: PairwiseRanker, users: Tensor, i: Tensor, j: Tensor, ranks: Ranks) -> Tensor:
-    """‖Θ‖² of the batch's embeddings, the mean over its users, its positives and its negatives."""
+    """‖Θ‖² of the batch's embeddings: the means over users, positives and negatives, added up."""
 
     def mean(vectors: Tensor, n: int) -> Tensor:
         return ranks.part(vectors.square().sum() / max(n, 1), lambda: n)

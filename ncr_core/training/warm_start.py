@@ -1,8 +1,8 @@
-"""Warm start: training goes on from a model's parameters, on newer interactions.
+"""Warm start: training continues from a model's parameters, on newer interactions.
 
-Whoever and whatever that model knows begins where it was. A new item begins at the mean of the
-known ones, and then a new user folded in, by what is known of them; all of it moves from there. As
-most has converged, the passes are few and the rate is low.
+Known users and items begin with their own vectors. A new item begins at the mean of the known
+items. The fold-in then gives a new user a vector by the user's evidence. Training moves all these
+vectors. As most parameters have converged, the passes are few and the rate is low.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def evaluated_starting_point(
     user_ids: Sequence[str],
     item_ids: Sequence[str],
 ) -> StartingPoint:
-    """The base for a model that is to be measured: one that has not learned what was held out.
+    """The starting point of a model to be measured, which has not learned the held-out items.
 
-    All parameters are those of the evaluated copy; users it does not have are as in ``model``,
-    which learned the others' held-out items later.
+    All parameters are those of the evaluation snapshot. Users that the snapshot lacks have their
+    vectors from ``model``, which learned the held-out items of the other users later.
     """
     config = model.config
     before = evaluated.model.state_dict()
@@ -71,10 +71,10 @@ def train_warm(
     on_progress: OnProgress | None = None,
     run_phase: PhaseRunner | None = None,
 ) -> TrainingResult:
-    """Trains a model of the base's architecture on ``split``, beginning with its parameters.
+    """Trains a model on ``split`` with the architecture of the base, from the base's parameters.
 
-    ``EPOCHS`` passes at most, or as many as ``config`` allows, at the peak rate ``RATE``.
-    ``run_phase`` is as of `train_model`.
+    The training has at most ``EPOCHS`` passes and at most the peak rate ``RATE``; ``config`` may
+    lower both. ``run_phase`` is as in `train_model`.
     """
     model = grown_model(base, split, config.seed).to(config.torch_device())
     if not model.shares_negatives:
@@ -87,7 +87,10 @@ def train_warm(
 
 
 def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:
-    """A model for the split's users and items with the base's parameters."""
+    """A model for the split's users and items with the base's parameters.
+
+    Raises ConfigError if the base knows none of the users or none of the items.
+    """
     config, train = base.model.config, split.train
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -108,7 +111,7 @@ def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:
 
 @torch.no_grad()
 def _fold_in(model: PairwiseRanker, split: Split, new: IntArray) -> None:
-    """Gives new users vectors by what they did; pooled ones are made of it in any case."""
+    """Gives new users vectors by their evidence; pooled users need no fold-in."""
     if model.config.users == "history" or len(new) == 0:
         return
     wanted = {name: value.requires_grad for name, value in model.named_parameters()}
@@ -124,7 +127,7 @@ def _fold_in(model: PairwiseRanker, split: Split, new: IntArray) -> None:
 
 
 def _rows(table: Tensor, rows: IntArray) -> Tensor:
-    """The rows of a table; for −1 the mean of those that are known."""
+    """The rows of a table by number; the mean of the known rows for −1."""
     at = torch.from_numpy(rows)
     known = at >= 0
     if not known.any():
@@ -142,7 +145,10 @@ class _Tables:
 
 
 def _tables(config: ModelConfig) -> _Tables:
-    """The parameters that have a row for each user, and for each item: those that grow by one."""
+    """The parameters that have a row for each user, and the parameters that have one for each item.
+
+    The function finds them by building models with one more user or item.
+    """
     with torch.random.fork_rng(devices=[]):
         shapes = [
             {name: value.shape for name, value in build_model(config, u, i).state_dict().items()}

@@ -1,8 +1,8 @@
 """Readers that stream interactions and items from files, row by row and without trust.
 
-`open_source` finds out what a file or folder has; the `DataSource` it returns yields the rows. What
-cannot be read as a whole raises `DataError`; a row that cannot be read goes to `on_bad` and is left
-out.
+`open_source` finds the contents of a file or folder, and returns a `DataSource` that yields the
+rows. A file that cannot be read raises `DataError`. A row that cannot be read goes to `on_bad` and
+is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Interactions by columns: Arrow record batches, for files of many million rows.
 
 A batch of a Parquet file in which each row is valid at first sight is taken as it is. Any other
-goes through the readers of rows, so that both ways have the same verdicts. It loads pyarrow.
+batch goes through the readers of rows, so that both ways have the same verdicts. The module loads
+pyarrow.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _batch_of(rows: Sequence[InteractionRow]) -> pa.RecordBatch:
 
 
 def columns_at_first_sight(cells: pa.RecordBatch, names: Names) -> pa.RecordBatch | None:
-    """Return a batch of the file's cells; None where one of them needs a look of its own."""
+    """Return a batch of the file's cells; None if a cell needs a check of its own."""
     if names.position is not None or names.latest is not None:
         return None
 
@@ -100,7 +101,7 @@ def _types(cells: pa.Array | None) -> pa.Array | None:
 
 
 def _texts(cells: pa.Array, max_bytes: int) -> pa.Array | None:
-    """Texts of 1 to so many bytes without NUL, or nulls."""
+    """Texts of 1 to ``max_bytes`` bytes without NUL, or nulls; None for other cells."""
     if not (pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)):
         return None
     try:
@@ -115,7 +116,7 @@ def _texts(cells: pa.Array, max_bytes: int) -> pa.Array | None:
 
 
 def _numbers(cells: pa.Array | None) -> pa.Array | None:
-    """Finite numbers or nulls."""
+    """Finite numbers or nulls; None for other cells."""
     if cells is None or not (
         pa.types.is_integer(cells.type)
         or pa.types.is_float32(cells.type)

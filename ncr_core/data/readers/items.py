@@ -1,7 +1,7 @@
 """Items from tables and from MovieLens's own files: an id, a title, categories and attributes.
 
 MovieLens's titles are Latin-1 in the older sets and UTF-8 in the later ones (10M has the older
-format with UTF-8), so each line is tried as UTF-8 first.
+format with UTF-8), so the readers try UTF-8 first for each line.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ncr_core.data.readers.text import Record, read_header, read_records
 
 TableKind = Literal["csv", "jsonl", "parquet"]
 NO_CATEGORY = "(no genres listed)"
-"""What MovieLens writes where a film has none."""
+"""The text of MovieLens for a film without genres."""
 GENRES = (
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary",
     "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi",
     "Thriller", "War", "Western",
 )  # fmt: skip
-"""The genres that the flags of `u.item` stand for, unless a `u.genre` beside it says otherwise."""
+"""The genres of the flags of `u.item`, unless a `u.genre` beside that file gives others."""
 _FIELDS_BEFORE_GENRES = 5
 _TITLES = ("title", "name")
 _CATEGORIES = ("categories", "genres", "category")
@@ -111,7 +111,7 @@ class ItemTable:
 def open_items(path: Path, kind: TableKind, columns: Columns) -> ItemTable:
     """Find the columns of a file of items.
 
-    Raises DataError if it is empty, unreadable, or has no column for the item.
+    Raises DataError if the file is empty, unreadable, or has no column for the item.
     """
     if kind != "csv":
         return ItemTable(path, kind, _item_names(columns, column_names(path, kind), path.name))
@@ -168,9 +168,9 @@ class UItem:
 
 
 def open_u_item(path: Path) -> UItem:
-    """Read the names of the genres, if they are beside the file.
+    """Read the names of the genres, if `u.genre` is beside the file.
 
-    Raises DataError if it is empty or unreadable.
+    Raises DataError if `u.genre` cannot be read.
     """
     for beside in (path.with_name("u.genre"), path.with_name("u.genre.gz")):
         if beside.is_file():
@@ -201,7 +201,7 @@ def categories_of(value: object) -> tuple[str, ...]:
 
 
 def _plain(name: str, value: object) -> Any:
-    """A value that JSON can hold, and a database's JSON column too."""
+    """A value that JSON and a database's JSON column can hold."""
     if isinstance(value, str):
         return check_text(name, value)
     if value is None or isinstance(value, bool | int):

@@ -1,7 +1,7 @@
-"""What the readers yield, and how the text of one cell becomes a value.
+"""The rows that readers yield, and the conversion of a cell's text to a value.
 
-Ids are kept verbatim: they are the caller's own names for things, and a reader that trims or folds
-them would merge what the caller holds apart.
+Readers keep ids verbatim. Ids are the caller's own names of users and items, and a reader that
+trims or folds ids could merge different users or items.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar
 
 LATEST_OFFSET = 10**9
-"""Added to the position of a row with `latest` = 1, so that it sorts after all others of its user.
+"""Added to the position of a row with `latest` = 1, which then sorts after all others of its user.
 
-Some published data sets say which interaction is a user's last one although their order says
-otherwise (equal times). Positions in a file must be below this number for the rule to hold.
+Some published data sets mark a user's last interaction, although their order is another (equal
+times). Positions in a file must be below this number for the rule to hold.
 """
 
 MAX_ID_BYTES = 256
 MAX_TYPE_BYTES = 64
 SURELY_SHORT = MAX_ID_BYTES // 4
-"""So many characters fit whatever they are: none takes more than 4 bytes of UTF-8."""
+"""The number of characters that always fit into an id, at up to 4 bytes of UTF-8 each."""
 FIRST_SECOND = 0.0
 END_OF_TIME = datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 _EXACT_FLOATS = 2.0**53
@@ -32,45 +32,45 @@ T = TypeVar("T")
 
 
 class InteractionRow(NamedTuple):
-    """One interaction: a user, an item, and what is known of how much and when."""
+    """One interaction: a user, an item, and if known the rating, time, position and type."""
 
     user: str
     item: str
     value: float | None
     """The rating, if the file has one."""
     timestamp: float | None
-    """Epoch seconds."""
+    """Seconds since 1970."""
     position: int | None
-    """The place in the user's own order, oldest first, where a file gives an order but no times."""
+    """The place in the user's own order, oldest first, if a file gives an order but no times."""
     type: str | None = None
-    """What kind of event it was, if the file says so."""
+    """The type of the event, if the file has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemRow:
-    """What a file says of one item."""
+    """One item of a file."""
 
     item: str
     title: str | None = None
     categories: tuple[str, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Every further column, as values that JSON can hold."""
+    """All other columns by name, as values that JSON can hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that was left out, and why."""
+    """A row that was left out, with the reason."""
 
     file: str
     """The file's name, without its folder."""
     line: int
-    """The physical line it starts on, the header being line 1; in Parquet the row, from 1."""
+    """The first physical line of the row, the header being line 1; in Parquet the row, from 1."""
     reason: str
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns to read. Only the user and the item have to be there."""
+    """The names of the columns to read. Only the user and the item are required."""
 
     user: str = "user"
     item: str = "item"
@@ -86,11 +86,11 @@ OnBytes = Callable[[int], None]
 
 
 class RowFault(ValueError):  # noqa: N818 - a verdict on a row, which nobody outside sees raised
-    """Why one row cannot be used. Inside the readers only: it ends as a `BadRow`."""
+    """The reason why one row cannot be used; callers of the readers get a `BadRow`."""
 
 
 class Memo(dict[str, T], Generic[T]):
-    """Parses each distinct text once. Ratings and positions repeat in nearly every row."""
+    """Keeps parsed values by text, because ratings and positions repeat in nearly every row."""
 
     MAX_SIZE = 50_000  # a column of all-different values must not grow it without end
 
@@ -109,7 +109,7 @@ class Memo(dict[str, T], Generic[T]):
 def converted(
     file: str, records: Iterable[tuple[int, S]], convert: Callable[[S], T], on_bad: OnBad
 ) -> Iterator[T]:
-    """What ``convert`` makes of each record; one that it refuses is left out, by its number."""
+    """Yield the result of ``convert`` for each record; ``on_bad`` gets the refused records."""
     for number, record in records:
         try:
             yield convert(record)
@@ -178,7 +178,7 @@ def rating_of(value: object) -> float | None:
 
 
 def parse_seconds(text: str) -> float | None:
-    """Epoch seconds from a number or from ISO 8601 (without an offset: UTC)."""
+    """Seconds since 1970 from a number or from ISO 8601 (without an offset: UTC)."""
     if not text:
         return None
     try:
@@ -202,7 +202,7 @@ def timestamp_of(value: object) -> float | None:
 
 
 def parse_position(text: str) -> int | None:
-    """A position, None for an empty cell. `3.0` is 3: tools that know no missing integers do so."""
+    """A position, None for an empty cell. `3.0` is 3, for tools without missing integers."""
     return _whole(_number("position", text), text) if text else None
 
 
@@ -219,7 +219,7 @@ def parse_latest(text: str) -> bool:
 
 
 def latest_of(value: object) -> bool:
-    """The same in a typed cell."""
+    """Whether a typed cell marks a row as its user's last."""
     if value is None or value in (0, "", "0", "0.0", "false"):
         return False
     if value in (1, "1", "1.0", "true"):
@@ -241,7 +241,7 @@ def parse_type(text: str) -> str | None:
 
 
 def type_of(value: object) -> str | None:
-    """The same in a typed cell."""
+    """The type of an event in a typed cell, None for an empty cell."""
     if value is None or isinstance(value, str):
         return parse_type(value or "")
     raise RowFault(f"the type is not text: {shown(value)}")

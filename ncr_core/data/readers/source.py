@@ -1,4 +1,4 @@
-"""Opening a path: finding the files of interactions and of items, and how to read them."""
+"""Opening a path: finding the files of interactions and of items, and their formats."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Format = Literal["auto", "movielens", "csv", "jsonl", "parquet"]
 Kind = TableKind | Literal["ratings.dat", "u.data", "movies.dat", "u.item"]
 
 RATINGS_STEMS = ("train", "ratings", "interactions", "events")
-"""Files of interactions, the first found being taken: where there is a split, its training part."""
+"""Names of files of interactions. The first found is taken: of a split, the training part."""
 ITEMS_STEMS = ("items", "movies")
 PROTOCOL_STEMS = ("test", "negative", "valid", "tags", "links")
-"""Beginnings of names that have users and items in them but no interactions to learn from."""
+"""Beginnings of names of files with users and items, but no interactions to learn from."""
 _BY_SUFFIX: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -54,7 +54,7 @@ _SOUGHT = "ratings.dat, u.data, ratings.csv, or CSV, JSON Lines or Parquet files
 
 
 class ItemFile(Protocol):
-    """One file of items, its columns found."""
+    """One file of items with known columns."""
 
     @property
     def path(self) -> Path:
@@ -68,7 +68,7 @@ class ItemFile(Protocol):
 
 @dataclass(frozen=True)
 class DataSource:
-    """What a path has to read. Nothing but the beginnings of its files has been read yet."""
+    """The files of data at a path, of which only the beginnings have been read yet."""
 
     format: str
     """`movielens`, `csv`, `jsonl`, `parquet`, or several joined by `+`."""
@@ -84,7 +84,7 @@ class DataSource:
 
     @property
     def total_bytes(self) -> int:
-        """The size on disk of the files of interactions: what `on_bytes` adds up to."""
+        """The size on disk of the files of interactions, in bytes: the sum of all `on_bytes`."""
         return sum(path.stat().st_size for path in self.interaction_files)
 
     def interactions(
@@ -98,11 +98,12 @@ class DataSource:
 
         Args:
             on_bad: called with every row that is left out.
-            on_bytes: called with how many more bytes on disk have been read.
-            chunk_size: the most rows in a list.
+            on_bytes: called with the number of further bytes on disk that have been read.
+            chunk_size: the maximum number of rows in a list.
 
         Raises:
             DataError: a file can no longer be read.
+            ValueError: `chunk_size` is below 1.
         """
         if chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
@@ -126,7 +127,7 @@ class DataSource:
     ) -> Iterator[Any]:
         """Yield the same interactions as Arrow record batches with the fields of `InteractionRow`.
 
-        It loads pyarrow. Arguments and errors are those of `interactions`.
+        The call loads pyarrow. Arguments and errors are those of `interactions`.
         """
         from ncr_core.data.readers.batches import read_batches
 
@@ -134,13 +135,13 @@ class DataSource:
             yield from read_batches(file, on_bad, on_bytes)
 
     def items(self, *, on_bad: Callable[[BadRow], None]) -> Iterator[ItemRow]:
-        """Yield what is known of the items; nothing if there is no such file."""
+        """Yield the items, if the source has a file of items."""
         for file in self._items:
             yield from file.rows(on_bad)
 
 
 def open_source(path: Path, format: Format = "auto", columns: Columns = Columns()) -> DataSource:  # noqa: A002, B008
-    """Find out what a file or folder has to read.
+    """Find the files of data at a path.
 
     In a folder, MovieLens's own files come first, then one file named train, ratings, interactions
     or events, then every file that has a user and an item column, by name. Items come from a file
@@ -148,11 +149,11 @@ def open_source(path: Path, format: Format = "auto", columns: Columns = Columns(
 
     Args:
         path: the file or folder.
-        format: what to take it for; `auto` goes by names and first bytes.
-        columns: the names of the columns, where they are not the usual ones.
+        format: the format to read; `auto` decides by names and first bytes.
+        columns: the names of the columns, if they are not the usual ones.
 
     Raises:
-        DataError: there is nothing to read, or what there is lacks a column or is damaged.
+        DataError: the path has no file of data, or a file lacks a column or is damaged.
     """
     try:
         if path.is_dir():
@@ -210,7 +211,7 @@ def _open_folder(folder: Path, files: list[Path], wanted: Format, columns: Colum
 
 
 def _item_files(files: Sequence[Path], ratings: Kind, wanted: Format) -> list[tuple[Path, Kind]]:
-    """The one file of items that goes with a kind of ratings."""
+    """The one file of items that belongs to a kind of ratings; empty without one."""
     kinds = [(file, kind) for file in files if (kind := kind_by_name(file))]
     original = dict(_ORIGINALS).get(ratings)
     if original is not None:
@@ -272,20 +273,20 @@ def bare_name(path: Path) -> str:
 
 
 def stem(path: Path) -> str:
-    """The name without what says its format."""
+    """The bare name without the suffix of its format."""
     name = bare_name(path)
     suffix = Path(name).suffix
     return name.removesuffix(suffix) if suffix in _BY_SUFFIX else name
 
 
 def kind_by_name(path: Path) -> Kind | None:
-    """What a file's name says it is."""
+    """The kind of a file by its name; None for other names."""
     name = bare_name(path)
     return _BY_NAME.get(name) or _BY_SUFFIX.get(Path(name).suffix)
 
 
 def fits(kind: Kind, wanted: Format) -> bool:
-    """Whether a file may be read when the caller asked for a format."""
+    """Whether a file of a kind may be read as the wanted format."""
     if wanted == "auto":
         return True
     if wanted == "movielens":
@@ -294,7 +295,10 @@ def fits(kind: Kind, wanted: Format) -> bool:
 
 
 def kind_of(path: Path, wanted: Format) -> Kind:
-    """What a file that the caller named is. Raises DataError if it is empty or cannot be read."""
+    """The kind of a file that the caller named.
+
+    Raises DataError if the content has to decide, and the file is empty or cannot be read.
+    """
     if wanted in ("csv", "jsonl", "parquet"):
         return wanted
     kind = kind_by_name(path)
@@ -323,7 +327,7 @@ def _begins_as_parquet(path: Path) -> bool:
 def _open_ratings(path: Path, layout: Layout) -> DelimitedFile:
     """Check that an original ratings file is what its name says.
 
-    Raises DataError if it is empty, unreadable or otherwise laid out.
+    Raises DataError if the file is empty, unreadable or of another layout.
     """
     found = len(first_line(path).split(layout.delimiter))
     if found != layout.width:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 TypedRecord = tuple[int, dict[str, Any]]
 """The number of a line or row, and its cells by column."""
 Hint = Callable[[str], str]
-"""How to name the column of a part of a row, as an error says it."""
+"""Gives an error's advice on how to name the column of a part of a row."""
 
 # Names in widely used files, for columns that the caller has left at their default.
 _ALIASES = {
@@ -68,7 +68,7 @@ def _option_hint(part: str) -> str:
 
 @dataclass(frozen=True)
 class Names:
-    """The columns of one file of interactions, by the names they have there."""
+    """The names of the columns of one file of interactions."""
 
     user: str
     item: str
@@ -91,12 +91,12 @@ def interaction_names(
 
     Args:
         columns: the names that the caller wants.
-        header: the names that there are.
-        where: what has them, for an error.
-        hint: how to name the column of a part, for an error.
+        header: the names in the table.
+        where: the table, for an error.
+        hint: gives the advice on how to name the column of a part, for an error.
 
     Raises:
-        DataError: the user, the item, or a column that the caller named is not there.
+        DataError: the column of the user or item, or a column that the caller named, is missing.
     """
     finder = _ColumnFinder(columns, header, where, hint)
     user, item = finder.require("user"), finder.require("item")
@@ -144,7 +144,7 @@ class _ColumnFinder:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file's lines are cut, and which field is which."""
+    """The delimiter of a file's lines, and the places of its fields."""
 
     delimiter: str
     width: int
@@ -191,7 +191,7 @@ class DelimitedFile:
 def open_csv(path: Path, columns: Columns) -> DelimitedFile:
     """Find a CSV file's delimiter and columns from its header.
 
-    Raises DataError if it is empty, not text, or lacks a column.
+    Raises DataError if the file is empty, not text, or lacks a column.
     """
 
     def names_in(found: list[str]) -> Names:
@@ -207,7 +207,7 @@ def open_csv(path: Path, columns: Columns) -> DelimitedFile:
 
 
 def _converter(layout: Layout) -> Callable[[list[str]], InteractionRow]:
-    """A function from fields to a row; a closure, as it runs once a row."""
+    """A function from fields to a row: a closure, because the function runs once a row."""
     width, user_column, item_column = layout.width, layout.user, layout.item
     rating_column, timestamp_column = layout.rating, layout.timestamp
     position_column, latest_column, type_column = layout.position, layout.latest, layout.type
@@ -264,13 +264,13 @@ class TypedFile:
 
 
 InteractionFile = DelimitedFile | TypedFile
-"""One file of interactions, its columns found."""
+"""One file of interactions with known columns."""
 
 
 def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) -> TypedFile:
     """Find the columns of a JSON Lines or Parquet file.
 
-    Raises DataError if it is empty, of another format, or lacks a column.
+    Raises DataError if the file is empty, of another format, or lacks a column.
     """
     return TypedFile(path, kind, interaction_names(columns, column_names(path, kind), path.name))
 
@@ -278,7 +278,7 @@ def open_typed(path: Path, kind: Literal["jsonl", "parquet"], columns: Columns) 
 def column_names(path: Path, kind: Literal["jsonl", "parquet"]) -> list[str]:
     """The columns of a Parquet file, or the keys of the first objects of a JSON Lines file.
 
-    Raises DataError if it is empty or of another format.
+    Raises DataError if the file is empty or of another format.
     """
     if kind == "jsonl":
         return _keys(path)
@@ -301,7 +301,7 @@ def read_typed(
         kind: its format.
         wanted: the columns to read of a Parquet file, None for all.
         on_bad: called with every row that is left out.
-        on_bytes: called with how many more bytes have been read.
+        on_bytes: called with the number of further bytes that have been read.
     """
     if kind == "parquet":
         yield from read_parquet(path, wanted, records_of, on_bad, on_bytes)
@@ -311,7 +311,7 @@ def read_typed(
 
 
 def _typed_row(record: dict[str, Any], names: Names) -> InteractionRow:
-    """A row from typed cells, or `RowFault`."""
+    """A row from typed cells. Raises `RowFault` for an invalid cell."""
     get = record.get
     position = position_of(get(names.position)) if names.position else None
     if names.latest and latest_of(get(names.latest)):
@@ -327,7 +327,7 @@ def _typed_row(record: dict[str, Any], names: Names) -> InteractionRow:
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys that the first objects of a file have, in the order of their coming.
+    """The keys of the first objects of a file, in the order of their appearance.
 
     Raises DataError if there is no object among the first lines.
     """
@@ -379,9 +379,9 @@ def read_parquet(
     on_bad: OnBad,
     on_bytes: OnBytes | None,
 ) -> Iterator[T]:
-    """Yield what ``convert`` makes of each batch and the number of its first row, from 1.
+    """Yield the result of ``convert`` for each batch and the number of its first row, from 1.
 
-    Bytes are reported in proportion to the rows: which bytes a row takes is not known.
+    Bytes are reported in proportion to the rows, because the bytes of a row are not known.
     """
     import pyarrow as pa
 
@@ -401,7 +401,7 @@ def read_parquet(
 
 
 def records_of(first: int, batch: Any) -> list[TypedRecord]:
-    """The rows of a batch with their numbers, times as epoch seconds."""
+    """The rows of a batch with their numbers, and with times in seconds since 1970."""
     cells = [_cells(column) for column in batch.columns]
     return [
         (number, dict(zip(batch.schema.names, row, strict=True)))
@@ -438,7 +438,7 @@ def _cells(column: Any) -> list[Any]:
 
 
 def seconds_of(column: Any) -> list[float | None]:
-    """The epoch seconds of a column of dates or timestamps."""
+    """The seconds since 1970 of a column of dates or timestamps."""
     import pyarrow as pa
 
     kind = column.type

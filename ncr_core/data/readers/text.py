@@ -29,7 +29,7 @@ _BOM = b"\xef\xbb\xbf"
 
 T = TypeVar("T")
 Record = tuple[int, list[str]]
-"""The line a record starts on, and its fields."""
+"""The number of a record's first line, and the record's fields."""
 
 
 class Line(NamedTuple):
@@ -38,7 +38,7 @@ class Line(NamedTuple):
     number: int
     text: str
     fault: str | None
-    """Why it cannot be used, if it cannot."""
+    """The reason why the line cannot be used; None for a usable line."""
 
 
 class Block(NamedTuple):
@@ -48,11 +48,11 @@ class Block(NamedTuple):
     """The number of the first line, from 1."""
     lines: list[str]
     plain: bool
-    """No quotes, no stray carriage returns, no faults: each line can simply be split."""
+    """Whether each line can be split: no quotes, no stray carriage returns, no faults."""
     crlf: bool
-    """The lines of a plain block had carriage returns, which are already gone."""
+    """Whether the lines of a plain block had carriage returns, which are removed already."""
     faults: dict[int, str]
-    """By line number."""
+    """The reasons why lines cannot be used, by line number."""
 
     def numbered(self) -> Iterator[Line]:
         """The lines as they stand in the file."""
@@ -63,9 +63,9 @@ class Block(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedReader]]:
-    """Open a file for its contents, with the file on disk beside it (the same if not gzip).
+    """Open a file: its contents, and the file on disk (the same for a file other than gzip).
 
-    Raises DataError if it cannot be opened.
+    Raises DataError if the file cannot be opened.
     """
     try:
         raw = path.open("rb")
@@ -80,7 +80,7 @@ def opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedReader]]:
 
 
 def cannot_read(path: Path, error: OSError) -> DataError:
-    """The one-line message for a file or folder that the system will not let us read."""
+    """The one-line error for a file or folder that the system refuses to read."""
     return DataError(f"{path} cannot be read: {error.strerror or error}")
 
 
@@ -91,11 +91,11 @@ def read_blocks(
 
     Args:
         path: the file.
-        on_bytes: called with how many more bytes of the file on disk have been read.
-        latin1: take a line that is not UTF-8 as Latin-1, as old files want, not as a fault.
+        on_bytes: called with the number of further bytes on disk that have been read.
+        latin1: read a line that is not UTF-8 as Latin-1, for old files, and not as a fault.
 
     Raises:
-        DataError: it cannot be read at all.
+        DataError: the file cannot be read at all.
     """
     with opened(path) as (stream, raw):
         first, tail, skipping, reported = 1, b"", False, 0
@@ -140,7 +140,7 @@ def read_blocks(
 def first_line(path: Path) -> str:
     """The first line of a text file that is not blank.
 
-    Raises DataError if there is none, or it cannot be read.
+    Raises DataError if all lines are blank, or the file cannot be read.
     """
     for block in read_blocks(path):
         for line in block.numbered():
@@ -152,13 +152,13 @@ def first_line(path: Path) -> str:
 
 
 def read_header(path: Path, names_in: Callable[[list[str]], T]) -> tuple[str, list[str], T]:
-    """Find the delimiter with which a header has the columns wanted.
+    """Find the delimiter with which a header has the wanted columns.
 
     Returns:
-        the delimiter, the header, and what `names_in` made of it.
+        the delimiter, the header, and the result of `names_in` for the header.
 
     Raises:
-        DataError: with none it has; the message is that of the likeliest.
+        DataError: no delimiter gives the columns; the message is that of the likeliest delimiter.
     """
     line = first_line(path)
     headers = [(delimiter, _header_fields(line, delimiter)) for delimiter in DELIMITERS]
@@ -182,9 +182,9 @@ def read_records(
     on_bytes: OnBytes | None = None,
     latin1: bool = False,
 ) -> Iterator[Iterator[Record]]:
-    """Cut a file into records, block by block; blank lines are none, and the header is left out.
+    """Cut a file into records, block by block, without blank lines and without the header.
 
-    Each block is cut while it is gone through, so go through it before asking for the next.
+    The iteration over a block cuts the block, so finish a block before the next one.
     """
     blocks = read_blocks(path, on_bytes=on_bytes, latin1=latin1)
     skip = header
@@ -249,7 +249,7 @@ def _header_fields(line: str, delimiter: str) -> list[str]:
 def _records_by_line(
     file: str, block: Block, blocks: Iterator[Block], delimiter: str, quoted: bool, on_bad: OnBad
 ) -> Iterator[Record]:
-    """The records of a block line by line, taking more blocks where a quoted field goes on."""
+    """The records of a block, line by line; a quoted field may take lines of further blocks."""
     pending = deque(block.numbered())
     while pending:
         line = pending.popleft()
@@ -275,8 +275,8 @@ def _quoted_fields(
 ) -> list[str]:
     """The fields of a record with quotes, which may span lines.
 
-    A quote that never closes would swallow the rest of the file: what was read ahead is put back,
-    and only the line it stands on is lost.
+    A quote that never closes would swallow the rest of the file. So the lines that were read ahead
+    are put back, and only the line of the quote is lost.
     """
     ahead: list[Line] = []
 

@@ -1,1 +1,1 @@
-"""The ways to compute Algorithm 1's lists, and their kernels."""
+"""The backends of Algorithm 1, and their kernels."""

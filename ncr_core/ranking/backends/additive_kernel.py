@@ -1,4 +1,4 @@
-"""The best items by a product of vectors, as compiled code: what is left after the product."""
+"""The best items by a product of vectors, as compiled code: the selection after the product."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def best_by_product(
     tie: float,
     best: Any,
 ) -> None:
-    """Fills ``best`` (B, k) with item rows, −1 where there are no more.
+    """Fills ``best`` (B, k) with item rows, padded with −1.
 
-    ``scores`` (B, N) float32, −inf for what is left out, are off by at most ``error`` and
-    ``error_by_length`` times the length of the user's vector; what they leave in question is
-    decided by ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,) in float64, rounded to
-    multiples of ``tie``, and what is equal by ``order`` (N or 0,).
+    ``scores`` (B, N) float32 are −inf for excluded items. Their error is at most ``error`` plus
+    ``error_by_length`` times the length of the user's vector. Scores that may be among the best k
+    are computed again from ``users`` (B, D), ``items`` (N, D) and ``bias`` (N or 0,) in float64,
+    rounded to multiples of ``tie``. ``order`` (N or 0,) decides between equal scores; without
+    ``order`` the row decides.
     """
     n_users, n_items = scores.shape
     k, width = best.shape[1], items.shape[1]
@@ -94,7 +95,7 @@ def best_by_product(
 
 
 def compile_all() -> None:
-    """Compiles for the types that it is called with."""
+    """Compiles ``best_by_product`` for the types of its calls."""
     nothing, order, items = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((1, 0))
     scores, best = np.zeros((1, 1), dtype=np.float32), np.zeros((1, 1), dtype=np.int64)
     for users in (np.zeros((1, 0)), np.zeros((1, 0), dtype=np.float32)):

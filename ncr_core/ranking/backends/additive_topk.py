@@ -1,9 +1,9 @@
-"""Top k of an additive model by s_ui, which is the order that Algorithm 1 gives for it.
+"""Top k of an additive model by s_ui, which is the order of Algorithm 1 for such a model.
 
 Candidates are sorted by their scores in float64. For the whole catalogue one product in float32
-scores all items, and float64 decides the few that it leaves in question: in compiled code where
-numba is there, which takes less than half the time of torch and, for batches, a quarter of
-numpy's partition (`python -m benchmarks.ranker additive_topk`).
+scores all items, and float64 orders the few items that may be among the best. With numba, compiled
+code takes less than half the time of torch and, for batches, a quarter of the time of numpy's
+partition (`python -m benchmarks.ranker additive_topk`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_BIAS, NO_ORDER = np.zeros(0), np.zeros(0, dtype=np.int64)
 
 
 def topk_kernel() -> ModuleType | None:
-    """The compiled code for products of vectors; None where it cannot be had."""
+    """The compiled code for products of vectors; None without numba, or if compilation fails."""
     return numba_kernel("ncr_core.ranking.backends.additive_kernel")
 
 
@@ -72,8 +72,8 @@ def top_of_catalogue(
 ) -> Tensor:
     """The best items by the product of vectors in s_ui; arguments as of ``ExactRanker.top``.
 
-    For any model that has such a product. ``compiled`` allows compiled code on a CPU. Raises
-    ValueError if the model holds no product of vectors.
+    The function accepts any model with such a product. ``compiled`` allows compiled code on a CPU.
+    Raises ValueError if the model has no product of vectors.
     """
     single, double = margins.single.linear, margins.double.linear
     if single is None or double is None:
@@ -103,7 +103,7 @@ def top_of_catalogue(
 
 
 def _boosted(table: LinearTable, boost: Tensor) -> LinearTable:
-    """The table with more of a bias."""
+    """The table with the boost added to its bias."""
     bias = boost if table.bias is None else table.bias.double() + boost
     return replace(table, bias=bias.to(table.items.dtype))
 
@@ -165,7 +165,7 @@ def _top(
 def _sorted(
     table: LinearTable, users: Tensor, rows: Tensor, values: Tensor, k: int, order: Tensor | None
 ) -> Tensor:
-    """(B, L) item rows → the best k by their scores in float64; −1 where ``values`` says so."""
+    """(B, L) item rows → the best k by their scores in float64; −1 where ``values`` are −inf."""
     by_order = (rows if order is None else order[rows]).argsort(dim=1)
     rows, values = rows.gather(1, by_order), values.gather(1, by_order)
     vectors = users[:, table.columns].double()

@@ -1,11 +1,11 @@
-"""What the numba kernels share: how they are compiled, a dense layer and the activations.
+"""The shared parts of the numba kernels: compilation, a dense layer and the activations.
 
 The kernels compute ``LANES`` pairs of items at once, each in both orders, feature by feature, so
 that every loop runs over neighbouring numbers and becomes vector instructions.
 
-numba keeps compiled code on disk and looks for changes only in the file of the function that is
-called. What is compiled by ``compiled`` and ``compiled_fast`` is also compiled anew when this file
-changes; kernels must not call compiled functions of any other file.
+numba keeps compiled code on disk, and checks only the file of the called function for changes.
+``compiled`` and ``compiled_fast`` also compile a function anew when this file changes. Kernels must
+not call compiled functions of any other file.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def dense(weights: Any, biases: Any, x: Any, y: Any, n_in: int, n_out: int) -> N
 def activate(y: Any, n_out: int, kind: int) -> None:
     """Applies ReLU or tanh to the first rows of y (≥ n_out, BOTH) in place.
 
-    ``TANH`` is the quotient of polynomials that Eigen uses, within 4e-7 of tanh in float32;
-    ``EXACT_TANH`` is the library's.
+    ``TANH`` is the quotient of polynomials that Eigen uses, within 4e-7 of tanh in float32.
+    ``EXACT_TANH`` is the library's tanh.
     """
     if kind == RELU:
         for o in range(n_out):

@@ -1,8 +1,8 @@
 """The resumable scan of one user after another as compiled code, for towers on a CPU.
 
-Margins are computed for ``LANES`` challengers against the champion at once, in both orders. What is
-compared, and in which order, is what ``torch_ranker.resumable_scan`` describes. numba compiles at
-the first call, in some seconds, and keeps the code on disk where it can.
+The kernel computes the margins of ``LANES`` challengers over the champion at once, in both orders.
+``torch_ranker.resumable_scan`` describes the pairs and their order. numba compiles at the first
+call, in some seconds, and keeps the code on disk if possible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ncr_core.ranking.backends.dense_kernel import (
 
 @compiled_fast
 def _first_layer(first: Any, second: Any, at: int, champion: int, y: Any, kind: int) -> None:
-    """The first layer before its activation, or behind it where that comes by exponentials.
+    """Fills y with the first layer: before its activation, or after a tanh by exponentials.
 
     tanh(a + b) = 1 − 2 / (1 + e^2a·e^2b): with the exponentials of both sides at hand, a tanh is a
     product and a quotient.
@@ -73,8 +73,8 @@ def _block(
 ) -> None:
     """Fills margins (2, LANES) of the positions from ``at`` on over the champion.
 
-    They are the tower's part, and the sizes of what was summed last, which rounding errors grow
-    with.
+    The first row is the tower's part of the margins. The second row is the size of the last sum's
+    terms, with which rounding errors grow.
     """
     widths, weights, biases, last = tower
     x, y = buffers[0], buffers[1]
@@ -108,7 +108,7 @@ def _block(
 def _deep(
     user: Any, own: Any, i: int, j: int, first: Any, second: Any, items: Any, tower: Any, relu: bool
 ) -> Any:
-    """w·tower of one pair in float64, and the size of what was summed for it at last."""
+    """w·tower of one pair in float64, and the size of the terms of this sum."""
     widths, weights, biases, last = tower
     n_layers = len(widths) - 1
     x = user + first[i] + second[j]
@@ -142,7 +142,7 @@ def _deep(
 
 @compiled_fast
 def _gather(rows: Any, n: int, table: Any, user: Any, out: Any, times: bool) -> None:
-    """Fills out (h, ≥ n) with rows of a table (n_items, h) and the user's (h,), by feature."""
+    """Fills out (h, ≥ n), by feature, with rows of a table (n_items, h) times or plus user (h,)."""
     for start in range(0, n, LANES):
         stop = min(start + LANES, n)
         for f in range(table.shape[1]):
@@ -158,7 +158,7 @@ def _gather(rows: Any, n: int, table: Any, user: Any, out: Any, times: bool) -> 
 def _columns(
     rows: Any, n: int, single: Any, b: int, by_first: Any, by_second: Any, products: Any
 ) -> None:
-    """Fills what ``_block`` reads for user b and these items, feature by feature."""
+    """Fills the inputs of ``_block`` for user b and these items, feature by feature."""
     kinds, users, users_exp, own, first, second, first_exp, second_exp, vectors, _ = single
     if kinds[b] == TANH_BY_EXPONENTIALS:
         _gather(rows, n, first_exp, users_exp[b], by_first, True)
@@ -172,7 +172,7 @@ def _columns(
 
 @compiled_fast
 def _workspace(single: Any, n: int) -> Any:
-    """Room for ``_columns`` of n items, for the layers of ``_block`` and for what it gives."""
+    """New arrays for ``_columns`` of n items, and for the layers and results of ``_block``."""
     h, vectors, widths = single[4].shape[1], single[8], single[9][0]
     return (
         np.zeros((h, n + LANES), dtype=np.float32),
@@ -197,7 +197,7 @@ def _ready(
     by_second: Any,
     products: Any,
 ) -> Any:
-    """Fills what margins between user b's items are made from; as ``_length`` says of the rows."""
+    """Fills the inputs of the margins between user b's items; returns the result of ``_length``."""
     n, good = _length(rows, n_items)
     if good:
         _linear(users[b], rows, n, linear, scores)
@@ -220,7 +220,7 @@ def _decided(
     relu: bool,
     ties: Any,
 ) -> Any:
-    """The margin of item i over j for user b: as float32 has it, where that is certain."""
+    """The margin of item i over j for user b: in float32 if certain, otherwise in float64."""
     users, own, uncertain, first, second, vectors, tower = double
     margin = deep + of_linear
     if not abs(margin) >= uncertain[b] * max(1.0, size):  # or not a number, as float64 may have it
@@ -234,7 +234,7 @@ def _decided(
 
 @compiled_fast
 def _project(user: Any, start: int, weight: Any, bias: Any, out: Any) -> None:
-    """Fills out (h,) with C_u of a user vector, of which the tower's part begins at ``start``."""
+    """Fills out (h,) with C_u of a user vector, whose part for the tower begins at ``start``."""
     for o in range(len(out)):
         total = bias[o]
         for f in range(weight.shape[1]):
@@ -246,8 +246,8 @@ def _project(user: Any, start: int, weight: Any, bias: Any, out: Any) -> None:
 def _linear(user: Any, rows: Any, n: int, table: Any, out: Any) -> None:
     """Fills out (≥ n,) with s_ui of the first n item rows, in float64.
 
-    Four sums side by side; not left to the compiler, which would round an item's score differently
-    by the place where it stands.
+    The code writes out four partial sums. Partial sums by the compiler would round an item's score
+    differently by the item's place.
     """
     start, items, bias = table
     d = items.shape[1]
@@ -267,7 +267,7 @@ def _linear(user: Any, rows: Any, n: int, table: Any, out: Any) -> None:
 
 @compiled
 def _length(rows: Any, n_items: int) -> Any:
-    """How many rows there are before the padding, and whether all are the model's."""
+    """The number of rows before the padding, and whether the model has all of these rows."""
     n = 0
     while n < len(rows) and rows[n] != -1:
         if rows[n] < 0 or rows[n] >= n_items:
@@ -278,11 +278,12 @@ def _length(rows: Any, n_items: int) -> Any:
 
 @compiled
 def bind(users: Any, tower: Any, width: int, tanh: bool, fits: bool, sizes: Any) -> Any:
-    """What the functions below need of (B, E) user vectors: in float32, and in float64.
+    """The arrays of (B, E) user vectors for the functions below: in float32, and in float64.
 
-    tower is the first layer of the user's side: where its part of the vector begins, weights (h, e)
-    and biases (h,). sizes are LARGEST, the largest of an item's inputs and the usual one of all,
-    what is uncertain in usual circumstances, and how much more it is for these weights.
+    ``tower`` is the first layer of the user's side: the start of its part of the vector, weights
+    (h, e) and biases (h,). ``sizes`` are five numbers: the bound of 2·C_u for tanh by exponentials,
+    the largest input by an item, the usual largest input, the usual bound of uncertain margins, and
+    the factor of this bound for these weights.
     """
     start, weight, bias = tower
     largest, of_items, usual, close, more = sizes
@@ -321,17 +322,22 @@ def scan_batch(
 ) -> Any:
     """Writes the rows of each user's top ``k`` to ``ranked`` (B, k), which holds −1.
 
-    items (B, M) item rows, filled up with −1; users (B, E) in float64. linear is where its part of
-    the user vector begins, (n_items, d) and (n_items,) or (0,), all in float64. double is the tower
-    in float64: users C (B, h), own U (B, e), then how small a margin is uncertain in float32 (B,),
-    first A, second B (n_items, h), items V (n_items, e) or (0, 0), (widths, weights, biases, w).
-    single is the same in float32 and padded, after each user's way to activate (B,), and with e^2C
-    after C, e^2A and e^2B after A and B. Float32 margins that are uncertain, times the size of what
-    was summed last where that is over 1, are computed again in float64, and those under ``ties[0]``
-    or under ``ties[1]`` times what they are a sum of are ties. boost (n_items,) or (0,) is added to
-    s_ui. counts (B, 2) become the pairs that
-    were looked at and the blocks that were computed for them. Returns whether all rows are the
-    model's, and one that is not; then nothing counts.
+    ``items`` (B, M) are item rows, padded with −1. ``users`` (B, E) are in float64. ``linear`` is
+    the start of its part of the user vector, vectors (n_items, d) and biases (n_items,) or (0,),
+    all in float64.
+
+    ``double`` is the tower in float64: users C (B, h), own U (B, e), the bounds of uncertain
+    float32 margins (B,), first A and second B (n_items, h), items V (n_items, e) or (0, 0), and
+    (widths, weights, biases, w). ``single`` is in float32 and padded: each user's kind of
+    activation (B,), C, e^2C, U, A, B, e^2A, e^2B, V, and the padded tower.
+
+    The bound of a margin is multiplied by the size of the last sum's terms if that is above 1.
+    Uncertain margins are computed again in float64. These margins are ties below ``ties[0]``, or
+    below ``ties[1]`` times the size of their terms. ``boost`` (n_items,) or (0,) is added to s_ui.
+
+    ``counts`` (B, 2) become the numbers of compared pairs and of computed blocks. Returns whether
+    the model has all rows, and a row that the model does not have. With such a row all outputs are
+    invalid.
     """
     kinds, tower = single[0], single[9]
     n_users, width = items.shape
@@ -406,8 +412,8 @@ def mean_margins(
 ) -> None:
     """Fills margins_of (B, T) with the mean margins of T items over the anchors, in float32.
 
-    rows (n_anchors + T,) are the anchors, then the items, all the model's; the rest as for
-    ``scan_batch``. A user's figures do not depend on the other users.
+    ``rows`` (n_anchors + T,) are the anchors, then the items, all rows of the model. The other
+    arguments are as for ``scan_batch``. A user's means do not depend on the other users.
     """
     kinds, tower = single[0], single[9]
     n = len(rows)
@@ -441,9 +447,9 @@ def all_margins(
     boost: Any,
     margins_of: Any,
 ) -> Any:
-    """Fills margins_of (B, M, M) with those of the candidate of a row over that of a column.
+    """Fills margins_of (B, M, M) with the margins of a row's candidate over a column's candidate.
 
-    As for ``scan_batch``; what is beyond a user's length is left as it is.
+    Arguments and results are as for ``scan_batch``. Entries in the padding stay unchanged.
     """
     kinds, tower = single[0], single[9]
     n_users, width = items.shape
@@ -492,10 +498,11 @@ def list_margins(
     over_others: Any,
     over_next: Any,
 ) -> Any:
-    """Fills over_others (B, k, n_others) with the margins of lists' items over some others.
+    """Fills over_others (B, k, n_others) with the margins of lists' items over some other items.
 
-    And over_next (B, k) with each over the one after it; items (B, n_others + k) are the others,
-    then the list. As for ``scan_batch``; what is beyond a list's end is left as it is.
+    ``over_next`` (B, k) gets the margins over the next item of the list. ``items`` (B, n_others +
+    k) are the other items, then the list. Further arguments and results are as for ``scan_batch``.
+    Entries in the padding, or without a next item, stay unchanged.
     """
     kinds, tower = single[0], single[9]
     n_users, width = items.shape
@@ -538,7 +545,7 @@ def list_margins(
 
 
 def compile_all() -> None:
-    """Compiles what a ranker calls, for the types that it calls it with."""
+    """Compiles the functions that a ranker calls, for the types of these calls."""
     one, none = np.zeros((1, 4)), np.zeros((0, 0))
     single_one, single_none = one.astype(np.float32), none.astype(np.float32)
     widths, nothing = np.array([4]), np.zeros(0)

@@ -1,8 +1,8 @@
 """Algorithm 1 in numba, for models with a tower on a CPU.
 
-A model's tables become arrays once, and what the kernel needs of users once a batch. It does
-without torch: many small operations would each give Python's lock away, and a server that is busy
-gives it back late.
+A model's tables become arrays once a model, and users' projections once a batch. The kernel does
+without torch: each of many small operations would release Python's lock, and a busy server returns
+the lock late.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MAX_COLUMNS = 2**27  # of features by candidates: a GiB in two float32 arrays
 
 
 def ranking_kernel() -> ModuleType | None:
-    """The compiled code of the scan; None where it cannot be had."""
+    """The compiled code of the scan; None without numba, or if compilation fails."""
     return numba_kernel("ncr_core.ranking.backends.numba_kernel")
 
 
 def numba_ranker(margins: Margins) -> NumbaRanker | None:
-    """The ranker of a model; None for what it is not made for, or where numba is not installed."""
+    """The ranker of a model; None for an unsupported model, or without numba."""
     tables, kernel = margins.double, None
     if tables.tower is not None and not tables.points and tables.tower.first.device.type == "cpu":
         kernel = ranking_kernel()
@@ -48,7 +48,7 @@ def numba_ranker(margins: Margins) -> NumbaRanker | None:
 
 @dataclass(frozen=True)
 class ScanWork:
-    """What a scan had to do for each of (B,) users: pairs looked at, blocks of pairs computed."""
+    """The work of a scan for each of (B,) users: compared pairs, and computed blocks of pairs."""
 
     pairs: npt.NDArray[np.int64]
     blocks: npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ class ScanWork:
 class NumbaRanker:
     """Ranks by compiled code, for a model with a tower on a CPU; see ``Ranker``.
 
-    Built once a model. May be called from several threads; splits a batch over as many as torch has
-    for an operation. Rows that the model does not have raise IndexError.
+    One ranker serves a model, and threads may share the ranker. A batch is split over as many
+    threads as torch has for an operation. Rows that the model does not have raise IndexError.
     """
 
     def __init__(self, margins: Margins, kernel: ModuleType) -> None:
@@ -92,11 +92,11 @@ class NumbaRanker:
         self.linear = _linear_arrays(margins.double.linear, self.n_items)
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
-        """Whether so many candidates a user are few enough for the kernel's memory."""
+        """Whether the kernel has the memory for so many candidates a user."""
         return n_candidates * self._h <= MAX_COLUMNS
 
     def bind(self, users: BoundMargins) -> NumbaBatch:
-        """The ranker for a batch of users, of whom the kernel computes once what it needs."""
+        """The ranker for a batch of users, whose projections the kernel computes once."""
         vectors = np.ascontiguousarray(users.users.detach().numpy(), dtype=np.float64)
         single, double = self.kernel.bind(
             vectors, self._user, self._width, self._tanh, self._fits, self._sizes
@@ -125,7 +125,7 @@ class NumbaBatch:
         return torch.from_numpy(ranked), torch.from_numpy(work.pairs)
 
     def scan(self, candidates: Rows, k: int) -> tuple[Rows, ScanWork]:
-        """As ``rank``, on arrays, and what it took."""
+        """As ``rank``, on arrays, with the work of the scan."""
         ranked = np.full((len(candidates), k), -1, dtype=np.int64)
         counts = np.zeros((len(candidates), 2), dtype=np.int64)
         if candidates.shape[1] and k:
@@ -133,7 +133,7 @@ class NumbaBatch:
         return ranked, ScanWork(counts[:, 0], counts[:, 1])
 
     def all_margins(self, candidates: Tensor) -> Tensor:
-        """(B, M) item rows → (B, M, M) float32 margins of each over each; 0 beyond the lengths."""
+        """(B, M) item rows → (B, M, M) float32 margins of each over each; 0 in the padding."""
         items = _rows(candidates)
         b, m = items.shape
         margins = np.zeros((b, m, m), dtype=np.float32)
@@ -143,8 +143,8 @@ class NumbaBatch:
     def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """(B, k) lists, padded with −1, and (R,) items → (B, k, R) margins of each listed item.
 
-        They are over each of the others; with them come (B, k) margins over the next item of the
-        list. 0 beyond the lengths.
+        The margins are over each of the (R,) items. The second result has (B, k) margins over the
+        next item of the list. Both are 0 in the padding.
         """
         b, k = ranked.shape
         n_others = len(others)
@@ -182,7 +182,7 @@ class NumbaBatch:
     def _compute(
         self, function: Callable[..., tuple[bool, int]], about: tuple[Any, ...], *out: Any
     ) -> None:
-        """Fills ``out``, a row a user, by compiled code that takes items (B, …) and what else."""
+        """Fills ``out``, a row a user, by compiled code that takes items (B, …) and more."""
         items, *more = about
         linear = self._ranker.linear
 
@@ -205,7 +205,7 @@ class NumbaBatch:
     def _in_threads(
         self, run: Callable[[slice], tuple[bool, int]], batch: npt.NDArray[Any]
     ) -> None:
-        """Runs parts of the users side by side, as many as torch has threads."""
+        """Runs parts of the users side by side, in as many threads as torch has."""
         n = len(self._vectors)
         if len(batch) != n:
             raise ValueError(f"{n} users, but {len(batch)} lists of candidates")
@@ -224,7 +224,7 @@ class NumbaBatch:
 
 
 def _linear_arrays(table: LinearTable | None, n_items: int) -> tuple[int, Floats, Floats]:
-    """Where its part of a user vector begins, (n_items, d), and biases (n_items,) or none."""
+    """The start of its part of a user vector, (n_items, d), and biases (n_items,) or none."""
     if table is None:
         return 0, np.zeros((n_items, 0)), np.zeros(0)
     bias = np.zeros(0) if table.bias is None else _array(table.bias)

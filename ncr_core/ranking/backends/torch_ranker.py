@@ -1,12 +1,12 @@
 """Algorithm 1 in torch: the backend on a GPU without Triton and on a CPU without numba.
 
-A pass of Algorithm 1 makes a chain of champions, each beaten by the next. Removing the last of the
-chain leaves the pass before it unchanged up to the position where that last one took over, so the
-next pass resumes there with the champion before it. The chain is a stack; no pair is compared
+A pass of Algorithm 1 makes a chain of champions, each beaten by the next. Without the last
+champion, the pass stays unchanged up to the position where the last champion took over. The next
+pass therefore resumes there, with the champion before. The chain is a stack. No pair is compared
 twice, and fewer than half of the literal algorithm's comparisons are left.
 
-On a GPU ``resumable_scan`` does it for a whole batch at once. On a CPU the number of operations
-costs more than their size, so ``row_scan`` goes user by user and compares whole rows of pairs.
+On a GPU ``resumable_scan`` scans a whole batch at once. On a CPU the number of operations costs
+more than their size, so ``row_scan`` goes user by user and compares whole rows of pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PositionMargins = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(rows (R,), challenger positions (R, L), champion positions (R, L)) → margins (R, L)."""
 
 Beats = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
-"""(L,) challenger positions and (L,) champion positions → whether each is preferred to it."""
+"""(L,) challenger positions and (L,) champion positions → whether each challenger is preferred."""
 
 MAX_PAIRS_PER_STEP = 16_384
 TAIL = 32  # candidates in the order of ``cheap_to_rank`` go from bad to good there
@@ -88,10 +88,10 @@ class TorchBatch:
         return positions, pairs
 
     def _beats(self, row: int, items: Tensor, linear: Tensor) -> Beats:
-        """Whether positions of one user's (M,) items beat others; ``linear`` (M,) are their s_ui.
+        """Whether positions of one user's (M,) items beat others; ``linear`` (M,) is s_ui.
 
-        Margins of a bounded tower are computed in float32 and decided in float64 where they are
-        close to zero, as ``BoundMargins`` does it, from what is gathered once a user.
+        Margins of a bounded tower are computed in float32, from inputs that are gathered once a
+        user. Margins close to zero are computed in float64, as in ``BoundMargins``.
         """
         batch_row = torch.tensor([row])
         users, tower = self._users, self._ranker.sigmoid_tower
@@ -123,7 +123,7 @@ class TorchBatch:
 class _SigmoidTower:
     """A tanh tower in float32 with tanh(x) = 2σ(2x) − 1 folded into its tables.
 
-    The 2, 2 and −1 are in the weights: a layer is a product and a σ. The −1 of the last layer is
+    The weights contain the 2, 2 and −1: a layer is a product and a σ. The −1 of the last layer is
     the same in both orders and drops out of the margin.
     """
 
@@ -135,7 +135,7 @@ class _SigmoidTower:
         ]
         self._weight = (2.0 * tower.weight).float()
         self.max_sum = max(1.0, 2.0 * float(tower.weight.abs().sum()))
-        """The largest size of what is summed for a margin, or 1."""
+        """The largest size of a margin's terms, at least 1."""
 
     def inputs(self, projected: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
         """(h,) C_u and (M,) items → (M, h) inputs of the items as preferred and as the other."""
@@ -157,8 +157,9 @@ class _SigmoidTower:
 def row_scan(beats: Beats, length: int, k: int) -> tuple[list[int], int]:
     """The positions of the top ``k`` of ``length`` candidates, best first, and the pairs compared.
 
-    Equal to Algorithm 1 on what ``beats`` says. A champion is compared with everyone behind it at
-    once, and the last ``TAIL``, where champions change most, all with each other.
+    The positions are those of Algorithm 1 with ``beats``. A champion is compared with all positions
+    behind at once. The last ``TAIL`` positions, where champions change most, are all compared with
+    each other.
     """
     is_ranked = np.zeros(length, dtype=np.bool_)
     rows: dict[int, NDArray[np.bool_]] = {}  # who of all positions behind the champion beats it
@@ -209,8 +210,8 @@ def row_scan(beats: Beats, length: int, k: int) -> tuple[list[int], int]:
 def resumable_scan(margins: PositionMargins, lengths: Tensor, k: int) -> Tensor:
     """(B,) numbers of candidates → (B, k) positions of the top k in order, padded with −1.
 
-    ``margins`` says by how much the candidate at one position is preferred to the champion at
-    another; only its sign matters, and zero keeps the champion.
+    ``margins`` gives the margins of challengers over champions. Only the sign of a margin matters,
+    and zero keeps the champion.
     """
     device = lengths.device
     n_rows, width = len(lengths), int(lengths.max()) if len(lengths) else 0

@@ -1,8 +1,8 @@
 """The resumable scan on a GPU: one program a user, all of a pass in one launch (Triton).
 
-What is compared, and in which order, is what ``scan.resumable_scan`` describes. A block of
-``LOOK`` challengers is compared with the champion at a time, in float32; what is uncertain of it,
-before the first that certainly wins, again in float64.
+``torch_ranker.resumable_scan`` describes the pairs and their order. The kernel compares a block of
+``LOOK`` challengers with the champion at once, in float32. Uncertain margins before the first
+certain winner are computed again in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _tanh(x):
-    """1 − 2 / (e^2x + 1): within 3e-7 in float32; infinities come out as ±1."""
+    """1 − 2 / (e^2x + 1): within 3e-7 of tanh in float32; infinities come out as ±1."""
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
@@ -22,7 +22,7 @@ def _tower(
     x, weights, biases, last, cols, L: tl.constexpr, H: tl.constexpr,
     RELU: tl.constexpr,
 ):  # fmt: skip
-    """(LOOK, H) inputs of the first activation → (LOOK,) w·tower, and what it is a sum of."""
+    """(LOOK, H) inputs of the first activation → (LOOK,) w·tower, and the size of its terms."""
     x = tl.maximum(x, 0.0) if RELU else _tanh(x)
     for layer in tl.static_range(L):
         y = tl.zeros_like(x)
@@ -65,11 +65,12 @@ def scan(
 ):  # fmt: skip
     """Writes each user's best rows to ``ranked`` (B, K), which holds −1, and counts ``pairs`` (B,).
 
-    items (B, M) int32 and lengths (B,) int32; linear (B, M) s_ui in float64; close (B,) float64,
-    below which a margin is uncertain, times what it is a sum of where that is over 1; users (B, H)
-    C_u. first, second (n_items, H), weights (L, H, H), biases (L, H) and last (H,) are the tower,
-    padded with zeros to one width, all in float32 and again in float64. stack (B, M) int32 and
-    taken (B, M) int8 are room to work in; ``taken`` holds zeros.
+    ``items`` (B, M) and ``lengths`` (B,) are int32. ``linear`` (B, M) is s_ui in float64. ``close``
+    (B,) in float64 is the bound of uncertain margins, times the size of the margin's terms if that
+    is above 1. ``users`` (B, H) is C_u. ``first``, ``second`` (n_items, H), ``weights`` (L, H, H),
+    ``biases`` (L, H) and ``last`` (H,) are the tower, padded with zeros to one width. C_u and the
+    tower are in float32 and again in float64. ``stack`` (B, M) int32 and ``taken`` (B, M) int8 are
+    workspace; ``taken`` holds zeros.
     """
     b = tl.program_id(0)
     n = tl.load(lengths + b)

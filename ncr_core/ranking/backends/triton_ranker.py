@@ -19,9 +19,9 @@ MAX_BYTES = 2**30  # of a pass's working room
 
 
 class TritonRanker:
-    """Ranks by one kernel launch a pass without a synchronisation in it; see ``Ranker``.
+    """Ranks a batch by one kernel launch, without a synchronisation in it; see ``Ranker``.
 
-    Built once a model. Tests run it on a CPU by Triton's interpreter.
+    One ranker serves a model. Tests run the ranker on a CPU by Triton's interpreter.
     """
 
     def __init__(self, margins: Margins) -> None:
@@ -38,7 +38,7 @@ class TritonRanker:
         self._single, self._double = (self._tables(table) for table in (single, tower))
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
-        """Whether the memory for such a pass is bounded."""
+        """Whether the workspace of such a pass is at most ``MAX_BYTES``."""
         return n_users * n_candidates * 32 <= MAX_BYTES
 
     def bind(self, users: BoundMargins) -> TritonBatch:
@@ -101,7 +101,11 @@ class TritonBatch:
 
 
 def triton_ranker(margins: Margins) -> TritonRanker | None:
-    """The ranker of a model, tried out beside torch; None where it cannot be had."""
+    """The ranker of a model, checked against torch, or None.
+
+    The result is None for a model without a suitable tower on a GPU. If the check fails, the result
+    is None and a warning gives the reason.
+    """
     tower = margins.double.tower
     if tower is None or tower.items is not None or tower.first.device.type != "cuda":
         return None
@@ -116,7 +120,10 @@ def triton_ranker(margins: Margins) -> TritonRanker | None:
 
 
 def _try_out(ranker: TritonRanker, margins: Margins) -> None:
-    """Ranks a few items for a few users of no meaning, beside the scan in torch."""
+    """Ranks a few items for a few random users, and compares the lists with the scan in torch.
+
+    Raises RuntimeError if a list differs.
+    """
     tower, linear = margins.double.tower, margins.double.linear
     assert tower is not None  # noqa: S101 - the caller saw to it
     generator = torch.Generator().manual_seed(0)

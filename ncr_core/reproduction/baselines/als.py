@@ -24,19 +24,21 @@ from ncr_core.parameters import check_parameters, parameter
 from ncr_core.reproduction.baselines.scoring import FactorModel
 
 OnIteration = Callable[[FactorModel, int], bool]
-"""Called with the model and the number of each iteration, from 1; True ends the training there."""
+"""A function of the model and the number of each iteration, from 1; True ends the training."""
 
 
 @dataclass(frozen=True)
 class IALSConfig:
-    """Rendle's parameters, with what was best on the validation items of MovieLens 1M.
+    """Rendle's parameters, with defaults from the validation items of MovieLens 1M.
 
-    The loss is Σ_S (1 − ŷ)² + alpha0 · Σ_all ŷ² + the L2 penalty, in which Rendle weighs the
-    squared norm of user u by l2 · (|Iᵤ| + alpha0 · n_items)^nu, and that of item i by l2 · (|Uᵢ| +
-    alpha0 · n_users)^nu. The library has one weight for all vectors, so here each count is replaced
-    by its mean: ``l2`` and ``nu`` keep their size, but frequent users and items are not held back
-    more than others. The more of the counts comes from alpha0, the less that changes. Raises
-    ConfigError if a value is out of bounds.
+    The loss is Σ_S (1 − ŷ)² + alpha0 · Σ_all ŷ² + the L2 penalty. In Rendle's penalty the squared
+    norm of user u has the weight l2 · (|Iᵤ| + alpha0 · n_items)^nu. The squared norm of item i has
+    the weight l2 · (|Uᵢ| + alpha0 · n_users)^nu.
+
+    The library has one weight for all vectors, so the mean replaces each count. ``l2`` and ``nu``
+    keep their size, but the weight does not grow with a user's or an item's own count. The larger
+    the share of alpha0 in the counts, the smaller the difference. Raises ConfigError if a value is
+    out of bounds.
     """
 
     factors: int = parameter(192, ge=1)
@@ -53,7 +55,7 @@ class IALSConfig:
     """The standard deviation of the first vectors, times √factors."""
 
     threads: int = parameter(1, ge=0)
-    """0 is one for each core."""
+    """The number of threads; 0 is one for each core."""
 
     seed: int = parameter(0)
 
@@ -62,13 +64,16 @@ class IALSConfig:
 
 
 class IALS(FactorModel):
-    """The factors after some iteration."""
+    """The factors of iALS after an iteration."""
 
 
 def fit_ials(
     train: Interactions, config: IALSConfig, on_iteration: OnIteration | None = None
 ) -> IALS:
-    """The model after the last iteration, see `OnIteration`. Raises DataError without any data."""
+    """Fits iALS and returns the model after the last iteration, see `OnIteration`.
+
+    Raises DataError if there are no interactions, and ConfigError if a library is not installed.
+    """
     als = require("implicit.als", "research")
     sparse = require("scipy.sparse", "research")
     threads = require("threadpoolctl", "research")
@@ -105,10 +110,11 @@ def fit_ials(
 def library_terms(train: Interactions, config: IALSConfig) -> tuple[float, float]:
     """The library's confidence of an interaction and weight of the L2 penalty.
 
-    The library minimises Σ_S c (1 − ŷ)² + Σ_rest ŷ² + penalty. With c = 1 + 1/alpha0 that is
-    Rendle's loss over alpha0, but for the target, 1 + alpha0 in place of 1: the vectors grow by
-    √(1 + alpha0), which the penalty has to allow for. What is on the users' vectors weighs as much
-    as on the items', since the product is all that the loss sees: so the mean is geometric.
+    The library minimises Σ_S c (1 − ŷ)² + Σ_rest ŷ² + penalty. With c = 1 + 1/alpha0 this is
+    Rendle's loss divided by alpha0, except that the target is 1 + alpha0 times as large. The
+    vectors are therefore √(1 + alpha0) times as large, and the weight of the penalty allows for
+    this factor. The loss depends only on products of users' and items' vectors. The geometric mean
+    of the users' and the items' weight therefore gives the one weight.
     """
     a0 = config.alpha0
     of_user = (train.nnz / train.n_users + a0 * train.n_items) ** config.nu
@@ -122,24 +128,23 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EALSConfig:
-    """What the loss weighs and how long it is minimised.
+    """The weights of the loss and the length of its minimisation.
 
-    Every interaction has weight 1 and target 1. The target of everything else is 0, with weight cᵢ
-    = c0 · fᵢ^alpha / Σⱼ fⱼ^alpha for the item's share fᵢ of the interactions. Raises ConfigError if
+    Every interaction has weight 1 and target 1. Every other pair has target 0 and weight cᵢ = c0 ·
+    fᵢ^alpha / Σⱼ fⱼ^alpha, where fᵢ is the item's share of the interactions. Raises ConfigError if
     a value is out of bounds.
     """
 
     factors: int = parameter(8, ge=1)
 
     c0: float = parameter(512.0, ge=0)
-    """The weights of missing data, summed over the items."""
+    """The sum of the weights of missing data over the items."""
 
     alpha: float = parameter(0.5, ge=0)
-    """How much more a popular item's absence says: 0 is not at all."""
+    """The exponent that gives popular items' missing data more weight; 0 gives equal weights."""
 
     l2: float = parameter(0.01, gt=0)
-    """λ, the weight of the squared norms of all vectors (the paper's; on MovieLens 1M 10 is
-    better)."""
+    """λ, the weight of all squared norms, as in the paper; 10 is better on MovieLens 1M."""
 
     iterations: int = parameter(50, ge=1)
 
@@ -152,13 +157,16 @@ class EALSConfig:
 
 
 class EALS(FactorModel):
-    """The factors after some iteration."""
+    """The factors of eALS after an iteration."""
 
 
 def fit_eals(
     train: Interactions, config: EALSConfig, on_iteration: OnIteration | None = None
 ) -> EALS:
-    """The model after the last iteration, see `OnIteration`. Raises DataError without any data."""
+    """Fits eALS and returns the model after the last iteration, see `OnIteration`.
+
+    Raises DataError if there are no interactions.
+    """
     if train.nnz == 0:
         raise DataError("the data has no interactions to learn from")
     rng = np.random.default_rng(config.seed)
@@ -190,10 +198,10 @@ def missing_weights(train: Interactions, config: EALSConfig) -> FloatArray:
 
 @dataclass(frozen=True)
 class _Side:
-    """The interactions in the order of the rows that are updated, users or items.
+    """The interactions in the order of the rows to update, users or items.
 
-    All rows are updated together, one factor after the other: a row's update needs nothing of the
-    other rows, so this is the order of Algorithm 1 for each.
+    An update changes all rows together, one factor after the other. The rows do not depend on each
+    other, so each row has the order of eALS's Algorithm 1.
     """
 
     rows: IntArray
@@ -203,7 +211,7 @@ class _Side:
     others: IntArray
     """(nnz,) the other side's row of each interaction."""
     extra: FloatArray
-    """(nnz,) 1 − cᵢ: how much more an interaction weighs than its absence would."""
+    """(nnz,) 1 − cᵢ, the weight of an interaction above the weight of its absence."""
 
     @classmethod
     def of(cls, sorted_rows: IntArray, others: IntArray, missing: FloatArray) -> _Side:
@@ -215,8 +223,9 @@ class _Side:
     ) -> None:
         """Updates ``own`` (d, rows) in place, given ``other`` (d, columns) and its cache (d, d).
 
-        A row's missing data is weighed by ``scale`` (rows,) times the cache. The paper's closed
-        form of an element is written as its old value plus the gradient over the curvature.
+        ``scale`` (rows,) times the cache gives the weight of a row's missing data. The paper has a
+        closed form for an element. Here it is the old value plus the gradient divided by the
+        curvature.
         """
         predicted = np.zeros(len(self.others))
         for row_factor, column_factor in zip(own, other, strict=True):

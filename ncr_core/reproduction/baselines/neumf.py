@@ -1,13 +1,14 @@
 """GMF, MLP and NeuMF of He et al., "Neural Collaborative Filtering", WWW 2017.
 
-Equation numbers are that paper's. The models give logits: ŷ_ui = σ(logit). As in the authors' code
-the prediction layer has a bias, which is the same for every item and so changes no order.
+Equation numbers are those of that paper. The models give logits: ŷ_ui = σ(logit). The prediction
+layer has a bias, as in the authors' code. The bias is the same for every item, so the order of the
+items does not depend on it.
 
 Training is pointwise, with the pre-training of the paper (§3.4.1). The original trains with batches
-of 256 and Adam at 1e-3, and after pre-training with SGD. Here the batches are larger and the rate
-follows one cycle, which is several times faster. After pre-training Adam goes on by default;
-``fine_tune_optimizer="sgd"`` is the original's way, and on MovieLens 1M at d = 8 it gave a
-validation NDCG@10 of .371 where Adam gave .377.
+of 256 and Adam at 1e-3, and after pre-training with SGD. Here the batches are larger and the
+learning rate follows one cycle, so training is several times faster. By default Adam also trains
+after pre-training; ``fine_tune_optimizer="sgd"`` follows the original. On MovieLens 1M at d = 8,
+SGD gave a validation NDCG@10 of 0.371 and Adam gave 0.377.
 """
 
 from __future__ import annotations
@@ -74,16 +75,16 @@ class NeuMFConfig:
     """Negatives a positive, drawn anew each epoch."""
 
     learning_rate: float = parameter(1e-2, gt=0)
-    """Adam's, and the peak of the one-cycle schedule (the original: 1e-3, constant)."""
+    """The rate of Adam, and the peak of the one-cycle schedule (the original: 1e-3, constant)."""
 
     schedule: RateSchedule = parameter("one-cycle")
     """``one-cycle`` warms up and cools down over the epochs; ``constant`` is the original's."""
 
     l2: float = parameter(1e-3, ge=0)
-    """λ of λ‖Θ‖² on the embeddings of each batch; more factors want more, 1e-2 at d = 64."""
+    """λ of λ‖Θ‖² on the embeddings of each batch; more factors need a larger λ, 1e-2 at d = 64."""
 
     pretrain: bool = parameter(True)
-    """NeuMF starts from a trained GMF and MLP (eq. 13)."""
+    """Whether NeuMF starts from a trained GMF and MLP (eq. 13)."""
 
     alpha: float = parameter(0.5, ge=0, le=1)
     """α of eq. 13, the share of the GMF part."""
@@ -92,7 +93,7 @@ class NeuMFConfig:
     """Passes of NeuMF after its parts are put together, at most."""
 
     fine_tune_rate: float = parameter(5e-3, gt=0)
-    """The learning rate of these passes; at d = 64, 1e-3 for two of them was better."""
+    """The learning rate of these passes; at d = 64, two passes at 1e-3 were better."""
 
     fine_tune_optimizer: PhaseOptimizer = parameter("adam")
     """``sgd``, without momentum, is the original's."""
@@ -101,7 +102,7 @@ class NeuMFConfig:
     """Epochs without a better validation NDCG@10 before a phase stops."""
 
     seed: int = parameter(0)
-    """Of initialisation, shuffling and sampling."""
+    """The seed of initialisation, shuffling and sampling."""
 
     device: str = parameter("auto")
     """auto, cpu, cuda or cuda:N."""
@@ -128,9 +129,9 @@ class PointwiseModel(nn.Module, ABC):
     def scorer(self) -> Scorer:
         """A function user → (n_items,) logits, valid until the parameters change.
 
-        What concerns only one side of a pair is computed here, once. It takes one user at a time:
-        products of different batch shapes round differently, and a user's logits must not depend
-        on who else is asked for.
+        The method computes the terms of only one side of a pair once. The function takes one user
+        at a time: products of different batch shapes round differently, and a user's logits must
+        not depend on other users.
         """
 
     def l2(self, users: Tensor, items: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ class PointwiseModel(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next(self.parameters()).device
 
 
@@ -172,8 +173,9 @@ class GMF(PointwiseModel):
 class MLP(PointwiseModel):
     """ŷ_ui = σ(hᵀ a_L(… a_2(W_2ᵀ[p_u; q_i] + b_2) …)), a_l = ReLU (eq. 10).
 
-    The concatenation counts as the first of ``layers``, each half as wide as the one below, and the
-    last is ``factors`` wide: embeddings of d·2^(N−2), and at d = 8, N = 3 the layers 32 → 16 → 8.
+    The concatenation counts as the first of ``layers``. Each layer is half as wide as the layer
+    below, and the last layer is ``factors`` wide. Embeddings have d·2^(N−2) dimensions. At d = 8
+    and N = 3 the layers have 32 → 16 → 8 units.
     """
 
     def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
@@ -238,7 +240,7 @@ class MLP(PointwiseModel):
 class NeuMF(PointwiseModel):
     """ŷ_ui = σ(hᵀ[φ^GMF; φ^MLP]) (eq. 12), the two parts with embeddings of their own.
 
-    h is held as its two halves, in the parts, so a logit is the sum of theirs.
+    Each part holds its half of h, so a logit is the sum of the logits of both parts.
     """
 
     def __init__(self, n_users: int, n_items: int, factors: int, layers: int = 3) -> None:
@@ -262,9 +264,9 @@ class NeuMF(PointwiseModel):
 
     @torch.no_grad()
     def start_from(self, gmf: GMF, mlp: MLP, alpha: float = 0.5) -> None:
-        """Copies both parts and sets h ← [α h^GMF; (1−α) h^MLP] (eq. 13), and so the biases.
+        """Copies both parts and sets h ← [α h^GMF; (1−α) h^MLP] (eq. 13), the biases likewise.
 
-        Raises ConfigError when α is not between 0 and 1 or a part has other sizes.
+        Raises ConfigError if α is not between 0 and 1 or a part has other sizes.
         """
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"alpha must be between 0 and 1, not {alpha}")
@@ -291,7 +293,7 @@ def _check(factors: int, layers: int = 3) -> None:
 
 
 def _mean_square(table: nn.Embedding, rows: Tensor) -> Tensor:
-    """The mean of ‖row‖² over ``rows``: by counts, which is cheaper than looking the rows up."""
+    """The mean of ‖row‖² over ``rows``, by counts, which is cheaper than a look-up of the rows."""
     counts = torch.bincount(rows.flatten(), minlength=table.num_embeddings)
     return table.weight.square().sum(dim=1) @ counts.to(table.weight.dtype) / rows.numel()
 
@@ -305,7 +307,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Phase:
-    """What differs between the phases of pre-training."""
+    """The part of the configuration that differs between the phases of pre-training."""
 
     name: str
     epochs: int
@@ -313,11 +315,11 @@ class Phase:
     optimizer: PhaseOptimizer = "adam"
 
     later: float = 0.0
-    """The work that follows this phase, in epochs of this one: for the time left."""
+    """The work after this phase, in epochs of this phase, to estimate the time left."""
 
 
 class FittedNeuMF(ScoreModel):
-    """A trained NeuMF, or one of its parts, and what each phase of its training gave."""
+    """A trained NeuMF, or one of its parts, and the history of each phase of its training."""
 
     def __init__(self, model: PointwiseModel, history: list[History]) -> None:
         self.model = model.eval()
@@ -332,7 +334,7 @@ class FittedNeuMF(ScoreModel):
 
 
 class _Training(Ranks):
-    """A model between two epochs: the logits of the candidates alone, which is the cheapest."""
+    """A model between two epochs; logits of the candidates alone are the cheapest way."""
 
     def __init__(self, model: PointwiseModel) -> None:
         self.model = model.eval()
@@ -351,8 +353,9 @@ def fit_neumf(
 ) -> FittedNeuMF:
     """Trains ``config.model`` on ``split.train``; NeuMF with ``config.pretrain`` by eq. 13.
 
-    Each phase keeps its epoch of the best validation NDCG@10; without validation items, its last.
-    Repeatable by ``config.seed`` on the CPU. Raises ConfigError, DataError or TrainingError.
+    Each phase keeps the epoch with the best validation NDCG@10, or the last epoch without
+    validation items. ``config.seed`` makes the training repeatable on the CPU. Raises ConfigError,
+    DataError or TrainingError.
     """
     device = resolve_device(config.device)
     n_users, n_items, d = split.train.n_users, split.train.n_items, config.factors
@@ -400,8 +403,8 @@ def train_phase(
 ) -> History:
     """Trains ``model`` in place and leaves it at its best epoch.
 
-    Raises TrainingError when the loss, or a parameter, is not finite; the model is then at its
-    last good epoch.
+    Raises DataError if there are no positives and negatives to learn from. Raises TrainingError if
+    the loss or a parameter is not finite; the model is then at its last good epoch.
     """
     batches = _Batches(split.train, config, model.device)
     optimizer: torch.optim.Optimizer
@@ -455,7 +458,7 @@ def train_phase(
 
 
 def pointwise_loss(logits: Tensor) -> Tensor:
-    """Binary cross-entropy (eq. 7) of (B, 1 + n) logits, the positive's first, as a mean."""
+    """The mean binary cross-entropy (eq. 7) of (B, 1 + n) logits, the positive's first."""
     positive_loss = nn.functional.softplus(-logits[:, 0]).sum()
     return (positive_loss + nn.functional.softplus(logits[:, 1:]).sum()) / logits.numel()
 
@@ -467,7 +470,7 @@ def _one_epoch(
     optimizer: torch.optim.Optimizer,
     one_cycle: torch.optim.lr_scheduler.OneCycleLR | None,
 ) -> float:
-    """One pass over the positives; the mean loss of its batches, without the l2 term."""
+    """Trains one pass over the positives; returns the batches' mean loss without the L2 term."""
     model.train()
     total = torch.zeros((), device=model.device)
     for users, items in batches:

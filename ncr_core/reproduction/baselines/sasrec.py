@@ -4,8 +4,8 @@ Kang & McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; Petrov & 
 "gSASRec", RecSys 2023; Klenitskiy & Vasilev, "Turning Dross Into Gold Loss", RecSys 2023 (SASRec
 with cross-entropy over the whole catalogue, "SASRec+").
 
-Sequences are padded on the left, as in the paper; padding is neither attended to nor learned from.
-A training takes hours on a CPU, so it can be stopped after any epoch and goes on from a file.
+Sequences are padded on the left, as in the paper. Attention and loss ignore the padding. A training
+takes hours on a CPU, can stop after any epoch, and resumes from a file.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class SASRecConfig:
 
     factors: int = 64
     loss: Loss = "bce"
-    """``bce``: one negative; ``gbce``: several and a calibrated positive; ``ce``: all items."""
+    """``bce``: one negative; ``gbce``: many negatives, calibrated positive; ``ce``: all items."""
     negatives: int = 1
     calibration: float = 0.75
     """t of gBCE: 0 is BCE, 1 makes the scores calibrated as if all items were negatives."""
     window: int = 200
-    """The latest items that are looked at."""
+    """The number of latest items that the model sees."""
     blocks: int = 2
     heads: int = 1
     dropout: float = 0.1
@@ -67,7 +67,7 @@ class SASRecConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks the values. Raises ConfigError."""
+        """Checks the values, and raises ConfigError if a value is out of bounds."""
         if self.loss not in ("bce", "gbce", "ce"):
             raise ConfigError(f"loss must be bce, gbce or ce, not {self.loss!r}")
         counts = ("factors", "negatives", "window", "blocks", "heads", "batch_size", "epochs")
@@ -95,7 +95,7 @@ class _Block(nn.Module):
         self.first, self.second = nn.Linear(size, size), nn.Linear(size, size)
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """(B, L, size) and (B, 1, L, L) whether a row's item sees a column's → (B, L, size)."""
+        """(B, L, size) vectors, (B, 1, L, L) mask of visible columns → (B, L, size) vectors."""
         normed = self.attention_norm(x)
         query, key, value = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -110,7 +110,7 @@ class _Block(nn.Module):
 
 
 class SASRecEncoder(nn.Module):
-    """(B, L) items, padded on the left with ``n_items`` → (B, L, size), one vector an item."""
+    """Encodes (B, L) items, padded on the left with ``n_items``, as (B, L, size) vectors."""
 
     def __init__(self, n_items: int, config: SASRecConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class SASRecEncoder(nn.Module):
             self.items.weight[n_items] = 0.0
 
     def forward(self, items: Tensor) -> Tensor:
-        """See the class."""
+        """(B, L) items → (B, L, size) vectors."""
         length = items.shape[1]
         real = (items != self.n_items).unsqueeze(-1)
         # The latest item has the last place, however long the padding of the batch is.
@@ -147,12 +147,12 @@ class SASRecEncoder(nn.Module):
         return encoded
 
     def catalogue(self) -> Tensor:
-        """(n_items, size) vectors of the items, without the padding's."""
+        """(n_items, size) vectors of the items, without the row of the padding."""
         return self.items.weight[: self.n_items]
 
 
 class SASRec(FactorModel):
-    """A trained encoder; a user's vector is that of the latest item."""
+    """A trained encoder; the vector of the latest item is the user's vector."""
 
     def __init__(self, encoder: SASRecEncoder, window: int, interactions: Interactions) -> None:
         self.encoder, self._window = encoder.eval(), window
@@ -181,7 +181,7 @@ def user_vectors(encoder: SASRecEncoder, window: int, interactions: Interactions
 
 
 def padded(sequences: list[IntArray], padding: int) -> IntArray:
-    """(B, the longest) sequences with padding on the left."""
+    """(B, L) sequences with padding on the left, where L is the largest length."""
     width = max(map(len, sequences))
     rows = np.full((len(sequences), width), padding, dtype=np.int64)
     for row, sequence in enumerate(sequences):
@@ -192,14 +192,14 @@ def padded(sequences: list[IntArray], padding: int) -> IntArray:
 def loss_of(
     config: SASRecConfig, vectors: Tensor, catalogue: Tensor, targets: Tensor, negatives: Tensor
 ) -> Tensor:
-    """The sum over P positions of what the vectors say of the items that follow.
+    """The sum over P positions of the losses of the items that follow.
 
     Args:
-        config: says which loss.
-        vectors: (P, size).
-        catalogue: (n_items, size).
+        config: names the loss.
+        vectors: (P, size) of the positions.
+        catalogue: (n_items, size) of the items.
         targets: (P,) the items that follow.
-        negatives: (P, n) items to compare with; none for ``ce``.
+        negatives: (P, n) negative items; n is 0 for ``ce``.
     """
     if config.loss == "ce":
         return cross_entropy(vectors @ catalogue.T, targets, reduction="sum")
@@ -225,7 +225,7 @@ def _positive_power(config: SASRecConfig, n_items: int) -> float:
 
 @dataclass
 class _State:
-    """Where a training stands."""
+    """The state of a training."""
 
     encoder: SASRecEncoder
     optimizer: torch.optim.Adam
@@ -233,7 +233,7 @@ class _State:
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Writes a file in place of the one before, whole or not at all."""
+        """Replaces the file of the state, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(path.name + ".part")
         torch.save(
@@ -250,7 +250,7 @@ class _State:
         aside.replace(path)
 
     def load(self, path: Path, identity: dict[str, Any]) -> None:
-        """Goes on from a file; one of other settings is left alone, and training begins anew.
+        """Restores the state from a file; with other settings the training begins anew.
 
         Raises DataError if the file is of other data, or damaged.
         """
@@ -274,7 +274,7 @@ class _State:
 
 @dataclass(frozen=True)
 class SASRecFit:
-    """A trained model, and what each epoch gave."""
+    """A trained model, its validation metrics, and the history of its epochs."""
 
     model: SASRec
     validation: Metrics | None
@@ -289,20 +289,21 @@ def fit_sasrec(
     fingerprint: str = "",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SASRecFit:
-    """Trains on all but the last item of each user's training items, to tell the next of each.
+    """Trains SASRec to predict the next item after each training item of a user but the last.
 
-    The epoch with the best full NDCG@10 on validation items is kept; without any, the last.
+    The model is that of the epoch with the best full NDCG@10 on validation items. Without
+    validation items the model is that of the last epoch.
 
     Args:
         split: training and validation items.
         config: the settings.
-        on_progress: told of each epoch.
-        progress_file: where each epoch leaves its state, and where training goes on from.
-        fingerprint: of the data, so that it goes on with the same.
-        should_stop: asked after each epoch; training ends there, and can go on later.
+        on_progress: called after each epoch.
+        progress_file: the file of the state after each epoch, from which the training resumes.
+        fingerprint: the fingerprint of the data; a training resumes only on the same data.
+        should_stop: called after each epoch; True ends the training, which can resume later.
 
     Raises:
-        DataError: no user has two training items, or ``progress_file`` is of other data.
+        DataError: no user has two training items, or ``progress_file`` is damaged or of other data.
         TrainingError: the loss is not a finite number.
     """
     train = split.train
@@ -382,7 +383,7 @@ def _batches(
     rng: np.random.Generator,
     padding: int,
 ) -> Iterator[Batch]:
-    """The users and their (B, L) padded items, and the (B, L) item after each."""
+    """The users with their (B, L) padded items, and the (B, L) items that follow each item."""
     order = rng.permutation(users)
     for start in range(0, len(order), config.batch_size):
         part = order[start : start + config.batch_size]
@@ -400,7 +401,7 @@ def _step(
     following: IntArray,
     rng: np.random.Generator,
 ) -> tuple[float, int]:
-    """One step; the sum of its losses and the number of its positions."""
+    """Trains one step; returns the sum of the losses and the number of positions."""
     users, items = batch
     encoder = state.encoder
     at = np.nonzero(following != encoder.n_items)
@@ -435,7 +436,7 @@ def _negatives(
     n_items: int,
     rng: np.random.Generator,
 ) -> IntArray:
-    """(P, n) uniform items; for BCE none of the user's own, for gBCE any, as in their papers."""
+    """(P, n) uniform items, as in the papers: none of the user's own for BCE, any item for gBCE."""
     if config.loss == "ce":
         return np.zeros((len(users), 0), dtype=np.int64)
     drawn = rng.integers(n_items, size=(len(users), config.negatives))

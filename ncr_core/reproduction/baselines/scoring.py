@@ -27,21 +27,21 @@ class ScoreModel(ABC):
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items) finite scores.
 
-        A user's row is the same whoever else is asked for.
+        A user's row does not depend on the other users of the call.
         """
 
     def with_input(self, interactions: Interactions) -> ScoreModel:
-        """The fitted model, ranking users by other items of theirs than it was fitted to.
+        """The fitted model with other interactions as the input of the ranking.
 
-        A model that does not look at a user's items stays as it is.
+        A model whose scores do not depend on the user's items stays as it is.
         """
         return self
 
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """(B,) users and (B, M) candidates, −1 for padding → (B, min(k, M)) items, −1 padded.
 
-        Best first, ties in the candidates' order. Raises TrainingError when a candidate's score is
-        not a finite number: it has no place in an order.
+        The best item comes first, and ties keep the candidates' order. Raises TrainingError if a
+        candidate's score is not a finite number, because other scores have no place in an order.
         """
         padding = candidates < 0
         rows = np.arange(len(users))[:, None]
@@ -53,10 +53,10 @@ class ScoreModel(ABC):
 
 
 class FactorModel(ScoreModel):
-    """Scores by the product of a user's vector and an item's.
+    """Scores by the product of a user's vector and an item's vector.
 
-    ``user_factors`` is (n_users, d) and ``item_factors`` (n_items, d). Raises ConfigError when the
-    two do not fit each other.
+    ``user_factors`` is (n_users, d) and ``item_factors`` (n_items, d). Raises ConfigError if the
+    shapes do not fit each other.
     """
 
     def __init__(self, user_factors: Scores, item_factors: Scores) -> None:
@@ -97,9 +97,10 @@ class EASE(ScoreModel):
 
     Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019: a closed form.
 
-    ``weights`` is (n_items, n_items), from the row's item to the column's, with a zero diagonal.
-    With ``half_life`` h the item that is n places older than the user's latest counts 2^(−n/h): no
-    part of EASE, but the least that a method without an idea of time needs beside one that has it.
+    ``weights`` is (n_items, n_items), from the row's item to the column's item, with a zero
+    diagonal. With ``half_life`` h, an item n places before the user's latest item has the weight
+    2^(−n/h). The half-life is not part of EASE. It is the least knowledge of time that a fair
+    comparison with methods that know the order needs.
     """
 
     def __init__(
@@ -132,10 +133,10 @@ class EASE(ScoreModel):
 
 
 def fit_ease(train: Interactions, l2: float, half_life: float | None = None) -> EASE:
-    """The model for the weight ``l2`` (λ) of the L2 penalty; ``half_life`` as of ``EASE``.
+    """Fits EASE with the weight ``l2`` (λ) of the L2 penalty, and ``half_life`` as in `EASE`.
 
-    Raises ConfigError when either is not above zero, and when there are more than ``MAX_ITEMS``
-    items: the matrix of all pairs of items has to fit into memory.
+    Raises ConfigError if ``l2`` or ``half_life`` is not above zero, or if there are more than
+    ``MAX_ITEMS`` items. The matrix of all pairs of items has to fit into memory.
     """
     if not l2 > 0:
         raise ConfigError(f"l2 must be above 0, not {l2}")
@@ -156,9 +157,9 @@ def fit_ease(train: Interactions, l2: float, half_life: float | None = None) -> 
 
 
 class LinearNextItem(ScoreModel):
-    """The linear next-item model, all of it: see `next_item_weights`.
+    """The linear next-item model with its whole matrix of weights, see `next_item_weights`.
 
-    ``weights`` is (n_items, n_items), from the row's item to the next.
+    ``weights`` is (n_items, n_items), from the row's item to the next item.
     """
 
     def __init__(self, train: Interactions, weights: npt.NDArray[np.float32]) -> None:
@@ -179,9 +180,9 @@ class LinearNextItem(ScoreModel):
 
 
 def fit_linear_next_item(train: Interactions, l2: float | None = None) -> LinearNextItem:
-    """The model with λ = ``l2``, by default what the data say.
+    """Fits the model with λ = ``l2``; by default the size and the density of the data give λ.
 
-    Raises ConfigError for an ``l2`` that is not above zero, and more than ``MAX_ITEMS`` items.
+    Raises ConfigError if ``l2`` is not above zero, or if there are more than ``MAX_ITEMS`` items.
     """
     if l2 is not None and not l2 > 0:
         raise ConfigError(f"l2 must be above 0, not {l2}")
@@ -191,7 +192,7 @@ def fit_linear_next_item(train: Interactions, l2: float | None = None) -> Linear
 
 
 class Markov(ScoreModel):
-    """Ranks items by how often they came right after the user's last one, then by popularity."""
+    """Ranks items by how often they directly followed the user's last item, then by popularity."""
 
     def __init__(self, train: Interactions) -> None:
         follows = np.ones(train.nnz, dtype=np.bool_)
@@ -222,10 +223,10 @@ class Markov(ScoreModel):
 
 
 def fit_pure_svd(train: Interactions, factors: int, seed: int) -> FactorModel:
-    """PureSVD: the leading ``factors`` of the matrix of ones and zeros.
+    """Fits PureSVD: the leading ``factors`` singular vectors of the matrix of ones and zeros.
 
-    Cremonesi, Koren, Turrin, "Performance of Recommender Algorithms on Top-N Recommendation
-    Tasks", RecSys 2010: a user's scores are their row times V Vᵀ. ``seed`` is of the first vector.
+    Cremonesi, Koren, Turrin, "Performance of Recommender Algorithms on Top-N Recommendation Tasks",
+    RecSys 2010: a user's scores are the user's row times V·Vᵀ. ``seed`` draws the start vector.
     """
     ones = np.ones(train.nnz)
     shape = (train.n_users, train.n_items)
@@ -236,7 +237,7 @@ def fit_pure_svd(train: Interactions, factors: int, seed: int) -> FactorModel:
 
 
 def _co_occurrences(train: Interactions) -> npt.NDArray[np.float64]:
-    """(n_items, n_items) how many users have both items, by blocks of users."""
+    """(n_items, n_items) numbers of users who have both items, counted by blocks of users."""
     gram = np.zeros((train.n_items, train.n_items))
     for start in range(0, train.n_users, _ROWS):
         stop = min(start + _ROWS, train.n_users)
@@ -249,7 +250,7 @@ def _co_occurrences(train: Interactions) -> npt.NDArray[np.float64]:
 
 
 class CornacBPR(FactorModel):
-    """BPR-MF with item biases, as one more factor; ``seconds`` of training alone.
+    """BPR-MF with item biases as one more factor; ``seconds`` is the time of training alone.
 
     Rendle, Freudenthaler, Gantner, Schmidt-Thieme, "BPR: Bayesian Personalized Ranking from
     Implicit Feedback", UAI 2009.
@@ -270,11 +271,11 @@ def fit_cornac_bpr(
     threads: int = 0,
     seed: int | None = None,
 ) -> CornacBPR:
-    """The model after ``iterations`` passes over as many drawn pairs as there are interactions.
+    """Fits BPR by ``iterations`` passes, each over as many drawn pairs as interactions.
 
-    ``threads`` 0 is one for each core. With a ``seed`` the library takes one thread whatever
-    ``threads`` says, and gives the same model each time. Raises ConfigError when ``cornac`` is not
-    installed and DataError when there are no interactions.
+    ``threads`` 0 is one thread for each core. With a ``seed`` the library ignores ``threads``,
+    takes one thread, and gives the same model each time. Raises ConfigError if ``cornac`` is not
+    installed, and DataError if there are no interactions.
     """
     bpr = require("cornac.models", "cornac").BPR(
         k=factors,
@@ -297,7 +298,7 @@ def fit_cornac_bpr(
 
 
 def _dataset(train: Interactions) -> Any:
-    """The interactions as the library has them, with the same numbers for users and items."""
+    """The interactions as a data set of the library, with the same user and item numbers."""
     if train.nnz == 0:
         raise DataError("the data has no interactions to learn from")
     # Its Dataset.build would number users and items anew, and leave out those without any.
