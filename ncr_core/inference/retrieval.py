@@ -20,7 +20,7 @@ from ncr_core.ranking.ranker import top_allowed
 SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new search
 # A request that skips more has a list of its own depth, with twice as many spare ones, or four
 # times: users who leave out ever more items are searched for a few times in all.
-MAX_SCORES = 2**22  # users times items in one search: 32 MiB of float64
+MAX_SCORES = 2**23  # users times items in one search: 64 MiB of float64
 SHORTLIST_FACTOR = 5  # times the candidates
 POOL_FACTOR, MIN_POOL = 5, 50  # a diverse list is chosen from max(5n, 50) ranked items
 

@@ -30,6 +30,7 @@ MIN_ITEMS = 50_000
 MIN_FAISS_ITEMS = 300_000
 MIN_RECALL = 0.98  # of the best by s_ui that the index has to find,
 SAMPLED = 64  # on average over so many users
+MAX_PROBED = 1 / 8  # of the lists: a product with all items is quicker than a search of more
 PER_LIST = 64  # items to train a list's centre on
 ADDED_AT_ONCE = 2**17  # items
 
@@ -60,6 +61,9 @@ class ExactRetriever:
 class FaissRetriever:
     """Finds the best items in an inverted file, in as many lists as ``MIN_RECALL`` takes.
 
+    If these are more than ``MAX_PROBED`` of all lists, as with vectors that do not cluster, the
+    index stays empty, and a product with every item finds the best.
+
     The index is built from ``margins``, and tuned on a sample of (S, E) user vectors. With a
     ``file`` the index is mapped into memory from a file whose name begins with that name, so that
     several servers share the index. If there is no such file, the retriever writes the file. Raises
@@ -75,34 +79,51 @@ class FaissRetriever:
         if table is None or not table.items.shape[1]:
             raise ConfigError("this model holds no product of vectors to make an index of")
         self._columns = table.columns
-        self._index: Any = self._mapped(table, file)
+        found = None if file is None else self._mapped(table, file)
+        self._index: Any = self._trained(table) if found is None else found
         self._lists = int(self._index.nlist)
-        self.probes, self.recall = self._tune(margins, users[:SAMPLED], min(n, len(table.items)))
+        users = users[:SAMPLED]
+        best = top_of_catalogue(margins, users, min(n, len(table.items)), None, None)
+        self.probes, self.recall = self._tune(table, users, best)
+        if found is None:
+            if self.is_quick:
+                for rows in torch.split(torch.arange(len(table.items)), ADDED_AT_ONCE):
+                    self._index.add(_vectors(table, rows))
+            if file is not None:
+                self._index = self._written(file)
 
-    def _mapped(self, table: LinearTable, file: Path | None) -> Any:
-        """The index, mapped from its file if there is a ``file``."""
-        if file is None:
-            return self._built(table)
+    @property
+    def is_quick(self) -> bool:
+        """Whether a search of the index is quicker than a product with every item."""
+        return self.probes <= max(1, MAX_PROBED * self._lists)
+
+    def _mapped(self, table: LinearTable, file: Path) -> Any | None:
+        """The index in the file; None without one for this table."""
         # faiss maps a file that is cut off, too, and would end the process where it ends: the name
         # holds the length.
         for found in file.parent.glob(f"{file.name}.*"):
             if found.suffix == f".{found.stat().st_size}":
                 index = self._faiss.read_index(str(found), self._faiss.IO_FLAG_MMAP)
-                if (index.ntotal, index.d) == (len(table.items), table.items.shape[1] + 1):
+                if index.d == table.items.shape[1] + 1 and index.ntotal in (0, len(table.items)):
                     with contextlib.suppress(OSError):  # in use: old files are removed
                         os.utime(found)
                     return index
             found.unlink(missing_ok=True)
+        return None
+
+    def _written(self, file: Path) -> Any:
+        """The index, mapped from the file that it is now in."""
         partial = file.with_name(f".{file.name}-{secrets.token_hex(6)}")
         try:
-            self._faiss.write_index(self._built(table), str(partial))
+            self._faiss.write_index(self._index, str(partial))
             whole = file.with_name(f"{file.name}.{partial.stat().st_size}")
             partial.replace(whole)
         finally:
             partial.unlink(missing_ok=True)
         return self._faiss.read_index(str(whole), self._faiss.IO_FLAG_MMAP)
 
-    def _built(self, table: LinearTable) -> Any:
+    def _trained(self, table: LinearTable) -> Any:
+        """An index with the centres of its lists, and no items yet."""
         n_items, d = len(table.items), table.items.shape[1] + 1
         lists = max(1, min(n_items // 39, int(4 * n_items**0.5)))
         index = self._faiss.IndexIVFFlat(
@@ -110,13 +131,11 @@ class FaissRetriever:
         )
         sample = np.random.default_rng(0).permutation(n_items)[: PER_LIST * lists]
         index.train(_vectors(table, torch.from_numpy(sample)))
-        for rows in torch.split(torch.arange(n_items), ADDED_AT_ONCE):
-            index.add(_vectors(table, rows))
         return index
 
     def search(self, users: Tensor, allowed: Tensor, n: int, boost: Tensor | None = None) -> Tensor:
         """See ``Retriever.search``. With a boost the search is exact, as the index has no boost."""
-        if boost is not None:
+        if boost is not None or not self.is_quick:
             return self._exact.search(users, allowed, n, boost)
         masks = np.packbits(allowed.cpu().numpy(), axis=1, bitorder="little")
         n = min(n, allowed.shape[1])
@@ -144,25 +163,22 @@ class FaissRetriever:
         ones = torch.ones((len(vectors), 1))
         return np.ascontiguousarray(torch.cat([vectors, ones], dim=1).numpy(), dtype=np.float32)
 
-    def _tune(self, margins: Margins, users: Tensor, n: int) -> tuple[int, float]:
-        """The fewest lists, by doubling, that reach ``MIN_RECALL``; and their recall."""
-        allowed = torch.ones((len(users), self._index.ntotal), dtype=torch.bool)
-        best = [set(rows) for rows in top_of_catalogue(margins, users, n, None, None).tolist()]
-        masks = np.packbits(allowed.numpy(), axis=1, bitorder="little")
-        probes = 1
-        while True:
-            retrieved = [
-                self._search_one(query, n, probes, mask)
-                for query, mask in zip(self._queries(users), masks, strict=True)
-            ]
-            shares = [
-                len(true & set(rows.tolist())) / n
-                for true, rows in zip(best, retrieved, strict=True)
-            ]
-            recall = float(np.mean(shares)) if shares else 1.0
-            if recall >= MIN_RECALL or probes == self._lists:
-                return probes, recall
-            probes = min(self._lists, 2 * probes)
+    def _tune(self, table: LinearTable, users: Tensor, best: Tensor) -> tuple[int, float]:
+        """The fewest lists that reach ``MIN_RECALL`` of (S, n) best items; and their recall.
+
+        The centres are enough: a search finds all best items of the lists that it looks at.
+        """
+        if not best.numel():
+            return 1, 1.0
+        quantizer = self._index.quantizer
+        list_of = quantizer.search(_vectors(table, best.flatten()), 1)[1].reshape(best.shape)
+        order = quantizer.search(self._queries(users), self._lists)[1]
+        place = np.empty_like(order)
+        np.put_along_axis(place, order, np.arange(self._lists)[None], axis=1)
+        probed = np.take_along_axis(place, list_of, axis=1) + 1
+        held = np.bincount(probed.ravel(), minlength=self._lists + 1).cumsum() / best.numel()
+        probes = max(1, int(np.searchsorted(held, MIN_RECALL)))
+        return probes, float(held[probes])
 
 
 def _vectors(table: LinearTable, rows: Tensor) -> npt.NDArray[np.float32]:
@@ -186,7 +202,9 @@ def shortlist_for(
         return None
     n_items = len(table.items)
     if n_items >= MIN_FAISS_ITEMS and is_installed("faiss"):
-        return FaissRetriever(margins, users, file=index_file)
+        retriever = FaissRetriever(margins, users, file=index_file)
+        if retriever.is_quick:
+            return retriever
     # A sortable model needs no other product than the one that ranks it.
     return ExactRetriever(margins) if n_items >= MIN_ITEMS and not margins.sortable else None
 

@@ -134,6 +134,7 @@ def test_a_shared_index_finds_what_one_in_memory_does(
 ) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr(candidates, "MIN_FAISS_ITEMS", N_ITEMS)
+    monkeypatch.setattr(candidates, "MAX_PROBED", 1.0)
     config = ModelConfig(kind="nbpr", factors=4, item_bias=True)
     checkpoint = load_checkpoint(checkpoint_in(tmp_path / "c", config))
     expected = lists_of(InferenceEngine(checkpoint, 20))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from ncr_core.ranking import (
     spread_over_popularity,
 )
 from ncr_core.ranking.backends.numba_ranker import NumbaRanker
-from tests.ncr_core.conftest import wild_model
+from tests.ncr_core.conftest import fill, wild_model
 
 
 def test_candidates_of_an_additive_model_are_its_own_best() -> None:
@@ -111,6 +112,7 @@ def test_candidates_by_a_shortlist(
     if index:
         pytest.importorskip("faiss")
         monkeypatch.setattr(candidates, "MIN_RECALL", 1.0)
+        monkeypatch.setattr(candidates, "MAX_PROBED", 1.0)
     model = wild_model(ModelConfig(kind=kind, factors=4, item_bias=True), 9, 400)
     ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(9))
@@ -148,3 +150,39 @@ def test_which_catalogues_get_a_shortlist(monkeypatch: pytest.MonkeyPatch) -> No
     margins, users = ExactRanker(model).margins, model.user_vectors(torch.arange(4))
     with pytest.raises(ConfigError, match="faiss"):
         FaissRetriever(margins, users)
+
+
+def clustered(model: Any, n: int) -> None:
+    """Moves items and users of an NBPR into ``n`` groups that are far from each other."""
+    centres = 30 * torch.eye(model.items.weight.shape[1])[:n]
+    with torch.no_grad():
+        for table in (model.items.weight, model.users.weight):
+            table.mul_(0.1).add_(centres[torch.arange(len(table)) % n])
+        fill(model.weight, [1.0] * len(model.weight))
+
+
+def test_an_index_is_searched_only_where_that_is_quicker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(candidates, "MIN_FAISS_ITEMS", 4_000)
+    config = ModelConfig(kind="nbpr", factors=16)
+    unclustered, by_group = (wild_model(config, 64, 4_000) for _ in range(2))
+    clustered(by_group, 12)
+    users = torch.arange(64)
+    margins = ExactRanker(unclustered).margins
+    for again in range(2):  # the second takes the file of the first
+        file = tmp_path / "empty"
+        assert shortlist_for(margins, unclustered.user_vectors(users), file) is None
+        (written,) = tmp_path.glob("empty.*")
+        assert faiss.read_index(str(written)).ntotal == 0, again
+    ranker = ExactRanker(by_group)
+    vectors = by_group.user_vectors(users)
+    index = FaissRetriever(ranker.margins, vectors, 20, file=tmp_path / "full")
+    assert index.is_quick
+    allowed = torch.ones((64, 4_000), dtype=torch.bool)
+    best = ExactRetriever(ranker.margins).search(vectors, allowed, 20).tolist()
+    found = index.search(vectors, allowed, 20).tolist()
+    held = sum(len(set(one) & set(other)) for one, other in zip(best, found, strict=True))
+    assert held / (64 * 20) == pytest.approx(index.recall, abs=1e-3)
+    assert index.recall >= candidates.MIN_RECALL
