@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sqlalchemy as sa
+from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.core.bulk import begins_with, insert_columns, insert_many, one_of, update_many
@@ -18,7 +19,15 @@ from app.core.database import Database
 from app.core.tables import EVENT_SEQ, current_value, now_us
 from app.events.event_weights import EventWeights
 from app.events.schemas import NewEvent, StoredEvent, StoredPreference
-from app.events.tables import events, preferences, retractions, user_aliases, users, was_moved
+from app.events.tables import (
+    event_time,
+    events,
+    preferences,
+    retractions,
+    user_aliases,
+    users,
+    was_moved,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -339,6 +348,18 @@ class EventRepository:
         """
         rows = await self._rows_in_order(events, _EVENT, after, until, n, user_id, moved)
         return [(StoredEvent(*row[:-1]), row[-1]) for row in rows]
+
+    async def times_by_item(self, user_ids: Collection[int]) -> NDArray[np.int64]:
+        """Return (n, 3) user, item and time of all events of some users, those of a user together.
+
+        Times are in microseconds since 1970.
+        """
+        rows = await self._database.fetch(
+            sa.select(events.c.user_id, events.c.item_id, event_time())
+            .where(one_of(events.c.user_id, user_ids, self._dialect))
+            .order_by(events.c.user_id)
+        )
+        return np.array([tuple(row) for row in rows], dtype=np.int64).reshape(-1, 3)
 
     async def positive_events(self, seq: int, limit: int) -> list[tuple[int, int, int]]:
         """Return ``(seq, user, item)`` of at most ``limit`` positive events after a seq."""

@@ -16,6 +16,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.catalog.service import CatalogService
@@ -377,6 +379,13 @@ class EventService:
     async def active_users(self, n: int) -> list[tuple[int, str, int]]:
         """Return ``(internal id, client's id, last seq)`` of the ``n`` users who changed last."""
         return await self._repository.active_users(n)
+
+    async def times_by_item(self, user_ids: Collection[int]) -> NDArray[np.int64]:
+        """Return (n, 3) user, item and time of all events of some users, those of a user together.
+
+        Times are in microseconds since 1970.
+        """
+        return await self._repository.times_by_item(user_ids)
 
     async def find_users(self, prefix: str, n: int) -> list[str]:
         """Return at most ``n`` client ids that begin with a text."""

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.core.tables import now_us
-from app.events.training_snapshot import read_snapshot
 from app.inference.loaded_model import LoadedModel
 from app.inference.precomputed import ActiveUser, compute
 from app.training.progress import Report, throttled
@@ -19,6 +18,7 @@ from app.training.reader import Features, TrainingReader
 from ncr_core.train_config import resolve_device
 
 Visible = NDArray[np.bool_]
+USERS_AT_ONCE = 500  # whose events are read
 KEPT_BYTES = 2**24  # of candidates, between their search and the lists that are made of them
 
 
@@ -63,18 +63,24 @@ async def _active_users(
     The function reads users first and events later. A user who is active in between has another
     seq, for which servers do not use these candidates.
     """
-    active = await features.events.active_users(reader.settings.precompute_users)
-    snapshot = read_snapshot(reader.settings)
     catalogue = await features.catalog.catalogue()
     items, now = model.items(catalogue), now_us()
+    known = [
+        (user_id, external_id, row, seq)
+        for user_id, external_id, seq in await features.events.active_users(
+            reader.settings.precompute_users
+        )
+        # Others are searched on demand, by what they did since the training.
+        if (row := model.user_rows.get(external_id)) is not None and seq <= model.trained_seq
+    ]
     users: list[ActiveUser] = []
-    for user_id, external_id, seq in active:
-        row = model.user_rows.get(external_id)
-        if row is None or seq > model.trained_seq:
-            continue  # searched on demand, by what the user did since
-        first, last = np.searchsorted(snapshot.user_id, [user_id, user_id + 1])
-        seen, times = items.rows(snapshot.item_id[first:last]), snapshot.timestamp[first:last]
-        gap_class, latest = model.gap_class(times, now), int(times.max(initial=0))
-        seen = np.unique(seen[seen >= 0])
-        users.append(ActiveUser(external_id, row, seq, seen, latest, gap_class))
+    for start in range(0, len(known), USERS_AT_ONCE):
+        part = known[start : start + USERS_AT_ONCE]
+        events = await features.events.times_by_item([user_id for user_id, *_ in part])
+        for user_id, external_id, row, seq in part:
+            first, last = np.searchsorted(events[:, 0], [user_id, user_id + 1])
+            seen, times = items.rows(events[first:last, 1]), events[first:last, 2]
+            gap_class, latest = model.gap_class(times, now), int(times.max(initial=0))
+            seen = np.unique(seen[seen >= 0])
+            users.append(ActiveUser(external_id, row, seq, seen, latest, gap_class))
     return users

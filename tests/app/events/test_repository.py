@@ -79,6 +79,27 @@ async def test_a_user_who_is_erased_while_the_snapshot_is_read_is_whole_in_it(
     assert list(snapshot_of(services).interactions().user_ids) == ["u"]
 
 
+async def test_times_by_item_are_those_of_all_events_of_the_users(services: Services) -> None:
+    await services.events.import_rows(
+        [
+            NewEvent("1", "u", "a", timestamp=5),
+            NewEvent("2", "v", "a", timestamp=6),
+            NewEvent("3", "u", "b", timestamp=7),
+            NewEvent("4", "w", "b", timestamp=10**18),  # not after it was accepted
+            NewEvent("5", "u", "a", timestamp=2),
+        ]
+    )
+    users = {name: number for number, name, _ in await services.events.active_users(9)}
+    ids = await services.catalog.ids_of({"a", "b"})
+    found = await services.events.times_by_item([users["w"], users["u"], 10**9])
+    assert sorted(found.tolist())[:3] == sorted(
+        [[users["u"], ids["a"], 2], [users["u"], ids["a"], 5], [users["u"], ids["b"], 7]]
+    )
+    assert found[:, 0].tolist() == sorted([users["u"]] * 3 + [users["w"]])
+    assert 5 < found[-1, 2] <= now_us()
+    assert (await services.events.times_by_item([])).shape == (0, 3)
+
+
 async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings) -> None:
     day = 86_400 * 10**6
     changed = {"feedback": FEEDBACK, "feedback_half_life_days": 10.0}
