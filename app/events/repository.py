@@ -350,7 +350,7 @@ class EventRepository:
         return [(StoredEvent(*row[:-1]), row[-1]) for row in rows]
 
     async def times_by_item(self, user_ids: Collection[int]) -> NDArray[np.int64]:
-        """Return (n, 3) user, item and time of all events of some users, those of a user together.
+        """Return (n, 3) users, items and times of all events of some users, ordered by user.
 
         Times are in microseconds since 1970.
         """
