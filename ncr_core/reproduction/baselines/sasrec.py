@@ -4,8 +4,10 @@ Kang & McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; Petrov & 
 "gSASRec", RecSys 2023; Klenitskiy & Vasilev, "Turning Dross Into Gold Loss", RecSys 2023 (SASRec
 with cross-entropy over the whole catalogue, "SASRec+").
 
-Sequences are padded on the left, as in the paper. Attention and loss ignore the padding. A training
-takes hours on a CPU, can stop after any epoch, and resumes from a file.
+Places count from the oldest item of the window, and the weights of the attention start from
+Xavier's distribution, as in the code of Klenitskiy & Vasilev, whose figures the results stand
+beside. Attention and loss ignore the padding. A training takes hours on a CPU, can stop after any
+epoch, and resumes from a file.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, OnProgress
 Loss = Literal["bce", "gbce", "ce"]
 INIT_STD = 0.02
 NORM_EPSILON = 1e-8
-ADAM_BETAS = (0.9, 0.98)
+ATTENTION_GAIN = 0.5**0.5  # query, key and value start as one layer of three times the width
 USERS_AT_ONCE = 128
 MAX_SCORES = 2**25  # of positions by items at once: 128 MiB, and as much again for their gradient
 
@@ -117,15 +119,19 @@ class SASRecEncoder(nn.Module):
         self.n_items, self.rate = n_items, config.dropout
         self.items = nn.Embedding(n_items + 1, config.factors, padding_idx=n_items)
         self.places = nn.Embedding(config.window, config.factors)
-        self.blocks = nn.ModuleList(
+        blocks = [
             _Block(config.factors, config.heads, config.dropout) for _ in range(config.blocks)
-        )
+        ]
+        self.blocks = nn.ModuleList(blocks)
         self.last_norm = nn.LayerNorm(config.factors, eps=NORM_EPSILON)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
+        for block in blocks:
+            for layer in (block.query, block.key, block.value):
+                nn.init.xavier_uniform_(layer.weight, ATTENTION_GAIN)
         with torch.no_grad():
             self.items.weight[n_items] = 0.0
 
@@ -133,8 +139,8 @@ class SASRecEncoder(nn.Module):
         """(B, L) items → (B, L, size) vectors."""
         length = items.shape[1]
         real = (items != self.n_items).unsqueeze(-1)
-        # The latest item has the last place, however long the padding of the batch is.
-        places = self.places.weight[len(self.places.weight) - length :]
+        # The oldest item has the first place, however long the padding of the batch is.
+        places = self.places((real.squeeze(-1).cumsum(1) - 1).clamp(min=0))
         x = self.items(items) * math.sqrt(self.items.embedding_dim) + places
         x = dropout(x, self.rate, self.training) * real
         earlier = torch.ones(length, length, dtype=torch.bool, device=items.device).tril()
@@ -313,9 +319,7 @@ def fit_sasrec(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = SASRecEncoder(train.n_items, config)
-        optimizer = torch.optim.Adam(
-            encoder.parameters(), config.learning_rate, ADAM_BETAS, fused=True
-        )
+        optimizer = torch.optim.Adam(encoder.parameters(), config.learning_rate, fused=True)
         state = _State(encoder, optimizer)
         identity = {"data": fingerprint, "settings": asdict(config)}
         if progress_file is not None and progress_file.exists():

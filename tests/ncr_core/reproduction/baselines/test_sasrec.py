@@ -58,11 +58,11 @@ def _linear(x: np.ndarray, layer: torch.nn.Linear) -> np.ndarray:
     return layer.weight.detach().numpy() @ x + layer.bias.detach().numpy()
 
 
-def _literal(encoder: SASRecEncoder, sequence: list[int], heads: int, window: int) -> np.ndarray:
+def _literal(encoder: SASRecEncoder, sequence: list[int], heads: int) -> np.ndarray:
     """The paper's equations, one item and one head after the other."""
     table, places = encoder.items.weight.detach().numpy(), encoder.places.weight.detach().numpy()
     n, size = len(sequence), table.shape[1]
-    x = [table[item] * math.sqrt(size) + places[window - n + i] for i, item in enumerate(sequence)]
+    x = [table[item] * math.sqrt(size) + places[i] for i, item in enumerate(sequence)]
     width = size // heads
     for block in encoder.blocks:
         normed = [_layer_norm(one, block.attention_norm) for one in x]
@@ -89,7 +89,7 @@ def _literal(encoder: SASRecEncoder, sequence: list[int], heads: int, window: in
 def test_the_encoder_is_the_papers_equations(sequence: list[int]) -> None:
     encoder = _encoder()
     found = encoder(torch.tensor([sequence]))[0].detach().numpy()
-    np.testing.assert_allclose(found, _literal(encoder, sequence, 2, 6), atol=1e-5)
+    np.testing.assert_allclose(found, _literal(encoder, sequence, 2), atol=1e-5)
 
 
 def test_padding_changes_nothing() -> None:
