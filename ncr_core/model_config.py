@@ -50,6 +50,12 @@ class ModelConfig:
     )
     """The width of the last hidden layer."""
 
+    tower_factors: int = parameter(
+        0, "The number of factors of the tower of neupr, 0 for as many as factors.",
+        ge=0, le=MAX_REQUEST_FACTORS,
+    )  # fmt: skip
+    """A small tower beside a large element-wise part costs little for each compared pair."""
+
     layers: int = parameter(
         4, "The number of hidden layers N of the tower.", ge=1, le=6, request={}
     )
@@ -119,9 +125,11 @@ class ModelConfig:
             raise ConfigError("shared towers are for twotower only")
         if self.item_bias and (self.kind not in ("nbpr", "neupr") or self.shared_embeddings):
             raise ConfigError("item biases are for nbpr, and neupr with separate embeddings")
+        if self.tower_factors and (self.kind != "neupr" or self.shared_embeddings):
+            raise ConfigError("tower_factors are for neupr with separate embeddings")
         if self.kind != "nbpr" and self.tower_embedding > MAX_EMBEDDING:
             raise ConfigError(
-                f"{self.factors} factors with {self.layers} layers need embeddings of "
+                f"{self.deep_factors} factors with {self.layers} layers need embeddings of "
                 f"{self.tower_embedding:,}; at most {MAX_EMBEDDING:,} are allowed"
             )
         if not isinstance(self.windows, list | tuple):
@@ -149,18 +157,23 @@ class ModelConfig:
                 raise ConfigError(f"attention_layers need a number of factors divisible by {HEADS}")
 
     @property
+    def deep_factors(self) -> int:
+        """The number of factors of the tower: ``tower_factors``, or ``factors``."""
+        return self.tower_factors or self.factors
+
+    @property
     def tower_embedding(self) -> int:
         """e, the embedding size of the tower: d · 2^(N−2), so that its last layer is d wide.
 
         With one hidden layer, the concatenation itself, e is 32 (Fig. 6).
         """
-        return 32 if self.layers == 1 else int(self.factors * 2 ** (self.layers - 2))
+        return 32 if self.layers == 1 else int(self.deep_factors * 2 ** (self.layers - 2))
 
     @property
     def tower_width(self) -> int:
         """The width of the last hidden layer: d, or with one layer that of the concatenation."""
         if self.layers > 1:
-            return self.factors
+            return self.deep_factors
         return (2 if self.kind == "twotower" else 3) * self.tower_embedding
 
     @property

@@ -84,6 +84,7 @@ class Recipe:
 # What only some models have.
 _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "learn_weights": lambda v: v["kind"] == "nbpr",
+    "tower_factors": lambda v: v["kind"] == "neupr" and not v["shared_embeddings"],
     "shared_embeddings": lambda v: v["kind"] == "neupr",
     "shared_towers": lambda v: v["kind"] == "twotower",
     "windows": lambda v: v["users"] == "history",
@@ -250,6 +251,13 @@ def _with_attention() -> Sections:
     return merge_sections(sections, {"model": {"attention_layers": 1}})
 
 
+def _neupr_from_next_item() -> Sections:
+    """A small tower beside the factors of NBPR, from whose lists the fine-tuning begins."""
+    fine_tuning = {"alpha": 1.0, "fine_tune_epochs": 1, "fine_tune_rate": 1e-4}
+    sections = _from_next_item("neupr", negatives=8, fine_tune_shared=64, **fine_tuning)
+    return merge_sections(sections, {"model": {"tower_factors": 8}})
+
+
 def _als_nbpr() -> Sections:
     """More negatives at a lower learning rate than `_from_als`, whose passes harm this start."""
     few = {"start": "als", "epochs": 3, "learning_rate": 4e-4, "dropout": 0.1}
@@ -337,10 +345,8 @@ _AUTO = (
     from_sections("spectral-neupr", _neupr(8), 8),
     from_sections(
         "next-item-neupr",
-        _from_next_item(
-            "neupr", fine_tune_epochs=2, fine_tune_rate=1e-3, negatives=8, validation="sampled"
-        ),
-        16,
+        _neupr_from_next_item(),
+        128,
     ),
 )
 

@@ -58,8 +58,11 @@ def _of_recipe(name: str) -> Callable[[int], Settings]:
 def _dncr_next_item() -> Settings:
     """The settings of the DNCR part of NeuPR next-item, trained alone."""
     neupr = _of_recipe("next-item-neupr")(0)
-    model = {key: value for key, value in neupr["model"].items() if key != "item_bias"}
-    unused = ("fine_tune_epochs", "fine_tune_rate", "shared_negatives")
+    no_dncr = ("item_bias", "tower_factors")
+    model = {key: value for key, value in neupr["model"].items() if key not in no_dncr}
+    unused = (
+        "alpha", "fine_tune_epochs", "fine_tune_rate", "fine_tune_shared", "shared_negatives"
+    )  # fmt: skip
     training = {key: value for key, value in neupr["training"].items() if key not in unused}
     return {"model": {**model, "kind": "dncr"}, "training": training}
 
@@ -102,7 +105,7 @@ LARGE = {
     "next-item start": 256,
     "NBPR next-item": 128,
     "NBPR attention": 128,
-    "NeuPR next-item": 16,
+    "NeuPR next-item": 128,
     "DNCR next-item": 16,
     "gSASRec": 256,
 }

@@ -27,6 +27,7 @@ from ncr_core.training.trainer import (
     History,
     OnProgress,
     TrainingPhase,
+    for_model,
     learn_held_out,
     make_batches,
     remember,
@@ -113,8 +114,7 @@ def train_model(
         part = start_model(part_config(model_config, kind), config, split)
         phase = TrainingPhase(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
-        phase_config = config if part.shares_negatives else replace(config, shared_negatives=0)
-        histories.append(run(part, split, phase_config, phase, on_progress, left))
+        histories.append(run(part, split, for_model(config, part), phase, on_progress, left))
         return part
 
     if parts is None:
@@ -122,8 +122,7 @@ def train_model(
     neupr = cast(NeuPR, _build(model_config, split, config.seed).to(parts[0].device))
     neupr.start_from(*parts, config.alpha)
     phase = TrainingPhase("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
-    phase_config = replace(config, shared_negatives=0)
-    histories.append(run(neupr, split, phase_config, phase, on_progress))
+    histories.append(run(neupr, split, for_model(config, neupr), phase, on_progress))
     return TrainingResult(neupr, histories)
 
 
@@ -152,8 +151,7 @@ def estimated_seconds(
 
 def _seconds_an_epoch(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
     model = _build(model_config, split, config.seed).to(config.torch_device())
-    if not model.shares_negatives:
-        config = replace(config, shared_negatives=0)
+    config = for_model(config, model)
     batches = make_batches(model, split.train, config, model.device)
     optimizer = Adam(model, config, config.learning_rate, None)
     seconds = []
@@ -265,7 +263,14 @@ def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
 
 def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
     """The configuration of a NeuPR's part."""
-    return replace(model_config, kind=kind, item_bias=model_config.item_bias and kind == "nbpr")
+    is_nbpr = kind == "nbpr"
+    return replace(
+        model_config,
+        kind=kind,
+        factors=model_config.factors if is_nbpr else model_config.deep_factors,
+        tower_factors=0,
+        item_bias=model_config.item_bias and is_nbpr,
+    )
 
 
 def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:

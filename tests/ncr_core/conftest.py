@@ -25,6 +25,7 @@ CONFIGS = [
     ModelConfig(kind="dncr", factors=4, layers=4, activation="relu"),
     ModelConfig(kind="neupr", factors=4, layers=3),
     ModelConfig(kind="neupr", factors=8, init="paper"),
+    ModelConfig(kind="neupr", factors=7, tower_factors=2, layers=3),
     ModelConfig(kind="neupr", factors=3, layers=2, shared_embeddings=True),
     ModelConfig(kind="neupr", factors=2, layers=4, shared_embeddings=True),
     ModelConfig(kind="twotower", factors=4, layers=3),
