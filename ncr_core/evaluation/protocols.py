@@ -214,6 +214,22 @@ def full_candidates(split: Split, held_out: IntArray, seed: int) -> Iterator[Can
         yield CandidateSet(users, held_out[users], rows)
 
 
+def full_lists(
+    model: Ranks, split: Split, held_out: IntArray, seed: int, k: int
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """(B,) users with a held-out item and (B, ≤ k) their best unseen items, by blocks of users.
+
+    Lists are padded with −1. ``seed`` gives the order of the catalogue, which decides ties.
+    """
+    if isinstance(model, ModelRanks) and model.ranks_catalogue:  # a product, in place of a sort
+        order = _catalogue_order(split, seed)
+        for users, allowed in _allowed_items(split, held_out):
+            yield users, model.rank_catalogue(users, allowed, order, k)
+    else:
+        for block in full_candidates(split, held_out, seed):
+            yield block.users, model.rank(block.users, block.candidates, k)
+
+
 def _catalogue_order(split: Split, seed: int) -> IntArray:
     return np.random.default_rng(seed).permutation(split.train.n_items)
 

@@ -18,7 +18,7 @@ from ncr_core.errors import CheckpointError, DataError
 from ncr_core.evaluation.beyond_accuracy import list_statistics
 from ncr_core.evaluation.by_gap import metrics_by_gap
 from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
-from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_candidates, ranks_of
+from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_lists, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, PairwiseRanker
@@ -212,8 +212,7 @@ class Runner:
         total = int((data.split.test >= 0).sum())
         lists = np.full((total, K), PAD, dtype=np.int64)
         done = 0
-        for block in full_candidates(data.split, data.split.test, seed=0):
-            ranked = ranks.rank(block.users, block.candidates, K)
+        for _, ranked in full_lists(ranks, data.split, data.split.test, 0, K):
             lists[done : done + len(ranked), : ranked.shape[1]] = ranked
             done += len(ranked)
             self._callbacks.ranked(done, total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from ncr_core.evaluation.protocols import (
     evaluate_full,
     evaluate_sampled,
     full_candidates,
+    full_lists,
     full_ranks,
     of_random_users,
     ranks_of,
@@ -118,6 +120,20 @@ def test_full_candidates_are_every_unseen_item_in_one_order(
             assert len(own) == len(expected)
             total += 1
     assert total == len(split.test)
+
+
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
+def test_full_lists_are_the_best_of_the_full_candidates(
+    split: Split, kind: Literal["nbpr", "neupr"]
+) -> None:
+    size = split.train.n_users, split.train.n_items
+    ranks = ModelRanks(wild_model(ModelConfig(kind=kind, factors=4, layers=2), *size))
+    found = list(full_lists(ranks, split, split.test, 5, 7))
+    blocks = list(full_candidates(split, split.test, seed=5))
+    assert len(found) == len(blocks)
+    for (users, lists), block in zip(found, blocks, strict=True):
+        assert users.tolist() == block.users.tolist()
+        assert lists.tolist() == ranks.rank(block.users, block.candidates, 7).tolist()
 
 
 @pytest.mark.parametrize("values", [3, 1000], ids=["many ties", "few ties"])
