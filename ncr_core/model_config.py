@@ -152,7 +152,8 @@ class ModelConfig:
         if self.attention_layers:
             if not self.ordered:
                 raise ConfigError("attention_layers are for windows of so many items")
-            sizes = {self.factors} if self.kind == "nbpr" else {self.factors, self.tower_embedding}
+            sizes = [self.factors] if self.kind in ("nbpr", "neupr") else []
+            sizes += [self.tower_embedding] if self.kind != "nbpr" else []
             if any(size % HEADS for size in sizes):
                 raise ConfigError(f"attention_layers need a number of factors divisible by {HEADS}")
 

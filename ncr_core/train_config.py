@@ -120,10 +120,6 @@ class TrainConfig:
     fine_tune_rate: float = parameter(1e-3, gt=0, option=False)
     """The learning rate of the fine-tuning, which begins with converged parts."""
 
-    fine_tune_shared: int = parameter(0, ge=0, le=MAX_SHARED_NEGATIVES, option=False)
-    """``shared_negatives`` of the fine-tuning, and of every later training of the whole NeuPR. They
-    are for the loss ``listwise``. 0: each positive has ``negatives`` of its own."""
-
     seed: int = parameter(0, "The seed of all random choices.", ge=0, request={"lt": 2**31})
     """The seed of initialisation, shuffling and sampling."""
 
@@ -134,8 +130,6 @@ class TrainConfig:
         check_parameters(self)
         if self.epochs == 0 and self.start == "random":
             raise ConfigError("epochs must be at least 1 for a random start")
-        if self.fine_tune_shared and self.loss != "listwise":
-            raise ConfigError('fine_tune_shared is for loss="listwise"')
 
     def batch_size_for(self, positives: int) -> int:
         """The batch size for a number of positives; by default for about 80 steps an epoch."""

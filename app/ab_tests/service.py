@@ -265,7 +265,7 @@ class ABTestService:
         return None
 
     async def delete_old_impressions(self) -> None:
-        """Deletes users' data of trials that ended 30 days ago or earlier. The reports stay."""
+        """Deletes users' data of trials that ended more than 30 days ago. The reports stay."""
         ended_before = now_us() - KEEP_IMPRESSIONS_DAYS * DAY_US
         repository = self._repository
         for delete in (repository.delete_impressions, repository.delete_trial_lists):

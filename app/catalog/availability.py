@@ -37,7 +37,7 @@ class Availability:
     """The times at which an item becomes available or unavailable, ascending."""
 
     def updated(self, windows: Sequence[Window]) -> Availability:
-        """The state after a change of items; the same object if no time changes."""
+        """The state after a change of items; the same object if no item has limits."""
         limited = [one for one in windows if one.opens is not None or one.closes is not None]
         if not limited and not len(self.ids):
             return self

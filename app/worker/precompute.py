@@ -18,7 +18,7 @@ from app.training.reader import Features, TrainingReader
 from ncr_core.train_config import resolve_device
 
 Visible = NDArray[np.bool_]
-USERS_AT_ONCE = 500  # whose events are read
+USERS_AT_ONCE = 100  # whose events are read: some 300 B each
 KEPT_BYTES = 2**24  # of candidates, between their search and the lists that are made of them
 
 

@@ -68,16 +68,12 @@ def element_wise_logits(
 ) -> tuple[Tensor, Tensor]:
     """(z_uij, z_uji), each (B, n), of the element-wise part.
 
-    users and i are (B, d), weight is (2d,) = [w₁; w₂]. j is (B, n, d), or (1, n, d) for items that
-    all users share.
+    users and i are (B, d), j is (B, n, d), weight is (2d,) = [w₁; w₂].
     """
     d = users.shape[1]
     first, second = users * weight[:d], users * weight[d:]
     both = torch.stack([first, second], dim=2)  # (B, d, 2)
-    if len(j) == len(users):
-        of_j = torch.bmm(j, both)  # (B, n, 2)
-    else:  # once for the whole batch
-        of_j = (both.transpose(1, 2).flatten(0, 1) @ j[0].T).view(len(users), 2, -1).transpose(1, 2)
+    of_j = torch.bmm(j, both)  # (B, n, 2)
     of_i = torch.stack([(first * i).sum(1), (second * i).sum(1)], dim=1).unsqueeze(1)
     return of_i[..., 0] - of_j[..., 1], of_j[..., 0] - of_i[..., 1]
 

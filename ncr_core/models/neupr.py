@@ -55,10 +55,7 @@ class NeuPR(PairwiseRanker):
         return z if self.bias is None else z + self.bias[i] - self.bias[j]
 
     def pair_logits(self, users: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j.
-
-        ``j`` may be (1, n), for items that all users share.
-        """
+        """(z_uij, z_uji), each (B, n), of (B,) items i and (B, n) items j."""
         d = self.config.factors
         of_i, of_j = (self.item_rows(rows, self.items_n.weight) for rows in (i, j))
         n_ij, n_ji = element_wise_logits(users[:, :d], of_i, of_j, self.weight[: 2 * d])

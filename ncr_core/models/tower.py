@@ -97,7 +97,6 @@ class Tower(DenseTower):
         """
         if not self.layers:
             own, other = rows_of(i, all_items), rows_of(j, all_items)
-            other = other.expand(len(own), -1, -1)
             user, own = (x.unsqueeze(1).expand_as(other) for x in (user, own))
             return torch.stack([self(user, own, other), self(user, other, own)])
         c = nn.functional.linear(user, *self._user_part())

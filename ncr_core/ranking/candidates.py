@@ -70,6 +70,9 @@ class FaissRetriever:
     ConfigError if faiss is not installed, or the model has no product of vectors.
     """
 
+    is_quick: bool
+    """Whether a search of the index is quicker than a product with every item."""
+
     def __init__(
         self, margins: Margins, users: Tensor, n: int = 1_000, *, file: Path | None = None
     ) -> None:
@@ -85,17 +88,16 @@ class FaissRetriever:
         users = users[:SAMPLED]
         best = top_of_catalogue(margins, users, min(n, len(table.items)), None, None)
         self.probes, self.recall = self._tune(table, users, best)
-        if found is None:
+        # An index in a file was filled or left empty by whoever wrote it.
+        self.is_quick = self.probes <= max(1, MAX_PROBED * self._lists)
+        if found is not None:
+            self.is_quick = found.ntotal > 0
+        else:
             if self.is_quick:
                 for rows in torch.split(torch.arange(len(table.items)), ADDED_AT_ONCE):
                     self._index.add(_vectors(table, rows))
             if file is not None:
                 self._index = self._written(file)
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether a search of the index is quicker than a product with every item."""
-        return self.probes <= max(1, MAX_PROBED * self._lists)
 
     def _mapped(self, table: LinearTable, file: Path) -> Any | None:
         """The index in the file; None without one for this table."""

@@ -60,9 +60,7 @@ def _dncr_next_item() -> Settings:
     neupr = _of_recipe("next-item-neupr")(0)
     no_dncr = ("item_bias", "tower_factors")
     model = {key: value for key, value in neupr["model"].items() if key not in no_dncr}
-    unused = (
-        "alpha", "fine_tune_epochs", "fine_tune_rate", "fine_tune_shared", "shared_negatives"
-    )  # fmt: skip
+    unused = ("alpha", "fine_tune_epochs", "shared_negatives")
     training = {key: value for key, value in neupr["training"].items() if key not in unused}
     return {"model": {**model, "kind": "dncr"}, "training": training}
 

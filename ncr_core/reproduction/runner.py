@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,7 @@ from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_lists, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
-from ncr_core.models import DNCR, NBPR, PairwiseRanker
+from ncr_core.models import DNCR, NBPR, ModelConfig, PairwiseRanker
 from ncr_core.ranking.ranker import PAD
 from ncr_core.reproduction.datasets import BenchmarkDataset, load_dataset
 from ncr_core.reproduction.methods import (
@@ -40,6 +41,7 @@ from ncr_core.reproduction.results_store import (
     ranks_as_text,
 )
 from ncr_core.reproduction.suites import RunSpec
+from ncr_core.train_config import TrainConfig
 from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts
 
@@ -137,7 +139,7 @@ class Runner:
         result = self._results.read(spec.name)
         if result is None or result["configuration"] != spec.configuration():
             return None  # other settings: the result is replaced
-        if result.get("resolved") != _resolved(spec):
+        if not _is_same(result.get("resolved", {}), _resolved(spec)):
             return None  # the same settings, of a version with other defaults
         if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
             return None
@@ -263,6 +265,20 @@ class Runner:
 
     def _model_folder(self, spec: RunSpec) -> Path:
         return self._work / spec.name
+
+
+def _is_same(stored: Mapping[str, Any], resolved: Mapping[str, Any]) -> bool:
+    """Whether a result has these choices, where newer choices have their defaults."""
+    defaults: dict[str, dict[str, Any]] = json.loads(
+        json.dumps({"model": ModelConfig().as_dict(), "training": TrainConfig().as_dict()})
+    )
+    for name, value in resolved.items():
+        if name in defaults:
+            if defaults[name] | stored.get(name, {}) != value:
+                return False
+        elif stored.get(name, value) != value:
+            return False
+    return stored.keys() <= resolved.keys()
 
 
 def _resolved(spec: RunSpec) -> dict[str, Any]:

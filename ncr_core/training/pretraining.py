@@ -27,7 +27,6 @@ from ncr_core.training.trainer import (
     History,
     OnProgress,
     TrainingPhase,
-    for_model,
     learn_held_out,
     make_batches,
     remember,
@@ -114,7 +113,8 @@ def train_model(
         part = start_model(part_config(model_config, kind), config, split)
         phase = TrainingPhase(f"pre-train {kind}", config.epochs, config.learning_rate)
         left = later[kind] / EPOCH_COST[kind]
-        histories.append(run(part, split, for_model(config, part), phase, on_progress, left))
+        phase_config = config if part.shares_negatives else replace(config, shared_negatives=0)
+        histories.append(run(part, split, phase_config, phase, on_progress, left))
         return part
 
     if parts is None:
@@ -122,7 +122,8 @@ def train_model(
     neupr = cast(NeuPR, _build(model_config, split, config.seed).to(parts[0].device))
     neupr.start_from(*parts, config.alpha)
     phase = TrainingPhase("train neupr", config.fine_tune_epochs, config.fine_tune_rate)
-    histories.append(run(neupr, split, for_model(config, neupr), phase, on_progress))
+    phase_config = replace(config, shared_negatives=0)
+    histories.append(run(neupr, split, phase_config, phase, on_progress))
     return TrainingResult(neupr, histories)
 
 
@@ -151,7 +152,8 @@ def estimated_seconds(
 
 def _seconds_an_epoch(model_config: ModelConfig, config: TrainConfig, split: Split) -> float:
     model = _build(model_config, split, config.seed).to(config.torch_device())
-    config = for_model(config, model)
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
     batches = make_batches(model, split.train, config, model.device)
     optimizer = Adam(model, config, config.learning_rate, None)
     seconds = []

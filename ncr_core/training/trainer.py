@@ -146,7 +146,6 @@ VALIDATION_USERS = 10_000
 FULL_VALIDATION_USERS = 2_000
 MAX_RANKED_CELLS, MIN_RANKED_USERS = 2**23, 100  # of towers: a microsecond an item or two
 USERS_AT_ONCE = 1024
-NO_RIVAL = 1e9  # a logit that adds nothing to a listwise loss
 HELD_OUT_STEPS = 300
 
 
@@ -359,7 +358,8 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
     of its users. No items are left for validation, so the passes are few and fixed: two, or as many
     as make ``HELD_OUT_STEPS`` steps. Raises TrainingError if the loss or a parameter is not finite.
     """
-    config = for_model(config, model)
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
     batches = make_batches(model, interactions, config, model.device)
     epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
     model.requires_grad_(True)
@@ -391,14 +391,6 @@ def remember(model: PairwiseRanker, interactions: Interactions) -> None:
     )
 
 
-def for_model(config: TrainConfig, model: PairwiseRanker) -> TrainConfig:
-    """The configuration with the number of shared negatives that this model takes."""
-    if model.shares_negatives:
-        return config
-    shared = config.fine_tune_shared if model.config.kind == "neupr" else 0
-    return replace(config, shared_negatives=shared)
-
-
 def make_batches(
     model: PairwiseRanker,
     train: Interactions,
@@ -411,7 +403,7 @@ def make_batches(
     Raises ConfigError if the negatives of ``config`` do not fit the model or the data, and
     DataError if there is no interaction to learn from.
     """
-    if config.shared_negatives != for_model(config, model).shared_negatives:
+    if config.shared_negatives and not model.shares_negatives:
         raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
     return Batches(train, config, device, histories=model.config.users == "history", share=share)
 
@@ -457,11 +449,6 @@ def _positive_loss(
     if not isinstance(rows, SharedRows):
         both = model.pair_logits(vectors, rows.items, rows.negatives)
         return LOSSES[config.loss](*both, n_items, rows.weights), partial(_positives, rows)
-    if not model.shares_negatives:
-        z_uij, z_uji = model.pair_logits(vectors[rows.row], rows.items, rows.negatives.unsqueeze(0))
-        out = ~rows.valid[rows.row]
-        both = z_uij.masked_fill(out, NO_RIVAL), z_uji.masked_fill(out, -NO_RIVAL)
-        return LOSSES[config.loss](*both, n_items, rows.weights), partial(_positives, rows)
     s_i, s_j = model.shared_scores(vectors, rows.row, rows.items, rows.negatives)
     shared_loss = SHARED_LOSSES[config.loss]
     loss = shared_loss(s_i, s_j, rows.valid, rows.row, n_items, rows.weights)
@@ -495,7 +482,7 @@ def _with_preferences(
     if config.dropout:
         vectors = torch.nn.functional.dropout(vectors, config.dropout)
     z_uij, z_uji = model.pair_logits(vectors, preferences.winners, preferences.losers.unsqueeze(1))
-    if isinstance(rows, SharedRows) and model.shares_negatives:
+    if isinstance(rows, SharedRows):
         # As those pairs: by the half margin alone.
         half = (z_uij - z_uji) / 2
         z_uij, z_uji = half, -half

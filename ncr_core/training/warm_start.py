@@ -8,7 +8,7 @@ vectors. As most parameters have converged, the passes are few and the rate is l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.pretraining import PhaseRunner, TrainingResult
-from ncr_core.training.trainer import OnProgress, TrainingPhase, for_model, train_loop
+from ncr_core.training.trainer import OnProgress, TrainingPhase, train_loop
 
 EPOCHS = 8
 RATE = 3e-3  # a third of what training from scratch takes; measured by benchmarks/gate.py
@@ -77,7 +77,8 @@ def train_warm(
     lower both. ``run_phase`` is as in `train_model`.
     """
     model = grown_model(base, split, config.seed).to(config.torch_device())
-    config = for_model(config, model)
+    if not model.shares_negatives:
+        config = replace(config, shared_negatives=0)
     kind = model.config.kind
     epochs = min(EPOCHS, config.epochs)
     phase = TrainingPhase(f"go on with {kind}", epochs, min(RATE, config.learning_rate))

@@ -41,6 +41,7 @@ from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, OnProgress
 Loss = Literal["bce", "gbce", "ce"]
 INIT_STD = 0.02
 NORM_EPSILON = 1e-8
+FORM = 2  # of the model: a stored training of another form begins anew
 ATTENTION_GAIN = 0.5**0.5  # query, key and value start as one layer of three times the width
 USERS_AT_ONCE = 128
 MAX_SCORES = 2**25  # of positions by items at once: 128 MiB, and as much again for their gradient
@@ -321,7 +322,7 @@ def fit_sasrec(
         encoder = SASRecEncoder(train.n_items, config)
         optimizer = torch.optim.Adam(encoder.parameters(), config.learning_rate, fused=True)
         state = _State(encoder, optimizer)
-        identity = {"data": fingerprint, "settings": asdict(config)}
+        identity = {"data": fingerprint, "settings": asdict(config) | {"form": FORM}}
         if progress_file is not None and progress_file.exists():
             state.load(progress_file, identity)
         validated = bool((split.validation >= 0).any())

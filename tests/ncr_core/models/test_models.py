@@ -149,16 +149,6 @@ class TestContract:
                 assert parameter.grad is not None, name
                 assert parameter.grad.abs().sum() > 0, name
 
-    def test_items_that_all_users_share_are_those_of_each(self, config: ModelConfig) -> None:
-        if config.kind == "twotower":
-            pytest.skip("it is not trained on such items")
-        model = wild_model(config, 5, 7)
-        users, i = torch.randn(5, vector_size(model)), torch.arange(5)
-        for items in (torch.arange(7), torch.tensor([6, 2])):
-            each = model.pair_logits(users, i, items.expand(5, -1))
-            for one, other in zip(model.pair_logits(users, i, items[None]), each, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
     def test_shared_negatives_give_half_the_margin(self, config: ModelConfig) -> None:
         model = wild_model(config, 5, 7)
         users, i, shared = torch.randn(5, vector_size(model)), torch.arange(5), torch.arange(7)

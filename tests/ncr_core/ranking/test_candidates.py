@@ -176,6 +176,9 @@ def test_an_index_is_searched_only_where_that_is_quicker(
         assert shortlist_for(margins, unclustered.user_vectors(users), file) is None
         (written,) = tmp_path.glob("empty.*")
         assert faiss.read_index(str(written)).ntotal == 0, again
+    monkeypatch.setattr(candidates, "MAX_PROBED", 1.0)  # an empty file is never searched
+    assert shortlist_for(margins, unclustered.user_vectors(users), tmp_path / "empty") is None
+    monkeypatch.undo()
     ranker = ExactRanker(by_group)
     vectors = by_group.user_vectors(users)
     index = FaissRetriever(ranker.margins, vectors, 20, file=tmp_path / "full")

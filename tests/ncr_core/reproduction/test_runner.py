@@ -130,6 +130,34 @@ def test_other_settings_replace_a_result(make_runner: MakeRunner) -> None:
     assert result["configuration"]["settings"] == {"l2": 10.0}
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value", "ran"),
+    [
+        ("model", "tower_factors", None, []),  # as if the result was older than the choice
+        (
+            "training",
+            "early_weight",
+            None,
+            ["next-item-start-d4"],
+        ),  # 2 in this recipe, 1 by default
+        ("model", "tower_factors", 3, ["next-item-start-d4"]),
+        ("model", "no_such_choice", 3, ["next-item-start-d4"]),
+    ],
+)
+def test_a_result_holds_while_choices_newer_than_it_have_their_defaults(
+    make_runner: MakeRunner, tmp_path: Path, section: str, name: str, value: Any, ran: list[str]
+) -> None:
+    run = make_run("next-item start", Selection(), 4)
+    before = deepcopy(make_runner()[0].run([run])[0])
+    before["resolved"][section] |= {name: value}
+    if value is None:
+        del before["resolved"][section][name]
+    ResultsStore(tmp_path / "results").write(before)
+    runner, log = make_runner()
+    runner.run([run])
+    assert log.ran == ran
+
+
 def test_results_of_other_data_are_not_mixed(make_runner: MakeRunner, root: Path) -> None:
     runs = [make_run("ItemPop", Selection(), 0)]
     make_runner()[0].run(runs)

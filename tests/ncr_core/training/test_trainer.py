@@ -19,7 +19,6 @@ from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.train_config import Optimizer
 from ncr_core.training import History, Progress, TrainConfig, train_model, trainer
 from ncr_core.training import pretraining as pretraining_module
-from ncr_core.training.batches import SharedRows
 from ncr_core.training.losses import bce_loss
 from ncr_core.training.pretraining import part_config, refit_config
 from ncr_core.training.trainer import Adam, TrainingPhase, learn_held_out, train_loop
@@ -200,34 +199,6 @@ def test_a_neupr_with_a_small_tower_starts_as_its_nbpr(split: Split) -> None:
     users, i, j = (torch.randint(n, (50,)) for n in (split.train.n_users, *[neupr.n_items] * 2))
     expected = nbpr.logits(nbpr.user_vectors(users), i, j)
     torch.testing.assert_close(neupr.logits(neupr.user_vectors(users), i, j), expected)
-    tuned = train_model(
-        shape, replace(config, fine_tune_epochs=1, loss="listwise", fine_tune_shared=9), split
-    ).model
-    assert isinstance(tuned, NeuPR)
-    assert tuned.weight[10:].abs().sum() > 0
-
-
-def test_shared_negatives_of_a_tower_give_the_listwise_loss_of_those_that_count() -> None:
-    model = wild_model(ModelConfig(kind="neupr", factors=3, tower_factors=2, layers=3), 4, 9)
-    users, row = torch.tensor([2, 0]), torch.tensor([0, 1, 1])
-    items, drawn = torch.tensor([1, 5, 3]), torch.tensor([0, 4, 7, 8])
-    valid = torch.tensor([[True, False, True, True], [True, True, False, False]])
-    rows = SharedRows(users, row, items, drawn, valid, None, None, None)
-    config = TrainConfig(loss="listwise", fine_tune_shared=4)
-    loss, _ = trainer._positive_loss(model, model.user_vectors(users), rows, 12, config)
-    expected = 0.0
-    for at, i in zip(row.tolist(), items.tolist(), strict=True):
-        user = model.user_vectors(users[at : at + 1])
-        lost, won = 0.0, 0.0
-        for j, counts in zip(drawn.tolist(), valid[at].tolist(), strict=True):
-            if counts:
-                i_, j_ = torch.tensor([i]), torch.tensor([j])
-                lost += 12 / 4 * math.exp(-float(model.logits(user, i_, j_)))
-                won += 12 / 4 * math.exp(float(model.logits(user, j_, i_)))
-        expected += (math.log1p(lost) + math.log1p(won)) / 3
-    assert float(loss) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ConfigError, match="fine_tune_shared is for loss"):
-        TrainConfig(fine_tune_shared=4)
 
 
 def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
