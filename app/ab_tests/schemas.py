@@ -9,13 +9,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    field_validator,
     model_validator,
 )
 
 from app.core.errors import Unprocessable
 from app.core.openapi import inline_schema
-from app.core.requests import Id, text_problem
+from app.core.requests import Id, Integer, text_problem
 from app.registry.schemas import iso
 from ncr_core.online import planned_clicked
 
@@ -92,7 +91,7 @@ class ABTestParams(BaseModel):
         le=1,
         description="The share of users (interleaving) or of requests (shadow).",
     )
-    planned_clicked: int = Field(
+    planned_clicked: Integer = Field(
         default=PLANNED_CLICKED,
         ge=2,
         le=MAX_PLANNED_CLICKED,
@@ -167,19 +166,13 @@ class SettingsTestParams(BaseModel):
         default=None,
         description="The version that ranks for these users. The default is the active version.",
     )
-    planned_lists: int = Field(
+    planned_lists: Integer = Field(
         default=20_000,
         ge=100,
         le=MAX_PLANNED_LISTS,
         description="The planned number of lists of both arms. The test is most precise at "
         "this number, and its interval is valid at any number.",
     )
-
-    @field_validator("planned_lists", mode="before")
-    @classmethod
-    def _whole(cls, value: Any) -> Any:
-        # In JSON 5.0 is as whole a number as 5.
-        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
     def _differs(self) -> Self:

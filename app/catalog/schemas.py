@@ -17,6 +17,7 @@ MAX_CATEGORIES = 64
 MAX_CATEGORY_BYTES = 128
 MAX_ATTRIBUTES_BYTES = 16 * 1024
 MAX_EMBEDDING = 1_024  # numbers
+MAX_SINGLE = float(np.finfo(np.float32).max)
 _NUMBER_BYTES = 4
 
 
@@ -99,7 +100,7 @@ class ItemIn(BaseModel):
     available_until: Moment | None = Field(
         default=None, description="The time from which lists leave out the item."
     )
-    embedding: list[float] | None = Field(
+    embedding: list[Annotated[float, Field(ge=-MAX_SINGLE, le=MAX_SINGLE)]] | None = Field(
         default=None,
         min_length=1,
         max_length=MAX_EMBEDDING,

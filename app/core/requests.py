@@ -22,7 +22,7 @@ from fastapi import Depends, Path, Query
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -331,6 +331,15 @@ def text_schema(limit: int = MAX_ID_BYTES) -> dict[str, Any]:
 
 
 Id = Annotated[str, Field(json_schema_extra=text_schema())]
+
+
+def as_integer(value: Any) -> Any:
+    """A whole JSON number, such as 5.0, as an integer; other values unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(as_integer)]
+"""An integer in a body. In JSON 5.0 is as whole a number as 5."""
 """An id in a body or a query. The type documents the id, and `text_problem` checks the id."""
 
 PathId = Annotated[

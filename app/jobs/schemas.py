@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from app.core.requests import text_problem, text_schema
+from app.core.requests import Integer, as_integer, text_problem, text_schema
 from app.core.settings import Settings
 from app.registry.schemas import BY, iso
 from ncr_core.model_config import ModelConfig
@@ -62,12 +62,6 @@ _DESCRIPTIONS = {
 M = TypeVar("M", bound=BaseModel)
 
 
-def _as_integer(value: Any) -> Any:
-    """A whole JSON number, such as 5.0, as an integer; other values unchanged."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Integer = Annotated[int, BeforeValidator(_as_integer)]
 AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
 Attributes = Literal["auto"] | Annotated[list[AttributeName], Field(max_length=64)]
 
@@ -78,7 +72,7 @@ def _request_field(spec: ConfigField) -> tuple[Any, Any]:
     bounds: dict[str, Any] = {**spec.parameter.bounds, **(spec.parameter.request or {})}
     kind: Any = Annotated[spec.parameter.request_type or spec.type, Field(**bounds)]
     if spec.type is int:
-        kind = Annotated[kind, BeforeValidator(_as_integer)]
+        kind = Annotated[kind, BeforeValidator(as_integer)]
     if spec.parameter.by_setting:  # None: the request leaves it to the setting
         return kind | None, Field(default=None, description=description)
     return kind, Field(default=spec.default, description=description)

@@ -125,7 +125,10 @@ class JobService:
             )
         if params.start == "warm":
             serving = None if self._serving_model is None else await self._serving_model()
-            problem = _warm_start_problem(serving, params)
+            try:
+                problem = _warm_start_problem(serving, params)
+            except ConfigError as error:
+                raise Unprocessable(str(error), code="parameters_do_not_fit") from None
             if problem is not None or serving is None:
                 raise Unprocessable(f"start: {problem}", code="cannot_start_warm")
             params = params.model_copy(update=_architecture(serving))
@@ -205,7 +208,10 @@ def _architecture(row: ModelRow) -> dict[str, Any]:
 
 
 def _warm_start_problem(serving: ModelRow | None, params: TrainParams) -> str | None:
-    """The reason why a training cannot start from the served model; None if it can."""
+    """The reason why a training cannot start from the served model; None if it can.
+
+    Raises ConfigError if the hyper-parameters do not fit the recipe.
+    """
     if serving is None:
         return "a warm start needs a served model"
     requested = {name: getattr(params, name) for name in params.hyperparameters}

@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
@@ -30,7 +29,7 @@ from app.catalog.filters import (
     parse_filter,
 )
 from app.core.errors import PayloadTooLarge, Unprocessable
-from app.core.requests import invalid_body, read_json, text_problem, text_schema
+from app.core.requests import Integer, invalid_body, read_json, text_problem, text_schema
 from app.events.seen_rule import (
     ALWAYS_SEEN,
     DURATION,
@@ -240,14 +239,8 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    min_seq: int | None = Field(default=None, ge=0, lt=SEQ_BOUND, description=MIN_SEQ)
+    min_seq: Integer | None = Field(default=None, ge=0, lt=SEQ_BOUND, description=MIN_SEQ)
     model: str | None = Field(default=None, max_length=256, description=MODEL)
-
-    @field_validator("min_seq", "n", mode="before", check_fields=False)
-    @classmethod
-    def _whole(cls, value: Any) -> Any:
-        # In JSON 5.0 is as whole a number as 5.
-        return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 BodyFilter = Annotated[
@@ -295,7 +288,7 @@ def filter_of(value: Any) -> AttributeFilter | None:
 class _ListBody(_Body):
     """The parameters of `GET /recommend/{user}` in a body."""
 
-    n: int = Field(default=10, ge=1, le=MAX_LIST, description="The number of items in a list.")
+    n: Integer = Field(default=10, ge=1, le=MAX_LIST, description="The number of items in a list.")
     exclude_seen: bool = Field(default=True, description=EXCLUDE_SEEN)
     category: list[str] = Field(
         default_factory=list, max_length=MAX_CATEGORIES, description=CATEGORY

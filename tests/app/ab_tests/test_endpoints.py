@@ -339,7 +339,7 @@ async def test_the_report_has_the_difference_over_time_and_at_the_planned_size(
     client: httpx2.AsyncClient, served: Services, versions: tuple[str, str]
 ) -> None:
     other = versions[0]
-    trial = await begin(client, other, planned_clicked=4)
+    trial = await begin(client, other, planned_clicked=4.0)  # in JSON as whole as 4
     url = f"{URL}/{trial['trial_id']}"
     assert trial["planned_clicked"] == 4
     assert (await begin(client, other, kind="shadow"))["planned_clicked"] is None

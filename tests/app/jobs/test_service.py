@@ -19,6 +19,7 @@ from app.jobs.repository import Claim, JobRepository
 from app.jobs.schemas import ENDED, TrainParams
 from app.jobs.service import DAY_US, JobService
 from app.jobs.tables import jobs as jobs_table
+from app.registry.schemas import ModelRow
 from app.wiring import Services
 from tests.conftest import ON_POSTGRESQL, ON_SQLITE
 
@@ -108,6 +109,21 @@ async def test_what_cannot_be_trained_is_refused_before_it_is_queued(
 ) -> None:
     with pytest.raises(Unprocessable, match=message) as refused:
         await JobService(database, Settings()).submit_training(TrainParams.model_validate(body))
+    assert refused.value.code == "parameters_do_not_fit"
+
+
+async def test_a_warm_start_that_does_not_fit_its_recipe_is_refused(database: Database) -> None:
+    served = ModelRow(
+        "v", "published", "nbpr", 8, "", "", 1, 1, 1, 1, {}, {}, None, 1, 1
+    )  # fmt: skip
+
+    async def serving() -> ModelRow:
+        return served
+
+    service = JobService(database, Settings(), serving)
+    body = {"recipe": "als-nbpr", "model": "neupr", "start": "warm"}
+    with pytest.raises(Unprocessable, match="is for nbpr with free users") as refused:
+        await service.submit_training(TrainParams.model_validate(body))
     assert refused.value.code == "parameters_do_not_fit"
 
 
