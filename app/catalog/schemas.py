@@ -226,8 +226,7 @@ def embedding_numbers(packed: bytes | None) -> list[float] | None:
 
 
 def _packed(numbers: list[float]) -> bytes:
-    with np.errstate(over="ignore"):
-        return np.array(numbers, dtype="<f4").tobytes()
+    return np.array(numbers, dtype="<f4").tobytes()
 
 
 def _embedding_problem(embedding: Any) -> str | None:
@@ -237,11 +236,9 @@ def _embedding_problem(embedding: Any) -> str | None:
         return f"must have 1 to {MAX_EMBEDDING:,} numbers, not {len(embedding):,}"
     if not set(map(type, embedding)) <= {int, float}:
         return "must be a list of numbers"
-    try:
-        is_finite = np.isfinite(np.frombuffer(_packed(embedding), "<f4")).all()
-    except OverflowError:  # an integer of hundreds of digits
-        is_finite = False
-    return None if is_finite else "has a number that single precision cannot hold"
+    if not -MAX_SINGLE <= min(embedding) <= max(embedding) <= MAX_SINGLE:
+        return "has a number that single precision cannot hold"
+    return None
 
 
 def other_length(item: Item, length: int) -> ItemProblem:

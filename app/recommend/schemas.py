@@ -12,6 +12,7 @@ from fastapi import Request
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -29,7 +30,14 @@ from app.catalog.filters import (
     parse_filter,
 )
 from app.core.errors import PayloadTooLarge, Unprocessable
-from app.core.requests import Integer, invalid_body, read_json, text_problem, text_schema
+from app.core.requests import (
+    Integer,
+    as_integer,
+    invalid_body,
+    read_json,
+    text_problem,
+    text_schema,
+)
 from app.events.seen_rule import (
     ALWAYS_SEEN,
     DURATION,
@@ -239,7 +247,10 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    min_seq: Integer | None = Field(default=None, ge=0, lt=SEQ_BOUND, description=MIN_SEQ)
+    # The bounds before the validator: else the document would not have them.
+    min_seq: Annotated[int, Field(ge=0, lt=SEQ_BOUND), BeforeValidator(as_integer)] | None = Field(
+        default=None, description=MIN_SEQ
+    )
     model: str | None = Field(default=None, max_length=256, description=MODEL)
 
 

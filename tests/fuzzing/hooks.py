@@ -76,13 +76,13 @@ def filter_path_parameters(context: schemathesis.HookContext, path_parameters: A
 @schemathesis.hook
 def filter_query(context: schemathesis.HookContext, query: Any) -> bool:
     """Lists hold strings: `true`, sent in place of a list, is a list of one string when it comes
-    in, and refusing it cannot be asked for. A list of one string in place of a string is that
-    string when it comes in."""
+    in, and refusing it cannot be asked for. A list or an object in place of a string is
+    one of its strings when it comes in."""
     lists = [(query or {}).get(name) for name in ("category", "exclude")]
     prefix = (query or {}).get("prefix")
     return (
         _countable(query)
-        and not isinstance(prefix, list)
+        and not isinstance(prefix, list | dict)
         and all(
             items is None
             or (isinstance(items, list) and all(isinstance(item, str) for item in items))

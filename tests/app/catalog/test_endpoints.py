@@ -88,6 +88,7 @@ BAD_ITEMS: list[tuple[Any, str]] = [
     ({"id": "a", "embedding": [1, "2"]}, "invalid_embedding"),
     ({"id": "a", "embedding": [1, True]}, "invalid_embedding"),
     ({"id": "a", "embedding": [1, None]}, "invalid_embedding"),
+    ({"id": "a", "embedding": [-3.402823466385289e38]}, "invalid_embedding"),
     ({"id": "a", "embedding": [[1]]}, "invalid_embedding"),
     ({"id": "a", "embedding": [1e39]}, "invalid_embedding"),
     ({"id": "a", "embedding": [0.5] * 1_025}, "invalid_embedding"),

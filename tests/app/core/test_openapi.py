@@ -84,3 +84,12 @@ async def test_the_documentation_needs_no_network(open_app: FastAPI) -> None:
         post = schema["paths"]["/events"]["post"]
         assert set(post["requestBody"]["content"]) == {"application/json", "application/x-ndjson"}
         assert "HTTPValidationError" not in str(post)
+
+
+async def test_bounds_are_written_as_json_schema_has_them(client: httpx2.AsyncClient) -> None:
+    """A validator before a bound makes pydantic write the bound by its own name."""
+    text = (await client.get("/openapi.json")).text
+    assert re.findall(r'"(?:ge|gt|le|lt)":', text) == []
+    body = (await client.get("/openapi.json")).json()["paths"]["/rerank"]["post"]["requestBody"]
+    min_seq = body["content"]["application/json"]["schema"]["properties"]["min_seq"]
+    assert min_seq["anyOf"][0]["minimum"] == 0
