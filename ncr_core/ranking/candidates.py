@@ -30,7 +30,7 @@ MIN_ITEMS = 50_000
 MIN_FAISS_ITEMS = 300_000
 MIN_RECALL = 0.98  # of the best by s_ui that the index has to find,
 SAMPLED = 64  # on average over so many users
-MAX_PROBED = 1 / 8  # of the lists: a product with all items is quicker than a search of more
+MAX_PROBED = 1 / 8  # of the lists: more save little over a product for a batch of users
 PER_LIST = 64  # items to train a list's centre on
 ADDED_AT_ONCE = 2**17  # items
 
@@ -71,7 +71,7 @@ class FaissRetriever:
     """
 
     is_quick: bool
-    """Whether a search of the index is quicker than a product with every item."""
+    """Whether the index holds the items, and is searched in place of a product with each."""
 
     def __init__(
         self, margins: Margins, users: Tensor, n: int = 1_000, *, file: Path | None = None
