@@ -1,25 +1,30 @@
-"""What a training takes as its data grow, on synthetic data whose truth is known.
+"""What a training by several ranks takes as its data grow, on synthetic data of a known truth.
 
-    python -m benchmarks.scale [READERS [FACTORS [SCRATCH [EVENTS ...]]]]
+    python -m benchmarks.scale [RANKS [FACTORS [SCRATCH [EVENTS ...]]]]
 
 By default 1, 3 and 10 million events; a user for every 20, an item for every 100. A user and an
 item have one of 100 topics; nine of ten events of a user are in the user's topic, by an item's
 popularity there. A model that has learned the truth fills lists with the user's topic; popularity
 fills a hundredth. The data are a snapshot in parts, written a part at a time to SCRATCH.
 
-Each size is trained in a process of its own, whose peak of memory counts: NBPR with users from
-their histories, four negatives a positive, two epochs without validation. With READERS the process
-is the first of so many that share the parts: it reads and trains what one of them would, without
-what they would send to each other.
+Each size is trained with the engine `torchrun` and so many RANKS, each with a thread, or with 0
+RANKS in one process with a thread. The model is NBPR with users from their histories: 512 shared
+negatives, two epochs without validation. The columns are
 
-By three sizes or more a line is fitted: seconds an epoch by triples, and bytes by interactions and
-parameters. What it says of a billion events on 8 readers is a prediction, and no measurement: it
-leaves out communication, and a GPU's rate is not this machine's.
+peak MiB            of the process that starts the ranks
+peak MiB of a rank  the largest of all ranks
+wire MB an epoch    what all ranks together send in an epoch, by the counters of a network namespace
+                    of their own (Linux, with the right to make one)
+
+By three sizes or more a line is fitted: seconds an epoch by triples, and bytes of a rank by its
+interactions. What it says of a billion events on 8 ranks is a prediction, and no measurement: it
+leaves out the time of messages, and a GPU's rate is not this machine's.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -31,21 +36,22 @@ import numpy as np
 import torch
 
 from benchmarks.harness import publish, run_command
+from benchmarks.size import peak_bytes
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, suitable_parts
 
 SIZES = (1_000_000, 3_000_000, 10_000_000)
 EVENTS_A_USER, EVENTS_AN_ITEM, TOPICS, ON_TOPIC = 20, 100, 100, 0.9
-NEGATIVES, EPOCHS, JUDGED_USERS, K = 4, 2, 500, 10
-PREDICTED_EVENTS, PREDICTED_READERS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
+NEGATIVES, EPOCHS, JUDGED_USERS, K = 512, 2, 500, 10
+PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
 COLUMNS = [
-    "events", "items", "readers", "written/s", "read/s", "triples/s", "epoch s", "peak MiB",
-    "interactions of a reader", "in the user's topic",
+    "events", "items", "ranks", "written/s", "peak MiB of a rank", "read/s", "triples/s", "epoch s",
+    "peak MiB", "wire MB an epoch", "interactions", "in the user's topic",
 ]  # fmt: skip
 
 
 def main(
-    readers: int = 1,
+    ranks: int = 2,
     factors: int = 64,
     scratch: Path = Path("var"),
     events: tuple[int, ...] = SIZES,
@@ -58,53 +64,75 @@ def main(
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)
             rate = written / (time.perf_counter() - started)
-            command = [sys.executable, "-m", "benchmarks.scale", "train"]
-            done = subprocess.run(
-                [*command, str(Path(folder) / "snapshot"), str(readers), str(factors)],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-        found = json.loads(done.stdout.splitlines()[-1])
-        rows.append([size, size // EVENTS_AN_ITEM, readers, round(rate), *found])
+            found, peak = measured(Path(folder), ranks, factors)
+        rows.append([size, size // EVENTS_AN_ITEM, ranks, round(rate), peak, *found])
         if len(rows) > 2:
-            fits = fitted(rows, factors)
-        publish(
-            f"scale-{readers}",
-            COLUMNS,
-            rows,
-            factors=factors,
-            threads=torch.get_num_threads(),
-            cost=fits,
-        )
+            fits = fitted([dict(zip(COLUMNS, row, strict=True)) for row in rows], factors)
+        publish(f"scale-{ranks}", COLUMNS, rows, factors=factors, cost=fits)
     print(json.dumps(fits, indent=1))
 
 
-def fitted(rows: list[list[Any]], factors: int) -> dict[str, Any]:
+def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float | None]:
+    """What `train` prints in a process of its own, and the peak of the largest rank in MiB."""
+    command = [sys.executable, "-m", "benchmarks.scale", "train"]
+    command += [str(folder), str(ranks), str(factors)]
+    own_network = ["unshare", "--map-root-user", "--net"]
+    if subprocess.run([*own_network, "ip", "link"], capture_output=True, check=False).returncode:
+        own_network = []
+    process = subprocess.Popen(
+        own_network + command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, rank_peak(process.pid))
+        time.sleep(0.05)
+    if process.returncode:
+        sys.exit(f"failed: {' '.join(command)}")
+    assert process.stdout is not None
+    found: list[Any] = json.loads(process.stdout.read().splitlines()[-1])
+    return found, peak / 2**20 if ranks else None
+
+
+def rank_peak(pid: int) -> int:
+    """The largest memory that a rank below a process has held so far, in bytes (Linux)."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        own = peak_bytes(pid) if is_rank else 0
+    except (OSError, IndexError):  # it has just ended
+        return 0
+    return max([own, *(rank_peak(int(child)) for child in children)])
+
+
+def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
     """The model of cost, and what it predicts."""
-    interactions = np.array([row[8] for row in rows], dtype=np.float64)
-    parameters = np.array([2 * row[1] * factors for row in rows], dtype=np.float64)
-    seconds = np.array([row[6] for row in rows])
-    memory = np.array([row[7] for row in rows]) * 2**20
-    triples = NEGATIVES * interactions
-    a_triple, first = np.polyfit(triples, seconds, 1)
+    ranks = max(1, rows[0]["ranks"])
+    interactions = np.array([row["interactions"] / ranks for row in rows], dtype=np.float64)
+    parameters = np.array([2 * row["items"] * factors for row in rows], dtype=np.float64)
+    seconds = np.array([row["epoch s"] for row in rows])
+    peaks = [row["peak MiB of a rank"] or row["peak MiB"] for row in rows]
+    memory = np.array(peaks) * 2**20
+    a_triple, first = np.polyfit(NEGATIVES * interactions, seconds, 1)
     # Items grow with events here, so their parts of memory cannot be told apart: one slope.
     an_interaction, base = np.polyfit(interactions, memory, 1)
-    share = PREDICTED_EVENTS / PREDICTED_READERS
+    share = PREDICTED_EVENTS / PREDICTED_RANKS
     return {
-        "nanoseconds a triple": 1e9 * a_triple,
+        "nanoseconds a triple of a rank": 1e9 * a_triple,
         "seconds an epoch beside": first,
-        "bytes an interaction": an_interaction,
+        "bytes an interaction of a rank": an_interaction,
         "of which parameters with Adam": float((16 * parameters / interactions)[-1]),
         "MiB beside": base / 2**20,
         "prediction, unmeasured": {
             "events": PREDICTED_EVENTS,
-            "readers": PREDICTED_READERS,
+            "ranks": PREDICTED_RANKS,
             "hours an epoch at this machine's rate": (
                 (first + a_triple * NEGATIVES * share) / 3_600
             ),
-            "GiB a reader for interactions": an_interaction * share / 2**30,
-            "GiB a reader for item tables with Adam": (16 * 2 * PREDICTED_ITEMS * factors / 2**30),
+            "GiB a rank for interactions": an_interaction * share / 2**30,
+            "GiB a rank for item tables with Adam": (16 * 2 * PREDICTED_ITEMS * factors / 2**30),
         },
     }
 
@@ -144,36 +172,48 @@ def write_synthetic(folder: Path, events: int, seed: int = 0) -> int:
     return total
 
 
-def train(folder: Path, readers: int, factors: int) -> None:
-    """Reads and trains what the first of the readers does; prints figures."""
+def train(folder: Path, ranks: int, factors: int) -> None:
+    """Trains with so many ranks; prints figures."""
     import resource
 
     from ncr_core.models import ModelConfig
     from ncr_core.training import TrainConfig, train_model
+    from ncr_core.training.torchrun import TorchrunPhases
 
-    snapshot = Snapshot.open(folder)
+    if os.getuid() == 0:
+        subprocess.run(["ip", "link", "set", "lo", "up"], capture_output=True, check=False)
     started = time.perf_counter()
-    data = snapshot.read(snapshot.manifest.share(0, readers))
+    data = Snapshot.open(folder / "snapshot").read()
     read = data.nnz / (time.perf_counter() - started)
     split = leave_latest_out(data, np.zeros(data.n_users, dtype=np.bool_))
-    config = TrainConfig(negatives=NEGATIVES, epochs=EPOCHS, batch_size=4_096)
+    config = TrainConfig(
+        shared_negatives=NEGATIVES, loss="listwise", epochs=EPOCHS, batch_size=4_096
+    )
     model_config = ModelConfig(kind="nbpr", factors=factors, users="history")
-    result = train_model(model_config, config, split, shrink=False)
+    phases = TorchrunPhases(ranks, "replicated", folder / "ranks") if ranks else None
+    before = sent_bytes()
+    result = train_model(model_config, config, split, shrink=False, run_phase=phases)
+    sent = sent_bytes() - before
     epoch = min(result.history[0].seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    share = in_topic(result.model, data)
-    print(
-        json.dumps(
-            [
-                round(read),
-                round(NEGATIVES * data.nnz / epoch),
-                epoch,
-                peak,
-                data.nnz,
-                share,
-            ]
-        )
-    )
+    wire = sent / EPOCHS / 1e6 if ranks and is_own_network() else None
+    rates = [round(read), round(NEGATIVES * data.nnz / epoch)]
+    print(json.dumps([*rates, epoch, peak, wire, data.nnz, in_topic(result.model, data)]))
+
+
+def is_own_network() -> bool:
+    """Whether the process has no network interface but loopback."""
+    return all(line.strip().startswith("lo:") for line in _interfaces())
+
+
+def sent_bytes() -> int:
+    """The bytes sent over loopback so far."""
+    own = [line for line in _interfaces() if line.strip().startswith("lo:")]
+    return int(own[0].partition(":")[2].split()[8]) if own else 0
+
+
+def _interfaces() -> list[str]:
+    return Path("/proc/net/dev").read_text().splitlines()[2:]
 
 
 @torch.inference_mode()

@@ -7,10 +7,11 @@ and disliked items, and preferences that users stated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
@@ -277,10 +278,17 @@ class Share:
 
     rank: int = 0
     size: int = 1
+    lengths: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+    """(n_users,) the number of positives of each user of all ranks, for data that have the users of
+    this share alone (`TrainingPart`); None for data that have all users."""
 
     def holds(self, users: Tensor) -> Tensor:
         """(B,) rows of users → (B,) whether they are of this share."""
         return users % self.size == self.rank
+
+    def rows(self, users: Tensor) -> Tensor:
+        """(B,) rows of users of this share → (B,) their rows in the data of this rank."""
+        return users if self.lengths is None else users // self.size
 
 
 WHOLE = Share()
@@ -328,6 +336,47 @@ def _own_histories(histories: UserHistories | None, keep: Tensor) -> UserHistori
     return UserHistories(histories.items, start, position, end)
 
 
+def learned_and_seen(train: Interactions) -> tuple[Interactions, Interactions]:
+    """The positives to learn from, and all items that their users have seen.
+
+    A user who has seen every item has no negatives, so nothing to learn from. Raises DataError if
+    nothing is left.
+    """
+    seen = train.with_seen()
+    has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
+    is_useful = has_unseen[train.users]
+    if not is_useful.any():
+        raise DataError(
+            "every user has interacted with every item: training needs an item without an "
+            "interaction"
+            if train.nnz
+            else "the data has no interactions to learn from"
+        )
+    learned = train if is_useful.all() else train.select(is_useful)
+    return learned, learned if seen is train else seen.select(has_unseen[seen.users])
+
+
+def draws_without_users(train: Interactions, config: TrainConfig) -> bool:
+    """Whether the random draws of an epoch depend on no user's items: shared negatives alone."""
+    return bool(config.shared_negatives) and not train.feedback
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """The positives of one rank's users, for ranks that need not know those of other users."""
+
+    interactions: Interactions
+    """The positives of the users of a `Share`, in the order of their rows."""
+    lengths: NDArray[np.int32]
+    """(n_users,) the number of positives of each user of all ranks."""
+
+    @classmethod
+    def of(cls, learned: Interactions, share: Share) -> TrainingPart:
+        """The part of a share of positives without feedback."""
+        own = np.arange(share.rank, learned.n_users, share.size)
+        return cls(learned.of_users(own), np.diff(learned.indptr).astype(np.int32))
+
+
 class Batches:
     """The positives in random order, each once an epoch, with fresh negatives.
 
@@ -339,7 +388,8 @@ class Batches:
     many rows as its size.
 
     With a ``share``, batches have only the rows of its users. All shares draw the same, so the rows
-    of all ranks together are the whole batches. A batch may have no row of a share.
+    of all ranks together are the whole batches. A batch may have no row of a share. ``train`` may
+    have the users of the share alone if `draws_without_users` holds and ``histories`` is set.
 
     Raises ConfigError if there are too few items for the negatives, and DataError if there is no
     interaction to learn from.
@@ -359,18 +409,9 @@ class Batches:
                 f"{train.n_items} items are too few for {config.negatives} negatives a positive: "
                 f"there must be at least {config.negatives + 1}"
             )
-        seen = train.with_seen()
-        has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
-        is_useful = has_unseen[train.users]
-        if not is_useful.any():
-            raise DataError(
-                "every user has interacted with every item: training needs an item without an "
-                "interaction"
-                if train.nnz
-                else "the data has no interactions to learn from"
-            )
-        # A user who has seen every item has no negatives, so nothing to learn from.
-        learned = train if is_useful.all() else train.select(is_useful)
+        learned, seen = train, train
+        if share.lengths is None:
+            learned, seen = learned_and_seen(train)
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
         self._users = torch.from_numpy(learned.users).to(device)
         self._items = torch.from_numpy(learned.items).to(device)
@@ -382,27 +423,29 @@ class Batches:
         self._preferences: PreferencePairs | None = None
         if learned.feedback is not None and len(learned.feedback):
             self._preferences = PreferencePairs(learned, learned.feedback, device, config.seed)
-        if seen is not train:
-            learned = seen.select(has_unseen[seen.users])
-        self._sampler = NegativeSampler(learned, device, self._generator)
+        self._sampler = NegativeSampler(seen, device, self._generator)
         self.n_items = train.n_items
-        self.size = config.batch_size_for(len(self._users))
+        self._lengths = self._indptr[1:] - self._indptr[:-1]
+        if share.lengths is not None:
+            self._lengths = torch.from_numpy(share.lengths.astype(np.int64)).to(device)
+        self._positives = int(self._lengths.sum())
+        self.size = config.batch_size_for(self._positives)
         self._negatives = config.negatives
         # A matrix of users by shared negatives: bounded whatever the batch.
         queries = self.size * train.n_users // max(1, train.nnz)
         if histories:  # a row each, and whole users: a batch may end with a long one
-            queries = self.size + int((self._indptr[1:] - self._indptr[:-1]).max())
+            queries = self.size + int(self._lengths.max())
         max_shared = max(1, MAX_CELLS // max(1, queries))
         self._shared = min(config.shared_negatives, train.n_items, max_shared)
         self._histories = histories
         self._device = device
         self._share = share
-        # Draws that depend on no user let each rank make its own users' rows alone.
-        self._is_shared_early = bool(self._shared) and self._preferences is None
+        # Each rank then makes the rows of its own users alone.
+        self._is_shared_early = draws_without_users(train, config)
 
     def __len__(self) -> int:
         """The number of batches an epoch; with whole users, an upper limit."""
-        return -(-len(self._users) // self.size)
+        return -(-self._positives // self.size)
 
     def __iter__(self) -> Iterator[Rows | SharedRows]:
         if self._share.size == 1 or self._is_shared_early:
@@ -434,7 +477,7 @@ class Batches:
         return None if self._weights is None else self._weights[positions]
 
     def _whole_users(self) -> Iterator[Rows | SharedRows]:
-        lengths = self._indptr[1:] - self._indptr[:-1]
+        lengths = self._lengths
         active = lengths.nonzero().flatten()
         order = active[torch.randperm(len(active), generator=self._generator, device=self._device)]
         # As many batches as an epoch has, cut at the user in whom the next one begins.
@@ -445,6 +488,7 @@ class Batches:
             if self._is_shared_early and self._share.size > 1:
                 users = users[self._share.holds(users)]
             user_lengths = lengths[users]
+            users = self._share.rows(users)
             end = user_lengths.cumsum(0)
             first = end - user_lengths
             position = torch.arange(int(user_lengths.sum()), device=self._device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import shutil
 import tempfile
@@ -21,12 +23,16 @@ from ncr_core.atomic_files import atomic_write
 from ncr_core.data.interactions import Interactions, UserFeedback
 from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
+from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker, build_model
+from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.trainer import History, TrainingPhase
+from ncr_core.training.batches import Share, TrainingPart, draws_without_users, learned_and_seen
+from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, TrainingPhase, remember
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
+LENGTHS = "lengths.safetensors"
 OUTCOME, RESULT = "outcome.json", "result.safetensors"
 PHASE_PREFIX = "ncr-phase-"
 LEFTOVER_SECONDS = 86_400.0
@@ -35,66 +41,137 @@ _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 
 @dataclass(frozen=True)
 class PhaseOrder:
-    """The order of a phase: the arguments of `train_loop`."""
+    """The order of a phase: the arguments of `train_loop`.
+
+    If `is_parted`, each rank gets the positives of its own users alone, and the users whose
+    validation items choose the epoch. The model of the ranks then has these users in place of all.
+    """
 
     model: PairwiseRanker
     split: Split
     config: TrainConfig
     phase: TrainingPhase
     later_phases: float = 0.0
+    part: TrainingPart | None = None
+    """The positives of a rank's users; None: they are those of ``split``."""
 
-    def save(self, folder: Path) -> None:
-        """Writes the order into an existing folder, without ids: the ranks need only rows."""
-        split, train = self.split, self.split.train
-        arrays: dict[str, Any] = {
-            "indptr": train.indptr,
-            "items": train.items,
-            "validation": split.validation,
-            "test": split.test,
-        }
-        if train.weights is not None:
-            arrays["weights"] = train.weights
-        if train.feedback is not None:
-            arrays |= {f"feedback.{name}": getattr(train.feedback, name) for name in _FEEDBACK}
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-        save_file(tensors, folder / SPLIT)
-        save_file(_on_cpu(self.model.state_dict()), folder / MODEL)
+    @property
+    def is_parted(self) -> bool:
+        """Whether a rank needs no other user's positives.
+
+        It does not if users' vectors are pooled from their items, and if the draws of an epoch
+        depend on no user's items.
+        """
+        pooled = self.model.config.users == "history"
+        return pooled and draws_without_users(self.split.train, self.config)
+
+    def save(self, folder: Path, parts: int = 1) -> None:
+        """Writes the order into an existing folder, without ids: the ranks need only rows.
+
+        With several ``parts``, for as many ranks, an order that `is_parted` is written in parts.
+        """
+        split, state = self.split, self.model.state_dict()
+        files: dict[str, dict[str, Any]] = {}
+        parts = parts if parts > 1 and self.is_parted else 0
+        if parts:
+            learned, _ = learned_and_seen(split.train)
+            for rank in range(parts):
+                part = TrainingPart.of(learned, Share(rank, parts))
+                files[part_name(rank)] = _arrays(part.interactions)
+                lengths = part.lengths
+            files[LENGTHS] = {"lengths": lengths}
+            split = _of_validated(split, self.config)
+            state = {name: state[name] for name in state.keys() - _pooled_vectors(self.model)}
+        files[SPLIT] = _arrays(split.train)
+        files[SPLIT] |= {"validation": split.validation, "test": split.test}
+        for name, arrays in files.items():
+            tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+            save_file(tensors, folder / name)
+        save_file(_on_cpu(state), folder / MODEL)
         order = {
             "model": self.model.config.as_dict(),
-            "users": train.n_users,
-            "items": train.n_items,
+            "users": split.train.n_users,
+            "items": split.train.n_items,
             "training": self.config.as_dict(),
             "phase": asdict(self.phase),
             "later_phases": self.later_phases,
+            "parts": parts,
+            "sums": {name: _sum_of(folder / name) for name in (*files, MODEL)},
         }
         atomic_write(folder / ORDER, json.dumps(order).encode())
 
     @classmethod
-    def load(cls, folder: Path) -> PhaseOrder:
-        """Reads an order. Raises OSError."""
+    def load(cls, folder: Path, rank: int = 0) -> PhaseOrder:
+        """Reads the order of a rank. Raises OSError for a missing or damaged file."""
         order = json.loads((folder / ORDER).read_bytes())
-        arrays = {name: value.numpy() for name, value in load_file(folder / SPLIT).items()}
-        feedback = None
-        if "feedback.seen" in arrays:
-            feedback = UserFeedback(*(arrays[f"feedback.{name}"] for name in _FEEDBACK))
+
+        def read(name: str) -> dict[str, Tensor]:
+            if _sum_of(folder / name) != order["sums"][name]:
+                raise OSError(errno.EIO, f"{name} differs from its checksum")
+            return load_file(folder / name)
+
         users, items = order["users"], order["items"]
-        train = Interactions(
-            arrays["indptr"],
-            arrays["items"],
-            [""] * users,
-            [""] * items,
-            arrays.get("weights"),
-            feedback,
-        )
+        split = read(SPLIT)
         model = build_model(ModelConfig.from_dict(order["model"]), users, items)
-        model.load_state_dict(load_file(folder / MODEL))
+        model.load_state_dict(read(MODEL), strict=not order["parts"])
+        part = None
+        if order["parts"]:
+            own = _interactions(read(part_name(rank)), items)
+            part = TrainingPart(own, read(LENGTHS)["lengths"].numpy())
         return cls(
             model,
-            Split(train, arrays["validation"], arrays["test"]),
+            Split(_interactions(split, items), split["validation"].numpy(), split["test"].numpy()),
             TrainConfig(**order["training"]),
             TrainingPhase(**order["phase"]),
             order["later_phases"],
+            part,
         )
+
+
+def part_name(rank: int) -> str:
+    """The name of the file with the positives of a rank's users."""
+    return f"part-{rank}.safetensors"
+
+
+def _arrays(interactions: Interactions) -> dict[str, Any]:
+    arrays: dict[str, Any] = {"indptr": interactions.indptr, "items": interactions.items}
+    if interactions.weights is not None:
+        arrays["weights"] = interactions.weights
+    if interactions.feedback is not None:
+        feedback = interactions.feedback
+        arrays |= {f"feedback.{name}": getattr(feedback, name) for name in _FEEDBACK}
+    return arrays
+
+
+def _interactions(tensors: dict[str, Tensor], n_items: int) -> Interactions:
+    arrays = {name: value.numpy() for name, value in tensors.items()}
+    feedback = None
+    if "feedback.seen" in arrays:
+        feedback = UserFeedback(*(arrays[f"feedback.{name}"] for name in _FEEDBACK))
+    indptr, weights = arrays["indptr"], arrays.get("weights")
+    users, items = [""] * (len(indptr) - 1), [""] * n_items
+    return Interactions(indptr, arrays["items"], users, items, weights, feedback)
+
+
+def _of_validated(split: Split, config: TrainConfig) -> Split:
+    """The split of the users alone whose validation items choose the epoch; at least one user."""
+    held_out = split.validation
+    if config.validation == "full":
+        held_out = of_random_users(held_out, FULL_VALIDATION_USERS)
+    users = np.flatnonzero(held_out >= 0)
+    users = users if len(users) else np.zeros(1, np.int64)
+    return Split(split.train.of_users(users), held_out[users], split.test[users])
+
+
+def _pooled_vectors(model: PairwiseRanker) -> set[str]:
+    """The names of the tables of users' vectors that are pooled from items."""
+    parts = model.named_modules()
+    return {f"{name}.weight" for name, part in parts if isinstance(part, PooledUsers)}
+
+
+def _sum_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -127,6 +204,8 @@ def save_failure(folder: Path, reason: str) -> None:
 def load_result(folder: Path, model: PairwiseRanker) -> History | None:
     """Sets the model to the result and returns its history; None if there is no outcome.
 
+    If the order was written in parts, the caller has to `remember` the users.
+
     Raises TrainingError if the outcome is a failure.
     """
     try:
@@ -135,7 +214,12 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
         return None
     if "failed" in outcome:
         raise TrainingError(outcome["failed"])
-    model.load_state_dict(load_file(folder / RESULT))
+    state = load_file(folder / RESULT)
+    pooled = _pooled_vectors(model)
+    if any(len(state[name]) != model.n_users for name in pooled):  # the ranks had other users
+        own = model.state_dict()
+        state |= {name: own[name] for name in pooled}
+    model.load_state_dict(state)
     model.eval()
     return History(**outcome["history"])
 
@@ -148,7 +232,9 @@ def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
 
 
-def carry_out(order: PhaseOrder, parent: Path, run: Callable[[Path], str | None]) -> History:
+def carry_out(
+    order: PhaseOrder, parent: Path, run: Callable[[Path], str | None], parts: int = 1
+) -> History:
     """Lets other processes train a phase; the model is at its best epoch afterwards.
 
     Args:
@@ -156,15 +242,18 @@ def carry_out(order: PhaseOrder, parent: Path, run: Callable[[Path], str | None]
         parent: the parent of the phase's folder.
         run: starts the processes on the folder, waits for their end, and returns the problem, if
             known.
+        parts: as in `PhaseOrder.save`.
 
     Raises:
         TrainingError: The processes left a failure or no result.
         OSError: The folder cannot be written.
     """
     with phase_folder(parent) as folder:
-        order.save(folder)
+        order.save(folder, parts)
         problem = run(folder)
         history = load_result(folder, order.model)
     if history is None:
         raise TrainingError(problem or "the ranks of the training ended without a result")
+    if parts > 1 and order.is_parted:
+        remember(order.model, order.split.train)
     return history

@@ -51,7 +51,7 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     rank = dist.get_rank()
     try:
         try:
-            order, problem = PhaseOrder.load(folder), None
+            order, problem = PhaseOrder.load(folder, rank), None
         except OSError as error:
             order, problem = None, f"cannot read {folder}: {error.strerror}"
         check_ranks(problem)
@@ -70,7 +70,7 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             order.phase,
             on_progress,
             order.later_phases,
-            ShardedTables() if tables == "sharded" else DataParallelRanks(),
+            ShardedTables() if tables == "sharded" else DataParallelRanks(order.part),
             EpochCheckpoints(folder),
         )
     except NcrError as error:

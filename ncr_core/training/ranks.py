@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ncr_core.data.interactions import Interactions
+from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
-from ncr_core.training.batches import WHOLE, Share
+from ncr_core.training.batches import WHOLE, Share, TrainingPart
 
 Count = Callable[[], Tensor | float]
 """A function that counts the rows of a mean by their weights; only several ranks call it."""
@@ -43,6 +45,10 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this rank measures the model, reports progress and writes the result."""
         return self.rank == 0
+
+    def learned(self, split: Split) -> Interactions:
+        """The interactions that this rank makes its batches of."""
+        return split.train
 
     def prepare(self, model: PairwiseRanker) -> None:
         """Copies the model of rank 0 to every rank, before the optimiser of the model is built."""
@@ -101,10 +107,16 @@ class DataParallelRanks(_Group):
     Over gloo the gradients of large tables come by rows. NCCL supports dense gradients alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: TrainingPart | None = None) -> None:
+        """``part`` are the interactions of this rank's users; None: every rank has all of them."""
         super().__init__()
-        self.share = Share(self.rank, self.size)
+        self._part = part
+        self.share = Share(self.rank, self.size, None if part is None else part.lengths)
         self.sparse_gradients = not torch.cuda.is_available()
+
+    def learned(self, split: Split) -> Interactions:
+        """The interactions of this rank's users, or all of them."""
+        return split.train if self._part is None else self._part.interactions
 
     def part(self, mean: Tensor, count: Count) -> Tensor:
         """This rank's part of the mean; zero for a rank without rows."""

@@ -82,7 +82,8 @@ class RayPhases:
         check_users(split, self._ranks)
         self._connect()
         order = PhaseOrder(model, split, config, phase, later_phases)
-        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
+        parts = self._ranks if self._tables == "replicated" else 1
+        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress), parts)
 
     def close(self) -> None:
         """Leaves the cluster; a cluster of this machine alone ends."""

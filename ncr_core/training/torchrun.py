@@ -63,7 +63,8 @@ class TorchrunPhases:
         """
         check_users(split, self._ranks)
         order = PhaseOrder(model, split, config, phase, later_phases)
-        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress))
+        parts = self._ranks if self._tables == "replicated" else 1
+        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress), parts)
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         """Runs the agent to its end, and returns the problem that the agent or a rank reported."""

@@ -235,7 +235,7 @@ def train_loop(
     device = config.torch_device()
     model.to(device)
     ranks.prepare(model)
-    batches = make_batches(model, split.train, config, device, ranks.share)
+    batches = make_batches(model, ranks.learned(split), config, device, ranks.share)
     total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
     optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs

@@ -23,14 +23,26 @@ from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, recipe, tuned
 from ncr_core.training import History, Progress
-from ncr_core.training.batches import Batches, Rows, Share, SharedRows
-from ncr_core.training.phase_files import PhaseOrder, load_result
+from ncr_core.training.batches import (
+    Batches,
+    Rows,
+    Share,
+    SharedRows,
+    TrainingPart,
+    learned_and_seen,
+)
+from ncr_core.training.phase_files import LENGTHS, PhaseOrder, load_result, part_name
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, memory_problem, run_rank
 from ncr_core.training.ranks import RankVersion, check_ranks
 from ncr_core.training.ray_ranks import check_address
 from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunPhases
-from ncr_core.training.trainer import TrainingPhase, train_loop
+from ncr_core.training.trainer import (
+    FULL_VALIDATION_USERS,
+    TrainingPhase,
+    remember,
+    train_loop,
+)
 from tests.cluster.process import children_of, is_running, wait_until
 
 RANKS = 2
@@ -137,7 +149,7 @@ def trained(
         part = _split_of(case, split, told)
         starts[name] = start_model(case.recipe.model, case.recipe.training, part)
         order = PhaseOrder(starts[name], part, case.recipe.training, _phase(case.recipe))
-        order.save(folder / name)
+        order.save(folder / name, RANKS if case.tables == "replicated" else 1)
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=_train_cases, args=(rank, folder)) for rank in range(RANKS)]
     for rank in ranks:
@@ -155,12 +167,16 @@ def trained(
     for rank in ranks:
         rank.join()
         assert rank.exitcode == 0
-    every = {}
+    every, in_parts = {}, set[str]()
     for name, (alone, history) in results.items():
         by_ranks = copy.deepcopy(starts[name])
         ranks_history = load_result(folder / name, by_ranks)
         assert ranks_history is not None
+        if (folder / name / LENGTHS).exists():
+            in_parts.add(name)
+            remember(by_ranks, _split_of(CASES[name], split, told).train)
         every[name] = Trained(alone, history, by_ranks, ranks_history)
+    assert in_parts == {"NBPR history", "NBPR history, pairs", "next-item"}
     return every, folder
 
 
@@ -244,6 +260,48 @@ def test_the_shares_of_all_ranks_are_the_batches(
     shares = [epoch(Share(rank, size)) for rank in range(size)]
     together = [sorted(chain.from_iterable(parts)) for parts in zip(*shares, strict=True)]
     assert together == epoch(Share())
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("method", ["NBPR history", "next-item"])
+def test_the_parts_of_all_ranks_are_the_batches(method: str, size: int, split: Split) -> None:
+    config = CASES[method].recipe.training
+    learned, _ = learned_and_seen(split.train)
+
+    def epoch(share: Share, train: Interactions) -> list[list[tuple[int, ...]]]:
+        batches = Batches(train, config, torch.device("cpu"), histories=True, share=share)
+        owner = np.arange(split.train.n_users)[share.rank :: share.size]
+        if share.lengths is None:
+            owner = np.arange(split.train.n_users)
+        every = [_rows(batch) for _ in range(2) for batch in batches]
+        return [[(int(owner[user]), *rest) for user, *rest in rows] for rows in every]
+
+    parts = [TrainingPart.of(learned, Share(rank, size)) for rank in range(size)]
+    shares = [
+        epoch(Share(rank, size, part.lengths), part.interactions) for rank, part in enumerate(parts)
+    ]
+    together = [sorted(chain.from_iterable(rows)) for rows in zip(*shares, strict=True)]
+    assert together == epoch(Share(), split.train)
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_part_that_is_missing_or_damaged_is_named(
+    damage: str, split: Split, tmp_path: Path
+) -> None:
+    each = CASES["next-item"].recipe
+    model = start_model(each.model, each.training, split)
+    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, RANKS)
+    file = tmp_path / part_name(1)
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    own = PhaseOrder.load(tmp_path, 0)  # rank 0 needs no other part
+    assert own.part is not None
+    assert own.part.interactions.n_users == len(range(0, split.train.n_users, RANKS))
+    assert own.model.n_users == min(int((split.validation >= 0).sum()), FULL_VALIDATION_USERS)
+    with pytest.raises(OSError, match=r"No such file|part-1.safetensors differs from its checksum"):
+        PhaseOrder.load(tmp_path, 1)
 
 
 def test_more_ranks_than_users_are_refused(split: Split, tmp_path: Path) -> None:
