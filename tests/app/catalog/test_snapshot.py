@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.catalog import service
+from app.catalog.repository import CatalogRepository
 from app.catalog.snapshot import Catalogue, CatalogueRow
 from app.wiring import Services
 
@@ -93,6 +95,47 @@ async def test_the_catalogue_follows_every_change(services: Services) -> None:
     assert changed.seq > catalogue.seq
     assert bool(catalogue.visible[a])
     assert not changed.visible[a]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_attributes_follow_changes_made_while_they_are_read(
+    seed: int, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LOADED_ROWS", 3)
+    draw, stored = random.Random(seed), dict[str, dict[str, float]]()
+    honest = CatalogRepository.attributes_in_order
+
+    async def change() -> None:
+        item = f"item {draw.randrange(12)}"
+        if item in stored and draw.random() < 0.2:
+            await services.catalog.delete(item)
+            del stored[item]
+        else:
+            stored[item] = {n: float(draw.randrange(4)) for n in "ab" if draw.random() < 0.7}
+            await services.catalog.put(item, {"attributes": stored[item]})
+        if draw.random() < 0.5:  # others are taken in at the end of the reading
+            await services.catalog.catalogue()
+
+    async def in_order(repository: CatalogRepository, after: int, n: int) -> Any:
+        rows = await honest(repository, after, n)
+        for _ in range(draw.randrange(4)):
+            await change()
+        return rows
+
+    for _ in range(20):
+        await change()
+    monkeypatch.setattr(CatalogRepository, "attributes_in_order", in_order)
+    for names in (["a"], ["a", "b"]):
+        await services.catalog.with_attributes(await services.catalog.catalogue(), names)
+        catalogue = await services.catalog.catalogue()
+        for name in names:
+            attribute = catalogue.attributes.by_name.get(name)
+            found = {}
+            if attribute is not None and attribute.number is not None:
+                ids = attribute.number.present()
+                values = attribute.number.at(ids)
+                found = {catalogue.external_ids[i]: v for i, v in zip(ids, values, strict=True)}
+            assert found == {item: own[name] for item, own in stored.items() if name in own}
 
 
 async def test_a_thread_takes_in_large_changes_and_those_of_large_catalogues(
