@@ -87,6 +87,9 @@ def ranks_below(worker: NcrWorker, engine: str) -> list[int]:
     return ranks
 
 
+START_SECONDS = 3 * WAIT_SECONDS  # Ray takes half a minute for its start on a quiet machine
+
+
 def begun(job: dict[str, Any]) -> bool:
     return bool(job["progress"] and job["progress"]["epoch"] >= 2)
 
@@ -96,7 +99,7 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
     with service(engine) as its:
         with its.worker("first") as worker:
             job_id = submit(its.client, **TRAINING)
-            wait_for(its.client, job_id, begun)
+            wait_for(its.client, job_id, begun, START_SECONDS)
             ranks = ranks_below(worker, engine)
             assert len(ranks) == 2
             os.kill(ranks[-1], signal.SIGKILL)
@@ -107,7 +110,7 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
             wait_until(lambda: its.served() == version, WAIT_SECONDS, "the model is served")
 
             job_id = submit(its.client, **TRAINING)
-            wait_for(its.client, job_id, begun)
+            wait_for(its.client, job_id, begun, START_SECONDS)
             below = descendants(worker.pid)
             assert len(ranks_below(worker, engine)) == 2
             worker.kill()
