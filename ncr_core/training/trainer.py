@@ -381,14 +381,17 @@ def _finite(model: PairwiseRanker) -> bool:
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Recomputes the vectors of pooled users from these interactions."""
+    """Recomputes the vectors of pooled users from these interactions, without dropout."""
     lengths = interactions.indptr[1:] - interactions.indptr[:-1]
     weights = interactions.weights
+    is_training = model.training
+    model.eval()
     model.remember(
         torch.from_numpy(interactions.items),
         torch.from_numpy(lengths),
         None if weights is None else torch.from_numpy(weights),
     )
+    model.train(is_training)
 
 
 def make_batches(

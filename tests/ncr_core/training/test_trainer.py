@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ncr_core import recipes
 from ncr_core.data import Split, build_interactions, leave_latest_out
 from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.errors import ConfigError, DataError, TrainingError
@@ -208,6 +209,20 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     before = evaluate_sampled(ModelRanks(model), test)
     learn_held_out(model, split.all_seen, QUICK)
     assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_users_vectors_are_made_without_dropout(further: bool, split: Split) -> None:
+    recipe = recipes.recipe("next-item-attention").with_(
+        factors=8, epochs=1, learning_rate=0.02, stopping="paper"
+    )
+    model = train_model(recipe.model, recipe.training, split).model
+    if further:
+        learn_held_out(model, split.train, recipe.training)
+    vectors = model.user_vectors(torch.arange(model.n_users)).clone()
+    model.eval()
+    trainer.remember(model, split.train)
+    assert torch.equal(vectors, model.user_vectors(torch.arange(model.n_users)))
 
 
 def test_held_out_items_that_are_learned_into_infinity(
