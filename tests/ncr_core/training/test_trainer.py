@@ -216,7 +216,7 @@ def test_users_vectors_are_made_without_dropout(further: bool, split: Split) -> 
     recipe = recipes.recipe("next-item-attention").with_(
         factors=8, epochs=1, learning_rate=0.02, stopping="paper"
     )
-    model = train_model(recipe.model, recipe.training, split).model
+    model = train_model(recipe.model, recipe.training, split, shrink=False).model
     if further:
         learn_held_out(model, split.train, recipe.training)
     vectors = model.user_vectors(torch.arange(model.n_users)).clone()
