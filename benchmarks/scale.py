@@ -1,30 +1,33 @@
 """What a training by several ranks takes as its data grow, on synthetic data of a known truth.
 
-    python -m benchmarks.scale [RANKS [FACTORS [SCRATCH [EVENTS ...]]]]
+    python -m benchmarks.scale [SCRATCH [FACTORS [RANKS [EVENTS ...]]]]
 
-By default 1, 3 and 10 million events; a user for every 20, an item for every 100. A user and an
-item have one of 100 topics; nine of ten events of a user are in the user's topic, by an item's
-popularity there. A model that has learned the truth fills lists with the user's topic; popularity
-fills a hundredth. The data are a snapshot in parts, written a part at a time to SCRATCH.
+By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 3 and 10 million events; a user for every 20, and
+20,000 items. A user and an item have one of 100 topics; nine of ten events of a user are in the
+user's topic, by an item's popularity there. A model that has learned the truth fills lists with the
+user's topic; popularity fills a hundredth. The data are a snapshot in parts, written a part at a
+time to SCRATCH.
 
-Each size is trained with the engine `torchrun` and so many RANKS, each with a thread, or with 0
-RANKS in one process with a thread. The model is NBPR with users from their histories: 512 shared
+Each size is trained with the engine `torchrun` and so many ranks of a thread each, or with 0 ranks
+in one process with a thread. The model is NBPR with users from their histories: 512 shared
 negatives, two epochs without validation. The columns are
 
-peak MiB            of the process that starts the ranks
+peak MiB            of the process that starts the ranks, or that trains alone
 peak MiB of a rank  the largest of all ranks
-wire MB an epoch    what all ranks together send in an epoch, by the counters of a network namespace
-                    of their own (Linux, with the right to make one)
+wire MB a step      what all ranks together send for a step, by the counters of a network namespace
+                    of their own (Linux, with the right to make one); what begins and ends the
+                    phase is in it
 
-By three sizes or more a line is fitted: seconds an epoch by triples, and bytes of a rank by its
-interactions. What it says of a billion events on 8 ranks is a prediction, and no measurement: it
-leaves out the time of messages, and a GPU's rate is not this machine's.
+Lines are fitted: seconds an epoch of one process by triples, and bytes of a rank by its own
+interactions and by all users. What they say of a billion events of 50 million users on 8 ranks is a
+prediction, and no measurement: it leaves out the messages, and a GPU's rate is not this machine's.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,36 +43,36 @@ from benchmarks.size import peak_bytes
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, suitable_parts
 
-SIZES = (1_000_000, 3_000_000, 10_000_000)
-EVENTS_A_USER, EVENTS_AN_ITEM, TOPICS, ON_TOPIC = 20, 100, 100, 0.9
-NEGATIVES, EPOCHS, JUDGED_USERS, K = 512, 2, 500, 10
+SIZES, RANKS = (1_000_000, 3_000_000, 10_000_000), "0,2,4"
+EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
+NEGATIVES, EPOCHS, BATCH, JUDGED_USERS, K = 512, 2, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
 COLUMNS = [
-    "events", "items", "ranks", "written/s", "peak MiB of a rank", "read/s", "triples/s", "epoch s",
-    "peak MiB", "wire MB an epoch", "interactions", "in the user's topic",
+    "events", "ranks", "written/s", "peak MiB of a rank", "read/s", "triples/s", "epoch s",
+    "peak MiB", "wire MB a step", "interactions", "in the user's topic",
 ]  # fmt: skip
 
 
 def main(
-    ranks: int = 2,
-    factors: int = 64,
     scratch: Path = Path("var"),
+    factors: int = 64,
+    ranks: str = RANKS,
     events: tuple[int, ...] = SIZES,
 ) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
-    fits: dict[str, Any] = {}
     for size in events or SIZES:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)
             rate = written / (time.perf_counter() - started)
-            found, peak = measured(Path(folder), ranks, factors)
-        rows.append([size, size // EVENTS_AN_ITEM, ranks, round(rate), peak, *found])
-        if len(rows) > 2:
-            fits = fitted([dict(zip(COLUMNS, row, strict=True)) for row in rows], factors)
-        publish(f"scale-{ranks}", COLUMNS, rows, factors=factors, cost=fits)
-    print(json.dumps(fits, indent=1))
+            for number in map(int, ranks.split(",")):
+                found, peak = measured(Path(folder), number, factors)
+                rows.append([size, number, round(rate), peak, *found])
+                named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+                cost = fitted(named, factors)
+                publish("scale", COLUMNS, rows, factors=factors, items=ITEMS, cost=cost)
+    print(json.dumps(cost, indent=1))
 
 
 def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float | None]:
@@ -77,7 +80,9 @@ def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float |
     command = [sys.executable, "-m", "benchmarks.scale", "train"]
     command += [str(folder), str(ranks), str(factors)]
     own_network = ["unshare", "--map-root-user", "--net"]
-    if subprocess.run([*own_network, "ip", "link"], capture_output=True, check=False).returncode:
+    has_tools = shutil.which("unshare") and shutil.which("ip")
+    tried = [*own_network, "ip", "link"]
+    if not has_tools or subprocess.run(tried, capture_output=True, check=False).returncode:
         own_network = []
     process = subprocess.Popen(
         own_network + command,
@@ -108,30 +113,37 @@ def rank_peak(pid: int) -> int:
 
 
 def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
-    """The model of cost, and what it predicts."""
-    ranks = max(1, rows[0]["ranks"])
-    interactions = np.array([row["interactions"] / ranks for row in rows], dtype=np.float64)
-    parameters = np.array([2 * row["items"] * factors for row in rows], dtype=np.float64)
-    seconds = np.array([row["epoch s"] for row in rows])
-    peaks = [row["peak MiB of a rank"] or row["peak MiB"] for row in rows]
-    memory = np.array(peaks) * 2**20
-    a_triple, first = np.polyfit(NEGATIVES * interactions, seconds, 1)
-    # Items grow with events here, so their parts of memory cannot be told apart: one slope.
-    an_interaction, base = np.polyfit(interactions, memory, 1)
-    share = PREDICTED_EVENTS / PREDICTED_RANKS
+    """The model of cost, and what it predicts; empty while there are too few rows."""
+    alone = [row for row in rows if row["ranks"] == 0]
+    together = [row for row in rows if row["ranks"]]
+    if len(alone) < 2 or len(together) < 4:
+        return {}
+    triples = NEGATIVES * np.array([row["interactions"] for row in alone], dtype=np.float64)
+    a_triple, first = np.polyfit(triples, [row["epoch s"] for row in alone], 1)
+    sizes = np.array(
+        [
+            [row["interactions"] / row["ranks"], row["events"] // EVENTS_A_USER, 1.0]
+            for row in together
+        ]
+    )
+    peaks = np.array([row["peak MiB of a rank"] for row in together]) * 2**20
+    (an_interaction, a_user, base), *_ = np.linalg.lstsq(sizes, peaks)
+    own = PREDICTED_EVENTS / PREDICTED_RANKS
+    users = PREDICTED_EVENTS / EVENTS_A_USER
     return {
-        "nanoseconds a triple of a rank": 1e9 * a_triple,
+        "nanoseconds a triple": 1e9 * a_triple,
         "seconds an epoch beside": first,
         "bytes an interaction of a rank": an_interaction,
-        "of which parameters with Adam": float((16 * parameters / interactions)[-1]),
-        "MiB beside": base / 2**20,
+        "bytes a user of all ranks": a_user,
+        "MiB of a rank beside": base / 2**20,
         "prediction, unmeasured": {
             "events": PREDICTED_EVENTS,
             "ranks": PREDICTED_RANKS,
-            "hours an epoch at this machine's rate": (
-                (first + a_triple * NEGATIVES * share) / 3_600
+            "hours an epoch, a thread a rank, without messages": (
+                (first + a_triple * NEGATIVES * own) / 3_600
             ),
-            "GiB a rank for interactions": an_interaction * share / 2**30,
+            "GiB a rank for interactions and users": (an_interaction * own + a_user * users)
+            / 2**30,
             "GiB a rank for item tables with Adam": (16 * 2 * PREDICTED_ITEMS * factors / 2**30),
         },
     }
@@ -140,7 +152,7 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
 def write_synthetic(folder: Path, events: int, seed: int = 0) -> int:
     """A snapshot of about so many interactions, of which one part at a time is in memory."""
     rng = np.random.default_rng(seed)
-    n_items, parts = events // EVENTS_AN_ITEM, suitable_parts(events)
+    n_items, parts = ITEMS, suitable_parts(events)
     of_topic = n_items // TOPICS
     popularity = 1.0 / np.arange(2, of_topic + 2) ** 0.8
     cumulative = np.cumsum(popularity / popularity.sum())
@@ -187,7 +199,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     read = data.nnz / (time.perf_counter() - started)
     split = leave_latest_out(data, np.zeros(data.n_users, dtype=np.bool_))
     config = TrainConfig(
-        shared_negatives=NEGATIVES, loss="listwise", epochs=EPOCHS, batch_size=4_096
+        shared_negatives=NEGATIVES, loss="listwise", epochs=EPOCHS, batch_size=BATCH
     )
     model_config = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunPhases(ranks, "replicated", folder / "ranks") if ranks else None
@@ -196,7 +208,8 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     sent = sent_bytes() - before
     epoch = min(result.history[0].seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    wire = sent / EPOCHS / 1e6 if ranks and is_own_network() else None
+    steps = EPOCHS * -(-data.nnz // BATCH)
+    wire = sent / steps / 1e6 if ranks and is_own_network() else None
     rates = [round(read), round(NEGATIVES * data.nnz / epoch)]
     print(json.dumps([*rates, epoch, peak, wire, data.nnz, in_topic(result.model, data)]))
 

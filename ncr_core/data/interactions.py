@@ -200,20 +200,15 @@ class Interactions:
         times = None if self.times is None else self.times[mask]
         return replace(self, indptr=indptr, items=self.items[mask], weights=weights, times=times)
 
-    def of_users(self, rows: IntArray) -> Interactions:
-        """The interactions of these users alone, in the order of ``rows``, without feedback."""
+    def of_rows(self, rows: IntArray) -> Interactions:
+        """The interactions of these users alone, renumbered, without their ids and feedback."""
         lengths = np.diff(self.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         index = np.repeat(self.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
-        return Interactions(
-            indptr,
-            self.items[index],
-            [self.user_ids[row] for row in rows.tolist()],
-            self.item_ids,
-            None if self.weights is None else self.weights[index],
-            None,
-            None if self.times is None else self.times[index],
-        )
+        weights = None if self.weights is None else self.weights[index]
+        times = None if self.times is None else self.times[index]
+        ids = [""] * len(rows)
+        return Interactions(indptr, self.items[index], ids, self.item_ids, weights, None, times)
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""

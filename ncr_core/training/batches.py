@@ -346,14 +346,17 @@ def learned_and_seen(train: Interactions) -> tuple[Interactions, Interactions]:
     has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
     is_useful = has_unseen[train.users]
     if not is_useful.any():
-        raise DataError(
-            "every user has interacted with every item: training needs an item without an "
-            "interaction"
-            if train.nnz
-            else "the data has no interactions to learn from"
-        )
+        raise _nothing_to_learn(train)
     learned = train if is_useful.all() else train.select(is_useful)
     return learned, learned if seen is train else seen.select(has_unseen[seen.users])
+
+
+def _nothing_to_learn(train: Interactions) -> DataError:
+    return DataError(
+        "every user has interacted with every item: training needs an item without an interaction"
+        if train.nnz
+        else "the data has no interactions to learn from"
+    )
 
 
 def draws_without_users(train: Interactions, config: TrainConfig) -> bool:
@@ -366,15 +369,25 @@ class TrainingPart:
     """The positives of one rank's users, for ranks that need not know those of other users."""
 
     interactions: Interactions
-    """The positives of the users of a `Share`, in the order of their rows."""
-    lengths: NDArray[np.int32]
-    """(n_users,) the number of positives of each user of all ranks."""
+    """The positives of the users of the share, in the order of their rows."""
+    share: Share
+    """The share of the rank, with the ``lengths`` of all users."""
 
     @classmethod
-    def of(cls, learned: Interactions, share: Share) -> TrainingPart:
-        """The part of a share of positives without feedback."""
-        own = np.arange(share.rank, learned.n_users, share.size)
-        return cls(learned.of_users(own), np.diff(learned.indptr).astype(np.int32))
+    def every(cls, train: Interactions, ranks: int) -> Iterator[TrainingPart]:
+        """The parts of so many ranks, one after the other, of positives without feedback.
+
+        Raises DataError if there is nothing to learn from, as `learned_and_seen` does.
+        """
+        lengths = np.diff(train.indptr).astype(np.int32)
+        full = lengths >= train.n_items
+        lengths[full] = 0
+        if not lengths.any():
+            raise _nothing_to_learn(train)
+        learned = train.select(~full[train.users]) if full.any() else train
+        for rank in range(ranks):
+            own = np.arange(rank, train.n_users, ranks)
+            yield cls(learned.of_rows(own), Share(rank, ranks, lengths))
 
 
 class Batches:
@@ -413,7 +426,6 @@ class Batches:
         if share.lengths is None:
             learned, seen = learned_and_seen(train)
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
-        self._users = torch.from_numpy(learned.users).to(device)
         self._items = torch.from_numpy(learned.items).to(device)
         self._indptr = torch.from_numpy(learned.indptr).to(device)
         self._weights: Tensor | None = None
@@ -427,7 +439,7 @@ class Batches:
         self.n_items = train.n_items
         self._lengths = self._indptr[1:] - self._indptr[:-1]
         if share.lengths is not None:
-            self._lengths = torch.from_numpy(share.lengths.astype(np.int64)).to(device)
+            self._lengths = torch.from_numpy(share.lengths).to(device)
         self._positives = int(self._lengths.sum())
         self.size = config.batch_size_for(self._positives)
         self._negatives = config.negatives
@@ -438,6 +450,9 @@ class Batches:
         max_shared = max(1, MAX_CELLS // max(1, queries))
         self._shared = min(config.shared_negatives, train.n_items, max_shared)
         self._histories = histories
+        self._users: Tensor | None = None
+        if not (histories or self._shared):
+            self._users = torch.from_numpy(learned.users).to(device)
         self._device = device
         self._share = share
         # Each rank then makes the rows of its own users alone.
@@ -460,7 +475,7 @@ class Batches:
         return [self._generator, *preferences]
 
     def _batches(self) -> Iterator[Rows | SharedRows]:
-        if self._histories or self._shared:
+        if self._users is None:
             yield from self._whole_users()
             return
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
@@ -476,18 +491,25 @@ class Batches:
     def _weights_at(self, positions: Tensor) -> Tensor | None:
         return None if self._weights is None else self._weights[positions]
 
-    def _whole_users(self) -> Iterator[Rows | SharedRows]:
-        lengths = self._lengths
-        active = lengths.nonzero().flatten()
+    def _users_of_batches(self) -> list[Tensor]:
+        """Whole users in random order, in as many parts as an epoch has batches.
+
+        A part has the users of this rank alone if the rank makes no other rows.
+        """
+        active = self._lengths.nonzero().flatten()
         order = active[torch.randperm(len(active), generator=self._generator, device=self._device)]
         # As many batches as an epoch has, cut at the user in whom the next one begins.
-        before = lengths[order].cumsum(0) - lengths[order]
-        counts = torch.bincount(before // self.size)
+        lengths = self._lengths[order]
+        counts = torch.bincount((lengths.cumsum(0) - lengths) // self.size)
         parts = torch.split(order, counts[counts > 0].tolist())
+        if self._share.size == 1 or not self._is_shared_early:
+            return list(parts)
+        return [users[self._share.holds(users)] for users in parts]
+
+    def _whole_users(self) -> Iterator[Rows | SharedRows]:
+        parts = self._users_of_batches()
         for users, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
-            if self._is_shared_early and self._share.size > 1:
-                users = users[self._share.holds(users)]
-            user_lengths = lengths[users]
+            user_lengths = self._lengths[users].long()
             users = self._share.rows(users)
             end = user_lengths.cumsum(0)
             first = end - user_lengths

@@ -28,7 +28,7 @@ from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker, build_model
 from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.batches import Share, TrainingPart, draws_without_users, learned_and_seen
+from ncr_core.training.batches import Share, TrainingPart, draws_without_users
 from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, TrainingPhase, remember
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
@@ -43,8 +43,9 @@ _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 class PhaseOrder:
     """The order of a phase: the arguments of `train_loop`.
 
-    If `is_parted`, each rank gets the positives of its own users alone, and the users whose
-    validation items choose the epoch. The model of the ranks then has these users in place of all.
+    An order that `is_parted` has a part for each rank. A rank reads its part alone, and rank 0 also
+    reads the users whose validation items choose the epoch. The model of the ranks then has these
+    users in place of all users.
     """
 
     model: PairwiseRanker
@@ -69,58 +70,78 @@ class PhaseOrder:
         """Writes the order into an existing folder, without ids: the ranks need only rows.
 
         With several ``parts``, for as many ranks, an order that `is_parted` is written in parts.
+        Raises DataError if there is nothing to learn from in parts.
         """
-        split, state = self.split, self.model.state_dict()
-        files: dict[str, dict[str, Any]] = {}
-        parts = parts if parts > 1 and self.is_parted else 0
-        if parts:
-            learned, _ = learned_and_seen(split.train)
-            for rank in range(parts):
-                part = TrainingPart.of(learned, Share(rank, parts))
-                files[part_name(rank)] = _arrays(part.interactions)
-                lengths = part.lengths
-            files[LENGTHS] = {"lengths": lengths}
-            split = _of_validated(split, self.config)
-            state = {name: state[name] for name in state.keys() - _pooled_vectors(self.model)}
-        files[SPLIT] = _arrays(split.train)
-        files[SPLIT] |= {"validation": split.validation, "test": split.test}
-        for name, arrays in files.items():
+        split, sums = self.split, {}
+
+        def write(name: str, arrays: dict[str, Any]) -> None:
             tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
             save_file(tensors, folder / name)
+            sums[name] = _sum_of(folder / name)
+
+        parts = parts if parts > 1 and self.is_parted else 0
+        if parts:
+            for rank, part in enumerate(TrainingPart.every(split.train, parts)):
+                write(part_name(rank), _arrays(part.interactions))
+                lengths = part.share.lengths
+            write(LENGTHS, {"lengths": lengths})
+            split = _of_validated(split, self.config)
+        write(SPLIT, _arrays(split.train) | {"validation": split.validation, "test": split.test})
+        pooled = _pooled_vectors(self.model)
+        state = {name: v for name, v in self.model.state_dict().items() if name not in pooled}
         save_file(_on_cpu(state), folder / MODEL)
+        sums[MODEL] = _sum_of(folder / MODEL)
         order = {
             "model": self.model.config.as_dict(),
             "users": split.train.n_users,
             "items": split.train.n_items,
+            "is_validated": bool((split.validation >= 0).any()),
             "training": self.config.as_dict(),
             "phase": asdict(self.phase),
             "later_phases": self.later_phases,
             "parts": parts,
-            "sums": {name: _sum_of(folder / name) for name in (*files, MODEL)},
+            "sums": sums,
         }
         atomic_write(folder / ORDER, json.dumps(order).encode())
 
     @classmethod
-    def load(cls, folder: Path, rank: int = 0) -> PhaseOrder:
-        """Reads the order of a rank. Raises OSError for a missing or damaged file."""
+    def load(cls, folder: Path, rank: int = 0, ranks: int = 1) -> PhaseOrder:
+        """Reads the order of a rank.
+
+        Raises:
+            OSError: A file is missing or damaged.
+            TrainingError: The order has parts for another number of ranks.
+        """
         order = json.loads((folder / ORDER).read_bytes())
 
         def read(name: str) -> dict[str, Tensor]:
             if _sum_of(folder / name) != order["sums"][name]:
-                raise OSError(errno.EIO, f"{name} differs from its checksum")
+                raise OSError(errno.EIO, "it differs from its checksum", str(folder / name))
             return load_file(folder / name)
 
-        users, items = order["users"], order["items"]
-        split = read(SPLIT)
+        users, items, parts = order["users"], order["items"], order["parts"]
+        if parts not in (0, ranks):
+            raise TrainingError(f"{ranks} ranks read an order for {parts} ranks")
         model = build_model(ModelConfig.from_dict(order["model"]), users, items)
-        model.load_state_dict(read(MODEL), strict=not order["parts"])
+        missing = model.load_state_dict(read(MODEL), strict=False).missing_keys
+        if set(missing) != _pooled_vectors(model):
+            raise TrainingError(f"{folder / MODEL} lacks parameters of the model")
         part = None
-        if order["parts"]:
+        if parts:
             own = _interactions(read(part_name(rank)), items)
-            part = TrainingPart(own, read(LENGTHS)["lengths"].numpy())
+            part = TrainingPart(own, Share(rank, ranks, read(LENGTHS)["lengths"].numpy()))
+        if rank == 0 or not parts:
+            tensors = read(SPLIT)
+            held_out = tensors["validation"].numpy(), tensors["test"].numpy()
+            split = Split(_interactions(tensors, items), *held_out)
+        else:  # no other rank measures the model
+            nothing = np.zeros(users + 1, np.int64)
+            held_out = np.full(users, 0 if order["is_validated"] else -1), np.full(users, -1)
+            train = Interactions(nothing, nothing[:0], [""] * users, [""] * items)
+            split = Split(train, *held_out)
         return cls(
             model,
-            Split(_interactions(split, items), split["validation"].numpy(), split["test"].numpy()),
+            split,
             TrainConfig(**order["training"]),
             TrainingPhase(**order["phase"]),
             order["later_phases"],
@@ -160,7 +181,7 @@ def _of_validated(split: Split, config: TrainConfig) -> Split:
         held_out = of_random_users(held_out, FULL_VALIDATION_USERS)
     users = np.flatnonzero(held_out >= 0)
     users = users if len(users) else np.zeros(1, np.int64)
-    return Split(split.train.of_users(users), held_out[users], split.test[users])
+    return Split(split.train.of_rows(users), held_out[users], split.test[users])
 
 
 def _pooled_vectors(model: PairwiseRanker) -> set[str]:
@@ -192,7 +213,9 @@ def phase_folder(parent: Path) -> Iterator[Path]:
 
 def save_result(folder: Path, model: PairwiseRanker, history: History) -> None:
     """Writes a trained model, and the outcome as the last file."""
-    save_file(_on_cpu(model.state_dict()), folder / RESULT)
+    pooled = _pooled_vectors(model)
+    state = {name: value for name, value in model.state_dict().items() if name not in pooled}
+    save_file(_on_cpu(state), folder / RESULT)
     _write_outcome(folder, {"history": vars(history)})
 
 
@@ -204,7 +227,7 @@ def save_failure(folder: Path, reason: str) -> None:
 def load_result(folder: Path, model: PairwiseRanker) -> History | None:
     """Sets the model to the result and returns its history; None if there is no outcome.
 
-    If the order was written in parts, the caller has to `remember` the users.
+    The caller has to `remember` the users of a model whose users' vectors are pooled.
 
     Raises TrainingError if the outcome is a failure.
     """
@@ -214,12 +237,7 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
         return None
     if "failed" in outcome:
         raise TrainingError(outcome["failed"])
-    state = load_file(folder / RESULT)
-    pooled = _pooled_vectors(model)
-    if any(len(state[name]) != model.n_users for name in pooled):  # the ranks had other users
-        own = model.state_dict()
-        state |= {name: own[name] for name in pooled}
-    model.load_state_dict(state)
+    model.load_state_dict(load_file(folder / RESULT), strict=False)
     model.eval()
     return History(**outcome["history"])
 
@@ -246,6 +264,7 @@ def carry_out(
 
     Raises:
         TrainingError: The processes left a failure or no result.
+        DataError: There is nothing to learn from.
         OSError: The folder cannot be written.
     """
     with phase_folder(parent) as folder:
@@ -254,6 +273,5 @@ def carry_out(
         history = load_result(folder, order.model)
     if history is None:
         raise TrainingError(problem or "the ranks of the training ended without a result")
-    if parts > 1 and order.is_parted:
-        remember(order.model, order.split.train)
+    remember(order.model, order.split.train)
     return history

@@ -50,10 +50,11 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     """
     rank = dist.get_rank()
     try:
+        check_ranks()  # of other versions, ranks may not know what the order says
         try:
-            order, problem = PhaseOrder.load(folder, rank), None
+            order, problem = PhaseOrder.load(folder, rank, dist.get_world_size()), None
         except OSError as error:
-            order, problem = None, f"cannot read {folder}: {error.strerror}"
+            order, problem = None, f"cannot read {error.filename or folder}: {error.strerror}"
         check_ranks(problem)
         assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
         config = order.config

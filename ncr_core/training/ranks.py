@@ -111,7 +111,7 @@ class DataParallelRanks(_Group):
         """``part`` are the interactions of this rank's users; None: every rank has all of them."""
         super().__init__()
         self._part = part
-        self.share = Share(self.rank, self.size, None if part is None else part.lengths)
+        self.share = Share(self.rank, self.size) if part is None else part.share
         self.sparse_gradients = not torch.cuda.is_available()
 
     def learned(self, split: Split) -> Interactions:
@@ -284,8 +284,8 @@ def check_ranks(problem: str | None = None, version: RankVersion | None = None) 
     for rank, (host, theirs, their_problem) in enumerate(every):
         if their_problem is not None:
             raise TrainingError(
-                f"rank {rank} on {host} {their_problem}: all machines of a training must reach "
-                "the folder NCR_TRAIN_FOLDER under the same path"
+                f"rank {rank} on {host} {their_problem}; all machines of a training must reach "
+                "the folder NCR_TRAIN_FOLDER under the same path, and nothing may change its files"
             )
         for name, value in theirs.items():
             if value != first[name]:

@@ -217,13 +217,14 @@ def train_loop(
 
     Args:
         model: The model at its start.
-        split: Training items, and validation items that choose the best epoch.
+        split: Training items, and validation items that choose the best epoch. A rank with a
+            `TrainingPart` trains on the part, and its split has the validated users alone.
         config: The training configuration.
         phase: The part of the configuration that differs between phases.
         on_progress: Called after each epoch, by rank 0.
         later_phases: The work after this phase, in epochs of this phase, to estimate the time left.
-        ranks: The ranks that train. Every rank calls this function with the same arguments. At the
-            end rank 0 alone has the model at its best epoch.
+        ranks: The ranks that train. Every rank calls this function with the same model and
+            configuration. At the end rank 0 alone has the model at its best epoch.
         checkpoints: The checkpoints of each epoch, from which a training resumes.
 
     Raises:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import re
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -19,30 +21,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ncr_core.data import Interactions, Split, leave_latest_out
-from ncr_core.errors import ConfigError, NcrError, TrainingError
+from ncr_core.errors import ConfigError, DataError, NcrError, TrainingError
+from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, recipe, tuned
-from ncr_core.training import History, Progress
-from ncr_core.training.batches import (
-    Batches,
-    Rows,
-    Share,
-    SharedRows,
-    TrainingPart,
-    learned_and_seen,
-)
+from ncr_core.training import History, Progress, phase_files
+from ncr_core.training.batches import Batches, Rows, Share, SharedRows
 from ncr_core.training.phase_files import LENGTHS, PhaseOrder, load_result, part_name
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, memory_problem, run_rank
 from ncr_core.training.ranks import RankVersion, check_ranks
 from ncr_core.training.ray_ranks import check_address
 from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunPhases
-from ncr_core.training.trainer import (
-    FULL_VALIDATION_USERS,
-    TrainingPhase,
-    remember,
-    train_loop,
-)
+from ncr_core.training.trainer import TrainingPhase, remember, train_loop
 from tests.cluster.process import children_of, is_running, wait_until
 
 RANKS = 2
@@ -57,16 +48,24 @@ class Case:
     tables: Tables = "replicated"
     told: bool = False
     """With dislikes, stated preferences and weights."""
+    odd: bool = False
+    """With weights, a user of all items, and a user of none."""
 
 
-def _case(method: str, tables: Tables = "replicated", told: bool = False, **values: Any) -> Case:
+def _case(
+    method: str,
+    tables: Tables = "replicated",
+    told: bool = False,
+    odd: bool = False,
+    **values: Any,
+) -> Case:
     base = recipe(method) if method.islower() else tuned(method)
     # At a low rate: rounding is not blown up by Adam, whose first steps are of the rate's size
     # however small a gradient is.
     # The last epoch is kept: the start may be better, and would be the same whatever was trained.
     common = {"epochs": 2, "device": "cpu", "dropout": 0.0, "factors": 8, "stopping": "paper"}
     common["learning_rate"] = 1e-5
-    return Case(base.with_(**common | values), tables, told)
+    return Case(base.with_(**common | values), tables, told, odd)
 
 
 CASES = {
@@ -78,6 +77,7 @@ CASES = {
     "NBPR history told": _case("NBPR history", told=True),
     "NBPR history, pairs": _case("NBPR history", loss="bce", l2=1e-3),
     "next-item": _case("next-item-nbpr"),
+    "next-item, odd": _case("next-item-nbpr", odd=True),
     "DNCR": _case("DNCR"),
     "DNCR history": _case("DNCR history"),
     "NBPR sharded": _case("NBPR", "sharded", optimizer="dense"),
@@ -89,9 +89,21 @@ CASES = {
 }
 
 
+def _odd(split: Split) -> Split:
+    train, random = split.train, np.random.default_rng(1)
+    lengths = np.diff(train.indptr)
+    lengths[:2] = train.n_items, 0
+    items = np.concatenate([np.arange(train.n_items), train.items[train.indptr[2] :]])
+    weights = random.uniform(0.5, 2.0, len(items)).astype(np.float32)
+    indptr = np.concatenate([[0], lengths.cumsum()])
+    validation, test = split.validation.copy(), split.test.copy()
+    validation[:2] = test[:2] = -1
+    return Split(replace(train, indptr=indptr, items=items, weights=weights), validation, test)
+
+
 def _split_of(case: Case, split: Split, told: Interactions) -> Split:
     if not case.told:
-        return split
+        return _odd(split) if case.odd else split
     weights = np.random.default_rng(1).uniform(0.5, 2.0, told.nnz).astype(np.float32)
     return leave_latest_out(replace(told, weights=weights))
 
@@ -168,15 +180,17 @@ def trained(
         rank.join()
         assert rank.exitcode == 0
     every, in_parts = {}, set[str]()
+    torch.set_num_threads(1)
     for name, (alone, history) in results.items():
         by_ranks = copy.deepcopy(starts[name])
         ranks_history = load_result(folder / name, by_ranks)
         assert ranks_history is not None
+        remember(by_ranks, _split_of(CASES[name], split, told).train)
         if (folder / name / LENGTHS).exists():
             in_parts.add(name)
-            remember(by_ranks, _split_of(CASES[name], split, told).train)
         every[name] = Trained(alone, history, by_ranks, ranks_history)
-    assert in_parts == {"NBPR history", "NBPR history, pairs", "next-item"}
+    torch.set_num_threads(threads)
+    assert in_parts == {"NBPR history", "NBPR history, pairs", "next-item", "next-item, odd"}
     return every, folder
 
 
@@ -231,7 +245,8 @@ def test_every_rank_says_what_is_wrong_with_one(trained: tuple[dict[str, Trained
 def _rows(batch: Rows | SharedRows) -> list[tuple[int, ...]]:
     """What each row of a batch says, by user."""
     users = batch.users if isinstance(batch, Rows) else batch.users[batch.row]
-    parts: list[Tensor] = [users.unsqueeze(1), batch.items.unsqueeze(1)]
+    weights = torch.ones(len(users)) if batch.weights is None else batch.weights
+    parts: list[Tensor] = [users.unsqueeze(1), batch.items.unsqueeze(1), weights.unsqueeze(1)]
     if isinstance(batch, Rows):
         parts.append(batch.negatives)
     else:
@@ -263,45 +278,99 @@ def test_the_shares_of_all_ranks_are_the_batches(
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("method", ["NBPR history", "next-item"])
-def test_the_parts_of_all_ranks_are_the_batches(method: str, size: int, split: Split) -> None:
-    config = CASES[method].recipe.training
-    learned, _ = learned_and_seen(split.train)
+@pytest.mark.parametrize("name", ["NBPR history", "next-item", "next-item, odd"])
+def test_the_parts_of_all_ranks_are_the_batches(
+    name: str, size: int, split: Split, told: Interactions, tmp_path: Path
+) -> None:
+    each = CASES[name].recipe
+    its = _split_of(CASES[name], split, told)
+    model = start_model(each.model, each.training, its)
+    PhaseOrder(model, its, each.training, _phase(each)).save(tmp_path, size)
 
-    def epoch(share: Share, train: Interactions) -> list[list[tuple[int, ...]]]:
-        batches = Batches(train, config, torch.device("cpu"), histories=True, share=share)
-        owner = np.arange(split.train.n_users)[share.rank :: share.size]
-        if share.lengths is None:
-            owner = np.arange(split.train.n_users)
+    def epoch(train: Interactions, share: Share) -> list[list[tuple[int, ...]]]:
+        cpu = torch.device("cpu")
+        batches = Batches(train, each.training, cpu, histories=True, share=share)
+        owner = np.arange(its.train.n_users)
+        if share.lengths is not None:
+            owner = owner[share.rank :: share.size]
         every = [_rows(batch) for _ in range(2) for batch in batches]
-        return [[(int(owner[user]), *rest) for user, *rest in rows] for rows in every]
+        return [[(owner[int(user)], *rest) for user, *rest in rows] for rows in every]
 
-    parts = [TrainingPart.of(learned, Share(rank, size)) for rank in range(size)]
-    shares = [
-        epoch(Share(rank, size, part.lengths), part.interactions) for rank, part in enumerate(parts)
-    ]
+    parts = [PhaseOrder.load(tmp_path, rank, size).part for rank in range(size)]
+    shares = [epoch(part.interactions, part.share) for part in parts if part is not None]
     together = [sorted(chain.from_iterable(rows)) for rows in zip(*shares, strict=True)]
-    assert together == epoch(Share(), split.train)
+    assert together == epoch(its.train, Share())
 
 
-@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_rank_0_alone_has_the_users_who_choose_the_epoch(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phase_files, "FULL_VALIDATION_USERS", 20)
+    each = CASES["next-item"].recipe
+    model = start_model(each.model, each.training, split)
+    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, RANKS)
+    first, other = (PhaseOrder.load(tmp_path, rank, RANKS) for rank in range(RANKS))
+    chosen = np.flatnonzero(of_random_users(split.validation, 20) >= 0)
+    assert first.split.validation.tolist() == split.validation[chosen].tolist()
+    for row, user in enumerate(chosen):
+        assert first.split.train.items_of(row).tolist() == split.train.items_of(user).tolist()
+    assert (other.split.train.nnz, other.split.train.n_users) == (0, 20)
+    assert (other.split.validation >= 0).any()
+    with pytest.raises(TrainingError, match="3 ranks read an order for 2 ranks"):
+        PhaseOrder.load(tmp_path, 0, 3)
+
+
+def test_users_of_all_items_leave_nothing_to_learn_in_parts(split: Split, tmp_path: Path) -> None:
+    each, full = CASES["next-item"].recipe, _odd(split)
+    train = replace(full.train.of_rows(np.zeros(2, np.int64)))
+    nothing = np.full(2, -1)
+    model = start_model(each.model, each.training, Split(train, nothing, nothing))
+    order = PhaseOrder(model, Split(train, nothing, nothing), each.training, _phase(each))
+    with pytest.raises(DataError, match="every user has interacted with every item"):
+        order.save(tmp_path, RANKS)
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        ("missing", "cannot read {}: No such file or directory; all machines"),
+        ("changed", "cannot read {}: it differs from its checksum; all machines"),
+    ],
+)
 def test_a_part_that_is_missing_or_damaged_is_named(
-    damage: str, split: Split, tmp_path: Path
+    damage: str, words: str, split: Split, tmp_path: Path
 ) -> None:
     each = CASES["next-item"].recipe
     model = start_model(each.model, each.training, split)
     PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, RANKS)
-    file = tmp_path / part_name(1)
+    file = tmp_path / part_name(0)
     if damage == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
-    own = PhaseOrder.load(tmp_path, 0)  # rank 0 needs no other part
-    assert own.part is not None
-    assert own.part.interactions.n_users == len(range(0, split.train.n_users, RANKS))
-    assert own.model.n_users == min(int((split.validation >= 0).sum()), FULL_VALIDATION_USERS)
-    with pytest.raises(OSError, match=r"No such file|part-1.safetensors differs from its checksum"):
-        PhaseOrder.load(tmp_path, 1)
+    assert PhaseOrder.load(tmp_path, 1, RANKS).part is not None  # it needs no other part
+    with pytest.raises(OSError) as error:
+        PhaseOrder.load(tmp_path, 0, RANKS)
+    assert error.value.filename == str(file)
+    with pytest.raises(TrainingError, match=re.escape(words.format(file))):
+        _alone(lambda: run_rank(tmp_path, "replicated", 0, print), tmp_path / "meeting")
+
+
+def _alone(call: Callable[[], None], meeting: Path) -> None:
+    """Calls a function as the first of the ranks, in a process group of this process alone."""
+    honest = PhaseOrder.load
+
+    def load(folder: Path, rank: int, ranks: int) -> PhaseOrder:
+        return honest(folder, rank, RANKS)
+
+    store = dist.FileStore(str(meeting), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PhaseOrder, "load", staticmethod(load))
+            call()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_more_ranks_than_users_are_refused(split: Split, tmp_path: Path) -> None:
@@ -365,6 +434,17 @@ def test_a_lack_of_memory_says_what_to_do(error: Exception, of_memory: bool) -> 
 def _ranks_of_this_process() -> list[int]:
     """The processes of torchrun's ranks."""
     return [rank for agent in children_of(os.getpid()) for rank in children_of(agent)]
+
+
+@pytest.mark.slow
+def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -> None:
+    each, odd = CASES["next-item, odd"].recipe, _odd(split)
+    model = start_model(each.model, each.training, odd)
+    alone = copy.deepcopy(model)
+    history = TorchrunPhases(3, "replicated", tmp_path)(model, odd, each.training, _phase(each))
+    expected = train_loop(alone, odd, each.training, _phase(each))
+    assert _difference(model, alone) < TOLERANCE
+    assert history.ndcg == pytest.approx(expected.ndcg, abs=1e-3)
 
 
 @pytest.mark.slow
