@@ -1,6 +1,7 @@
 """What a user of the service gets: lists over HTTP, after a training by request.
 
-python -m benchmarks.served DATA [PARAMS ...]
+    python -m benchmarks.served DATA [PARAMS ...]
+    python -m benchmarks.served engines DATA [ENGINE ...]
 
 DATA is what `ncr import` takes; a text file with `user item item …` in each line, oldest first; or
 a folder with a published split, train and test. Of the first two the latest item of each user is
@@ -10,6 +11,9 @@ order. Each of PARAMS is a body of `POST /admin/train`, by default an empty one;
 `GET /recommend/{user}?n=10` is asked for every user, and the place of the held-out item among all
 items gives HR@10 and NDCG@10. Beside them stand baselines on the same split. The result
 is served-DATA.
+
+The second form trains `next-item-nbpr` by each engine of `NCR_TRAIN_ENGINE`, by default by all
+three, with two ranks, each in a service of its own. The result is engines-DATA.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ COLUMNS = ["method", "hr@10", "ndcg@10", "seconds", "tried"]
 EVENTS_AT_ONCE = 1_000
 CLIENTS = 8
 TRAINING_SECONDS = 3_600.0
+ENGINES = ("local", "torchrun", "ray")
 EASE_L2 = 500.0
 IALS_SHARE = 36.0  # α₀ beside the density
 MAX_MATRIX_ITEMS = 20_000  # of EASE and the linear next-item model, whose matrices are dense
@@ -68,6 +73,22 @@ def main(data: str, params: tuple[str, ...] = ("{}",)) -> None:
         items=train.n_items,
         interactions=train.nnz,
     )
+
+
+def engines(data: str, names: tuple[str, ...] = ENGINES) -> None:
+    split = held_out_split(Path(data))
+    rows: list[list[Any]] = []
+    for name in names or ENGINES:
+        (row,) = service_rows(split, [{"recipe": "next-item-nbpr"}], NCR_TRAIN_ENGINE=name)
+        rows.append([name, *row[1:-1]])
+        publish(
+            f"engines-{Path(data).name.partition('.')[0].lower()}",
+            ["engine", *COLUMNS[1:-1]],
+            rows,
+            users=split.train.n_users,
+            items=split.train.n_items,
+            interactions=split.train.nnz,
+        )
 
 
 def held_out_split(path: Path) -> Split:
@@ -118,10 +139,12 @@ def latest_out(interactions: Interactions) -> Split:
     return Split(interactions.select(mask), np.full_like(test, -1), test)
 
 
-def service_rows(split: Split, bodies: list[dict[str, Any]]) -> Iterator[list[Any]]:
+def service_rows(
+    split: Split, bodies: list[dict[str, Any]], **settings: str
+) -> Iterator[list[Any]]:
     """A row for each training: a service with a worker, asked over HTTP."""
     with storage("sqlite") as place:
-        env = place.env(NCR_PRECOMPUTE_USERS="0")
+        env = place.env(NCR_PRECOMPUTE_USERS="0", **settings)
         with (
             NcrServer(env, place.folder / "server.log") as server,
             NcrWorker(env, place.folder / "worker.log"),
@@ -215,4 +238,4 @@ def baseline_rows(split: Split) -> Iterator[list[Any]]:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, engines=engines)
