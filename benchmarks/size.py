@@ -18,8 +18,9 @@ candidates  the candidates of the 10,000 most active users
 start       a server from its start until it is ready; its memory after 5 seconds of lists for
             random users, each asked for once, by 8 connections
 
-The result `size` is written after every step; cells that it has are not measured again. A step that
-is not done CELL_SECONDS (3,600) after its cell began is left out, and so are those that follow.
+The result `size` is written after every step, with the processor of the machine, as the cells may
+come from several; cells that it has are not measured again. A step that is not done CELL_SECONDS
+(3,600) after its cell began is left out, and so are those that follow.
 
 The second form makes the data folder of a service on SQLite, with a model. PARAMS are the body of
 `POST /admin/train` that trains it.
@@ -44,13 +45,14 @@ from benchmarks.harness import publish, published, run_command
 from benchmarks.ingest import World, own_database
 from benchmarks.load import closed_loop, requests_for, server_in_place
 from ncr_core.recipes import auto_recipes
+from ncr_core.reproduction.results_store import provenance
 
 EVENTS = (1_000_000, 5_000_000, 20_000_000)
 ITEMS = (10_000, 100_000, 1_000_000)
 EVENTS_A_USER = 20
 PRECOMPUTED = 10_000
 LISTS, CONNECTIONS, LIST_SECONDS = 40_000, 8, 5.0
-COLUMNS = ["database", "events", "items", "step", "seconds", "peak MiB", "note"]
+COLUMNS = ["database", "events", "items", "step", "seconds", "peak MiB", "note", "cpu"]
 
 
 def count() -> str:
@@ -219,6 +221,7 @@ def main(
     sizes = sizes or [(events, items) for events in EVENTS for items in ITEMS]
     rows = [list(row.values()) for row in published().get("size", {"rows": []})["rows"]]
     kinds = ["sqlite", *(["postgresql"] if server_url else [])]
+    cpu = provenance()["machine"]["cpu"]
     for (events, items), kind in ((size, kind) for size in sizes for kind in kinds):
         if any(row[:3] == [kind, events, items] for row in rows):
             continue
@@ -231,10 +234,10 @@ def main(
             world = World(events, events // EVENTS_A_USER, items)
             try:
                 for result in steps(world, folder, url, until):
-                    rows.append([kind, events, items, *result])
+                    rows.append([kind, events, items, *result, cpu])
                     publish("size", COLUMNS, rows, cell_seconds=cell_seconds)
             except OutOfTimeError:
-                rows.append([kind, events, items, "the rest", None, None, "out of time"])
+                rows.append([kind, events, items, "the rest", None, None, "out of time", cpu])
                 publish("size", COLUMNS, rows, cell_seconds=cell_seconds)
 
 
