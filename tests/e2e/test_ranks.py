@@ -111,10 +111,12 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
 
             job_id = submit(its.client, **TRAINING)
             wait_for(its.client, job_id, begun, START_SECONDS)
-            below = descendants(worker.pid)
-            assert len(ranks_below(worker, engine)) == 2
+            ranks, below = ranks_below(worker, engine), descendants(worker.pid)
+            assert len(ranks) == 2
             worker.kill()
-            wait_until(lambda: not any(map(is_running, below)), 20, "end of the ranks")
+            wait_until(lambda: not any(map(is_running, ranks)), 20, "end of the ranks")
+            # Agents of Ray look for its head for a minute before they end.
+            wait_until(lambda: not any(map(is_running, below)), WAIT_SECONDS, "end of all")
         with its.worker("second") as worker:
             job = wait_for(its.client, job_id, lambda job: job["status"] == "succeeded")
             assert job["attempt"] == 2
