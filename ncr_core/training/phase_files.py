@@ -123,9 +123,7 @@ class PhaseOrder:
         if parts not in (0, ranks):
             raise TrainingError(f"{ranks} ranks read an order for {parts} ranks")
         model = build_model(ModelConfig.from_dict(order["model"]), users, items)
-        missing = model.load_state_dict(read(MODEL), strict=False).missing_keys
-        if set(missing) != _pooled_vectors(model):
-            raise TrainingError(f"{folder / MODEL} lacks parameters of the model")
+        _set_parameters(model, read(MODEL))
         part = None
         if parts:
             own = _interactions(read(part_name(rank)), items)
@@ -190,6 +188,12 @@ def _pooled_vectors(model: PairwiseRanker) -> set[str]:
     return {f"{name}.weight" for name, part in parts if isinstance(part, PooledUsers)}
 
 
+def _set_parameters(model: PairwiseRanker, state: dict[str, Tensor]) -> None:
+    """Sets all of a model but the pooled vectors of its users, which no file has."""
+    own = model.state_dict()
+    model.load_state_dict(state | {name: own[name] for name in _pooled_vectors(model)})
+
+
 def _sum_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -237,7 +241,7 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
         return None
     if "failed" in outcome:
         raise TrainingError(outcome["failed"])
-    model.load_state_dict(load_file(folder / RESULT), strict=False)
+    _set_parameters(model, load_file(folder / RESULT))
     model.eval()
     return History(**outcome["history"])
 

@@ -322,7 +322,7 @@ def test_rank_0_alone_has_the_users_who_choose_the_epoch(
 
 def test_users_of_all_items_leave_nothing_to_learn_in_parts(split: Split, tmp_path: Path) -> None:
     each, full = CASES["next-item"].recipe, _odd(split)
-    train = replace(full.train.of_rows(np.zeros(2, np.int64)))
+    train = full.train.of_rows(np.zeros(2, np.int64))
     nothing = np.full(2, -1)
     model = start_model(each.model, each.training, Split(train, nothing, nothing))
     order = PhaseOrder(model, Split(train, nothing, nothing), each.training, _phase(each))
