@@ -103,12 +103,14 @@ class ShownLists:
 
     async def of(self, user: str) -> list[ShownList]:
         """The lists that were shown to a user, in any order."""
-        # First those that wait: one that is written meanwhile would be in neither.
-        waiting = [each.shown for each in self._waiting.get(user, ())]
+        # First those that wait: one that is written meanwhile would be in neither. It may be in
+        # both, and a moment names a list.
+        lists = {each.shown.shown_at: each.shown for each in self._waiting.get(user, ())}
         (text,) = await self._rows.get(user)
-        if text is None:
-            return waiting
-        return waiting + [ShownList(*row) for row in orjson.loads(f"[{text}]")]
+        if text is not None:
+            written = (ShownList(*row) for row in orjson.loads(f"[{text}]"))
+            lists |= {each.shown_at: each for each in written}
+        return list(lists.values())
 
     def forget(self, user: str) -> int:
         """Drop the waiting lists of a user who is being erased, and return their number."""

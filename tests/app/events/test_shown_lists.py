@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from app.core.database import Database
 from app.events.schemas import NewEvent
-from app.events.shown_lists import ShownLists
+from app.events.shown_lists import ShownLists, _Waiting
 from app.events.tables import shown_lists, users
 from app.wiring import Services
 from tests.conftest import ON_POSTGRESQL
@@ -74,3 +74,20 @@ async def test_two_servers_write_while_users_are_erased(
             write(services.events.shown, NAMES), write(other_server, NAMES[::-1]), erase()
         )
     assert await of_users(services) == {*NAMES[6:]}
+
+
+async def test_a_list_that_is_written_at_this_moment_comes_once(
+    services: Services, ids: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the database and not yet off the list of those that wait."""
+    shown, found = services.events.shown, []
+    write_group = shown._write_group
+
+    async def written_and_waiting(group: dict[str, list[_Waiting]]) -> None:
+        await write_group(group)
+        found.extend(await shown.of("u0"))
+
+    monkeypatch.setattr(shown, "_write_group", written_and_waiting)
+    shown.add("u0", ids["u0"], 1, [1, 2])
+    await shown.write()
+    assert [list(each.items) for each in found] == [[1, 2]]
