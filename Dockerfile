@@ -16,11 +16,19 @@ COPY migrations migrations
 RUN /venv/bin/pip install --no-cache-dir -c requirements.lock ".[service${EXTRAS:+,$EXTRAS}]"
 
 FROM python:3.12-slim
+# Triton compiles kernels for GPUs with the C compiler of the machine.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN case "$TORCH_INDEX" in \
+      */cpu) ;; \
+      *) apt-get update \
+         && apt-get install -y --no-install-recommends gcc libc6-dev \
+         && rm -rf /var/lib/apt/lists/* ;; \
+    esac
 RUN useradd --system --uid 10001 --home-dir /data --create-home ncr \
  && install -d -o ncr -g ncr /var/cache/ncr
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 NCR_DATA_DIR=/data NCR_LOG_FORMAT=json \
-    NCR_WORKER_ALIVE_FILE=/tmp/ncr-worker NUMBA_CACHE_DIR=/var/cache/ncr \
+    NCR_WORKER_ALIVE_FILE=/tmp/ncr-worker NUMBA_CACHE_DIR=/var/cache/ncr TRITON_CACHE_DIR=/var/cache/ncr/triton \
     SQLITE_TMPDIR=/data
 USER ncr
 WORKDIR /data

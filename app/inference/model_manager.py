@@ -159,7 +159,12 @@ class ModelManager:
                 self.current, self.refused = model, None
                 self.versions.drop(model.version)
                 self._on_model(model)
-                log.info("model loaded", version=model.version, items=model.engine.n_items)
+                log.info(
+                    "model loaded",
+                    version=model.version,
+                    items=model.engine.n_items,
+                    ranker=type(model.engine.ranker.backend).__name__,
+                )
         else:
             self.refused = None
         self._registry_read, self._followed = True, version

@@ -216,27 +216,30 @@ class FoldIn:
         centres = self.newcomer.expand(len(users), -1) if known is None else known.cpu()
         vectors = np.empty((len(users), len(self._prior.mean)), dtype=np.float32)
         own = known_priors(priors, vectors.shape)
+        pooled = self._pool(users)
         with torch.inference_mode(False):  # where there is no kernel, gradients are asked for
-            for row, evidence, centre, prior in zip(
-                vectors, users, centres.numpy(), own, strict=True
+            for row, evidence, centre, prior, of_items in zip(
+                vectors, users, centres.numpy(), own, pooled, strict=True
             ):
-                row[:] = self._fit(evidence, centre, prior)
+                row[:] = self._fit(evidence, centre, prior, of_items)
         return torch.from_numpy(vectors)
 
     def _fit(
-        self, evidence: Evidence, centre: npt.NDArray[np.floating], own: Floats | None
+        self,
+        evidence: Evidence,
+        centre: npt.NDArray[np.floating],
+        own: Floats | None,
+        pooled: npt.NDArray[np.float32] | None,
     ) -> npt.NDArray[np.floating]:
         distribution = self._prior
         if own is not None:
             centre, distribution = own, self._own
-        if self._pooled:
-            known = evidence.of_first(self.trained_items)
-            if len(known.items):
-                centre = self._pool(known)
-                if own is not None:
-                    least = self.config.prior_items
-                    share = least / (least + len(known.items))
-                    centre = centre + share * (own - self._prior.mean)
+        if pooled is not None:
+            centre = pooled
+            if own is not None:
+                least = self.config.prior_items
+                share = least / (least + len(evidence.of_first(self.trained_items).items))
+                centre = centre + share * (own - self._prior.mean)
         pairs = self._sampler.sample(evidence, likes=not self._pooled)
         if not len(pairs.weights):
             return centre
@@ -260,14 +263,34 @@ class FoldIn:
         return vector
 
     @torch.no_grad()
-    def _pool(self, evidence: Evidence) -> npt.NDArray[np.float32]:
-        device = self.model.device
-        weights = None
-        if evidence.weights is not None:
-            weights = torch.from_numpy(evidence.weights).float().to(device)
-        items = torch.from_numpy(evidence.items).to(device)
-        vector: npt.NDArray[np.float32] = self.model.pooled_vector(items, weights).cpu().numpy()
-        return vector
+    def _pool(self, users: Sequence[Evidence]) -> list[npt.NDArray[np.float32] | None]:
+        """The vector that is pooled from each user's trained items; None without such items.
+
+        On a CPU a vector does not depend on the other users, bit by bit. A GPU pools all users at
+        once, and the vectors may differ by a rounding error.
+        """
+        pooled: list[npt.NDArray[np.float32] | None] = [None] * len(users)
+        if not self._pooled:
+            return pooled
+        known = [evidence.of_first(self.trained_items) for evidence in users]
+        some = [place for place, evidence in enumerate(known) if len(evidence.items)]
+        items = [torch.from_numpy(known[place].items) for place in some]
+        weights = [known[place].weights for place in some]
+        if self.model.device.type == "cpu":
+            for place, own, counts in zip(some, items, weights, strict=True):
+                of_items = None if counts is None else torch.from_numpy(counts).float()
+                pooled[place] = self.model.pooled_vector(own, of_items).numpy()
+        elif some:
+            every = None
+            if any(counts is not None for counts in weights):
+                every = [
+                    torch.ones(len(own)) if counts is None else torch.from_numpy(counts)
+                    for own, counts in zip(items, weights, strict=True)
+                ]
+            vectors = self.model.pooled_vectors(items, every).cpu().numpy()
+            for place, vector in zip(some, vectors, strict=True):
+                pooled[place] = vector
+        return pooled
 
     @cached_property
     def _arrays(self) -> FitArrays | None:

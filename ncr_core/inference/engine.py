@@ -99,8 +99,10 @@ def _within_memory(
         try:
             with torch.inference_mode():
                 return run(engine, requests)
-        except torch.OutOfMemoryError:
-            pass  # what the pass held is let go of when this block ends
+        except RuntimeError as error:
+            if not _is_of_memory(error):
+                raise
+            # What the pass held is let go of when this block ends.
         torch.cuda.empty_cache()
         if len(requests) > 1:
             engine._on_fallback("half")
@@ -113,6 +115,16 @@ def _within_memory(
             return run(on_cpu, requests)
 
     return within_memory
+
+
+def _is_of_memory(error: RuntimeError) -> bool:
+    """Whether a device lacked memory: torch's libraries have errors of their own for it."""
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "CUDA error: out of memory" in text
+        or "ALLOC_FAILED" in text
+    )
 
 
 def _by_boost(

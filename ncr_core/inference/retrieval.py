@@ -21,6 +21,7 @@ SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new 
 # A request that skips more has a list of its own depth, with twice as many spare ones, or four
 # times: users who leave out ever more items are searched for a few times in all.
 MAX_SCORES = 2**23  # users times items in one search: 64 MiB of float64
+MAX_GPU_SCORES = 2**26  # a GPU needs many users at once
 SHORTLIST_FACTOR = 5  # times the candidates
 POOL_FACTOR, MIN_POOL = 5, 50  # a diverse list is chosen from max(5n, 50) ranked items
 
@@ -228,7 +229,8 @@ class CandidateGenerator:
         added to the scores of items.
         """
         boost = None if boost is None else boost.to(self.ranker.device)
-        users, sortable = users.to(self.ranker.device), self.ranker.margins.sortable
+        users, allowed = users.to(self.ranker.device), allowed.to(self.ranker.device)
+        sortable = self.ranker.margins.sortable
         if self.shortlist is None:
             if sortable:
                 return self.ranker.top(users, m, allowed, self.order, boost)
@@ -237,15 +239,22 @@ class CandidateGenerator:
         if sortable:
             return self.shortlist.search(users, allowed, m, boost)
         shortlisted = self.shortlist.search(users, allowed, SHORTLIST_FACTOR * m, boost)
-        scores = torch.full(
-            shortlisted.shape, -torch.inf, dtype=torch.float64, device=shortlisted.device
-        )
-        for row, user, items in zip(scores, torch.split(users, 1), shortlisted, strict=True):
-            rows = items[items != PAD]
-            means = self.ranker.bind(user, boost).margins.mean_margins(self.anchors, rows)
-            row[: len(rows)] = means[0]
+        scores = self._scores_of(users, shortlisted, boost)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :m]
         return shortlisted.gather(1, order)
+
+    def _scores_of(self, users: Tensor, items: Tensor, boost: Tensor | None) -> Tensor:
+        """(B, E) user vectors and (B, T) items, padded → (B, T) scores; −inf in the padding."""
+        if self.ranker.device.type != "cpu":
+            margins = self.ranker.margins.bind(users, boost)
+            means = margins.mean_margins(self.anchors, items.clamp(min=0))
+            return means.masked_fill_(items == PAD, -torch.inf)
+        scores = torch.full(items.shape, -torch.inf, dtype=torch.float64)
+        for row, user, own in zip(scores, torch.split(users, 1), items, strict=True):
+            rows = own[own != PAD]
+            means = self.ranker.bind(user, boost).margins.mean_margins(self.anchors, rows)
+            row[: len(rows)] = means[0]
+        return scores
 
     def merge(
         self, user: Tensor, rows: NDArray[np.int64], m: int, boost: Tensor | None = None
@@ -259,7 +268,7 @@ class CandidateGenerator:
 
     def pick(self, scores: Tensor, allowed: Tensor, m: int) -> Tensor:
         """The best ``m`` allowed items by (B, n_items) scores, in ``cheap_to_rank``'s order."""
-        return cheap_to_rank(top_allowed(scores, allowed, self.order, m))
+        return cheap_to_rank(top_allowed(scores, allowed.to(scores.device), self.order, m))
 
 
 class CandidateRetriever:
@@ -379,7 +388,8 @@ class CandidateRetriever:
             elif candidates is None:
                 missing.setdefault(_spare(request), {})[_key(request, position)] = position
         searched: dict[Hashable, CandidateList] = {}
-        size = max(1, MAX_SCORES // max(1, self._model.n_items))
+        most = MAX_SCORES if self._model.device.type == "cpu" else MAX_GPU_SCORES
+        size = max(1, most // max(1, self._model.n_items))
         for spare, of_depth in missing.items():
             positions = list(of_depth.values())
             for start in range(0, len(positions), size):

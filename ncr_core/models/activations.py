@@ -11,6 +11,8 @@ from torch import Tensor
 
 def sigmoid_tanh(x: Tensor) -> Tensor:
     """tanh(x) = 2σ(2x) − 1 without gradients, on a CPU in less than half the time of torch.tanh."""
+    if x.device.type != "cpu":
+        return torch.tanh(x)
     return x.mul(2).sigmoid_().mul_(2).sub_(1)
 
 

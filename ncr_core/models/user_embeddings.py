@@ -13,6 +13,7 @@ from ncr_core.models.self_attention import CausalEncoder
 
 EMBEDDING_STD = 0.01  # weights ~ N(0, 0.01²), §5.1
 USERS_AT_ONCE = 256
+GPU_USERS_AT_ONCE = 4096
 LENGTHS = (0, 1, 2, 3, 5, 8, 12, 20, 40)
 """The largest number of items of each class of ``by_length`` except the last."""
 GAPS_SECONDS = (3_600.0, 86_400.0)
@@ -212,8 +213,9 @@ class PooledUsers(nn.Module):
     def remember(self, items: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
         """Computes ``weight`` from the items of all users; the arguments are as in ``pool``."""
         ends = lengths.cumsum(0)
-        for first in range(0, len(lengths), USERS_AT_ONCE):
-            users = slice(first, first + USERS_AT_ONCE)
+        at_once = USERS_AT_ONCE if items.device.type == "cpu" else GPU_USERS_AT_ONCE
+        for first in range(0, len(lengths), at_once):
+            users = slice(first, first + at_once)
             part = slice(int(ends[first] - lengths[first]), int(ends[users][-1]))
             part_weights = None if weights is None else weights[part]
             self.weight[users] = self.pool(items[part], lengths[users], part_weights)

@@ -20,6 +20,8 @@ TIE = 1e-12  # float64 margins smaller than this are ties,
 ROUNDING = 2e-15  # and those smaller than this times the size of what they are a sum of
 TIES = (TIE, ROUNDING)
 MAX_PAIRS = 2**17  # at once, which bounds their memory: some hundred bytes a pair at d = 8
+MAX_GPU_INPUTS = 2**26  # of the towers' first layers, for the mean margins: some GB
+FEW_PAIRS = 2**16  # on a GPU: float64 for all of them is faster than waiting for the near ones
 
 
 Value = TypeVar("Value")
@@ -161,21 +163,26 @@ class BoundMargins:
         margin = self.linear_scores(rows, i, double=True)
         margin -= self.linear_scores(rows, j, double=True)
         if self.projected is None:
-            margin[(margin.abs() < TIE) | (i == j)] = 0.0
-            return margin
+            return margin.masked_fill_((margin.abs() < TIE) | (i == j), 0.0)
+        if margin.is_cuda and margin.numel() <= FEW_PAIRS:
+            deep, size = self._tower(rows, i, j, double=True)
+            margin += deep
+            return margin.masked_fill_(
+                (margin.abs() < (ROUNDING * size).clamp(min=TIE)) | (i == j), 0.0
+            )
         deep, size = self._tower(rows, i, j, double=False)
         bound = CLOSE * self.caution[rows].unsqueeze(1) * size.clamp(min=1.0)
         # What is not a number in float32 may be one in float64.
         close = ~((margin + deep).abs() >= bound) & (i != j)
-        exact = margin[close]
-        margin += deep
-        margin[i == j] = 0.0
-        if bool(close.any()):
-            row, column = close.nonzero(as_tuple=True)
+        row, column = close.nonzero(as_tuple=True)
+        exact = margin[row, column]
+        margin = margin.add_(deep).masked_fill_(i == j, 0.0)
+        if len(row):
             pairs = i[row, column].unsqueeze(1), j[row, column].unsqueeze(1)
             deep, size = (x.squeeze(1) for x in self._tower(rows[row], *pairs, double=True))
             exact += deep
-            margin[close] = torch.where(exact.abs() < (ROUNDING * size).clamp(min=TIE), 0.0, exact)
+            is_tie = exact.abs() < (ROUNDING * size).clamp(min=TIE)
+            margin[row, column] = exact.masked_fill_(is_tie, 0.0)
         return margin
 
     @torch.inference_mode()
@@ -188,7 +195,7 @@ class BoundMargins:
             scores = self.all_linear_scores(items)
             margins = scores.unsqueeze(2) - scores.unsqueeze(1)
             same = items.unsqueeze(2) == items.unsqueeze(1)
-            margins[(margins.abs() < TIE) | same] = 0.0
+            margins.masked_fill_((margins.abs() < TIE) | same, 0.0)
         else:
             rows = torch.arange(n, device=self.users.device)
             margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
@@ -220,15 +227,32 @@ class BoundMargins:
 
     @torch.inference_mode()
     def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
-        """The mean margins of (T,) items over (A,) anchors → (B, T) float64."""
+        """The mean margins of (T,) or (B, T) items over (A,) anchors → (B, T) float64.
+
+        The mean is no order, so float32 is enough for the tower's part.
+        """
+        n, n_anchors = len(self.users), len(anchors)
+        items = block.expand(n, -1)
+        linear = self.all_linear_scores(torch.cat([anchors.expand(n, -1), items], dim=1))
+        means = linear[:, n_anchors:] - linear[:, :n_anchors].mean(dim=1, keepdim=True)
         if self._margins.additive:
-            linear = self.all_linear_scores(torch.cat([anchors, block]).expand(len(self.users), -1))
-            of_anchors, of_items = linear[:, : len(anchors)], linear[:, len(anchors) :]
-            return of_items - of_anchors.mean(dim=1, keepdim=True)
-        i = block.repeat_interleave(len(anchors)).expand(len(self.users), -1)
-        j = anchors.repeat(len(block)).expand(len(self.users), -1)
-        margins = self.compare(i, j)
-        return margins.view(len(self.users), len(block), len(anchors)).mean(dim=2)
+            return means
+        rows = torch.arange(n, device=self.users.device)
+        width = max(1, self._pairs_at_once // max(1, n * n_anchors))
+        for start in range(0, items.shape[1], width):
+            i = items[:, start : start + width].repeat_interleave(n_anchors, dim=1)
+            j = anchors.repeat(i.shape[1] // n_anchors).expand(n, -1)
+            deep, _ = self._tower(rows, i, j, double=False)
+            means[:, start : start + width] += deep.view(n, -1, n_anchors).mean(dim=2)
+        return means
+
+    @property
+    def _pairs_at_once(self) -> int:
+        """Pairs whose margins in float32 are computed at once."""
+        tower = self._margins.single.tower
+        if tower is None or self.users.device.type == "cpu":
+            return MAX_PAIRS
+        return max(MAX_PAIRS, MAX_GPU_INPUTS // max(1, tower.first.shape[1]))
 
     def _tower(self, rows: Tensor, i: Tensor, j: Tensor, *, double: bool) -> tuple[Tensor, Tensor]:
         tables, users, projected = self._double if double else self._single

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Protocol
@@ -29,6 +30,7 @@ from ncr_core.ranking.backends.triton_ranker import triton_ranker
 from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
+MAX_PINNED_BYTES = 2**24  # of a tensor: torch never gives pinned memory back
 
 __all__ = ["PAD", "BoundRanker", "ExactRanker", "Ranker", "compile_kernels"]
 
@@ -104,6 +106,11 @@ class ExactRanker:
         on_pairs: Callable[[int], None] | None = None,
         margins: Margins | None = None,
     ) -> None:
+        if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+            warnings.warn(
+                "lists on a GPU may be inexact: torch.set_float32_matmul_precision is not highest",
+                stacklevel=2,
+            )
         self.margins = Margins(model.tables()) if margins is None else margins
         self.on_pairs = on_pairs
         self.n_items = model.n_items
@@ -181,27 +188,41 @@ class ExactRanker:
         if not self.margins.sortable:
             raise ValueError("this model is not a product of vectors: rank candidates")
         users = users.to(self.device)
-        boost = None if boost is None else boost.to(self.device)
+        allowed, order, boost = (
+            None if x is None else x.to(self.device) for x in (allowed, order, boost)
+        )
         return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile, boost)
+
+    def moved_items(self, items: Tensor) -> Tensor:
+        """Item rows on the device of the model.
+
+        Raises IndexError for a row that the model does not have, if the rows go from a CPU to a
+        GPU. On a GPU such a row would end every later use of the device by this process.
+        """
+        goes_to_gpu = self.device.type == "cuda" and items.device.type == "cpu"
+        if goes_to_gpu and items.numel() and int(items.max()) >= self.n_items:
+            raise IndexError(f"no item has the row {int(items.max())}: there are {self.n_items:,}")
+        return _moved(items, self.device)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
         """(B, M, M) margins of each candidate over each; 0 in the padding. As for ``rank``."""
-        return self.bind(users).margins.all_margins(candidates)
+        return self.bind(users).margins.all_margins(self.moved_items(candidates))
 
     def compare(self, users: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Margins z_uij − z_uji of (B, E) users and (B, L) items i and j → (B, L) float64."""
-        return self.margins.bind(_moved(users, self.device)).compare(i, j)
+        users, i, j = _moved(users, self.device), self.moved_items(i), self.moved_items(j)
+        return self.margins.bind(users).compare(i, j)
 
     @torch.inference_mode()
     def linear_scores(self, users: Tensor, items: Tensor) -> Tensor:
         """s_ui in float64 of (B, E) user vectors and (B, M) items → (B, M)."""
         users = _moved(users, self.device)
-        return self.margins.bind(users).all_linear_scores(items.to(self.device))
+        return self.margins.bind(users).all_linear_scores(self.moved_items(items))
 
     @torch.inference_mode()
     def mean_margins(self, users: Tensor, anchors: Tensor, boost: Tensor | None = None) -> Tensor:
         """The mean margins of all items over (A,) anchors: (B, E) user vectors → (B, n_items)."""
-        margins, anchors = self.bind(users, boost).margins, anchors.to(self.device)
+        margins, anchors = self.bind(users, boost).margins, self.moved_items(anchors)
         means = torch.zeros((len(users), self.n_items), dtype=torch.float64, device=self.device)
         if not len(anchors):
             return means
@@ -233,7 +254,7 @@ class BoundRanker:
         """See ``ExactRanker.rank``."""
         if strategy not in STRATEGIES:
             raise ConfigError(f"unknown strategy {strategy!r}: {', '.join(STRATEGIES)}")
-        candidates = _moved(candidates, self._ranker.device)
+        candidates = self._ranker.moved_items(candidates)
         k = min(k, candidates.shape[1])
         on_pairs = self._ranker.on_pairs
         if strategy != "algorithm1":
@@ -270,9 +291,9 @@ def top_allowed(scores: Tensor, allowed: Tensor, order: Tensor, m: int) -> Tenso
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device; a copy to a GPU is asynchronous."""
+    """The tensor on the device; a copy of a usual batch to a GPU is asynchronous."""
     if x.device == device:
         return x
-    if device.type == "cuda" and x.device.type == "cpu":
+    if device.type == "cuda" and x.device.type == "cpu" and x.nbytes <= MAX_PINNED_BYTES:
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)

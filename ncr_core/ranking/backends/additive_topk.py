@@ -22,6 +22,7 @@ from ncr_core.ranking.margins import PAD, TIE, BoundMargins, Margins
 
 SPARE = 16  # items beyond k that are looked at again
 MAX_SCORES = 2**24  # of users by items at once: 64 MiB
+MAX_GPU_SCORES = 2**28  # 1 GiB: a GPU needs many users at once
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 NO_BIAS, NO_ORDER = np.zeros(0), np.zeros(0, dtype=np.int64)
 
@@ -85,7 +86,8 @@ def top_of_catalogue(
     k = min(k, len(double.items))
     if not k or not len(users):
         return torch.full((len(users), k), PAD, device=users.device)
-    n_users = max(1, MAX_SCORES // len(double.items))
+    most = MAX_GPU_SCORES if users.is_cuda else MAX_SCORES
+    n_users = max(1, most // len(double.items))
     parts = [
         _top(
             single,

@@ -40,7 +40,8 @@ class TorchRanker:
             raise ValueError("an additive model is sorted")
         self.margins = margins
         is_bounded = tower.activation == "tanh" and tower.items is None
-        self.sigmoid_tower = _SigmoidTower(tower) if is_bounded else None
+        on_cpu = tower.first.device.type == "cpu"
+        self.sigmoid_tower = _SigmoidTower(tower) if is_bounded and on_cpu else None
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
         """Every shape is supported."""

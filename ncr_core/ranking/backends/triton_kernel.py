@@ -42,7 +42,9 @@ def _margins(
     biases, last, cols, L: tl.constexpr, H: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The tower's part of the margins of (LOOK,) item rows over the champion's, and their sizes."""
-    at = rows[:, None] * H + cols[None, :]
+    # In 64 bits: a large table has more numbers than 32 bits count.
+    at = rows.to(tl.int64)[:, None] * H + cols[None, :]
+    champion = champion.to(tl.int64)
     a = tl.load(first + at, mask=live[:, None], other=0.0)
     b = tl.load(second + at, mask=live[:, None], other=0.0)
     own_a = tl.load(first + champion * H + cols)
@@ -54,7 +56,7 @@ def _margins(
     return one - other, of_one + of_other
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])
 def scan(
     items, lengths, linear, close, users, users_double,
     first, second, weights, biases, last,

@@ -29,12 +29,13 @@ class TritonRanker:
 
         tower, single = margins.double.tower, margins.single.tower
         if tower is None or single is None or tower.items is not None:
-            raise ValueError("only towers over C + A + B are for this kernel")
+            raise ValueError("the kernel is for towers over C + A + B alone")
         widths = [tower.first.shape[1], *(len(bias) for _, bias in tower.layers)]
         self._kernel: Any = triton_kernel.scan
         self._margins = margins
         self._width = max(MIN_WIDTH, _power_of_two(max(widths)))
-        self._look = max(16, min(128, LANES_BY_WIDTH // self._width))
+        self.lanes = max(16, min(128, LANES_BY_WIDTH // self._width))
+        """The number of candidates that the kernel compares with a champion at once."""
         self._single, self._double = (self._tables(table) for table in (single, tower))
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
@@ -68,12 +69,13 @@ class TritonRanker:
         ranked = torch.full((b, k), PAD, dtype=torch.int32, device=device)
         pairs = torch.zeros(b, dtype=torch.int32, device=device)
         if b and m and k:
-            self._kernel[(b,)](
-                items, lengths, scores, close, padded.float(), padded,
-                *self._single, *self._double, stack, is_ranked, ranked, pairs, width, k,
-                tie=TIE, rounding=ROUNDING, L=len(tower.layers), H=self._width, LOOK=self._look,
-                RELU=tower.activation == "relu", num_warps=4,
-            )  # fmt: skip
+            with torch.cuda.device_of(items):  # type: ignore[no-untyped-call]  # Triton takes this
+                self._kernel[(b,)](
+                    items, lengths, scores, close, padded.float(), padded,
+                    *self._single, *self._double, stack, is_ranked, ranked, pairs, width, k,
+                    tie=TIE, rounding=ROUNDING, L=len(tower.layers), H=self._width,
+                    LOOK=self.lanes, RELU=tower.activation == "relu", num_warps=4,
+                )  # fmt: skip
         return ranked.long(), pairs
 
     def _tables(self, tower: TowerTable) -> tuple[Tensor, ...]:
@@ -103,15 +105,18 @@ class TritonBatch:
 def triton_ranker(margins: Margins) -> TritonRanker | None:
     """The ranker of a model, checked against torch, or None.
 
-    The result is None for a model without a suitable tower on a GPU. If the check fails, the result
-    is None and a warning gives the reason.
+    The result is None for a model without a tower on a GPU. If the kernel is not for the tower, or
+    the check fails, the result is None and a warning gives the reason. Raises
+    torch.OutOfMemoryError if the check has too little memory.
     """
     tower = margins.double.tower
-    if tower is None or tower.items is not None or tower.first.device.type != "cuda":
+    if tower is None or tower.first.device.type != "cuda":
         return None
     try:
         ranker = TritonRanker(margins)
         _try_out(ranker, margins)
+    except torch.OutOfMemoryError:  # of this moment: the caller takes smaller batches
+        raise
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         warnings.warn(f"torch ranks the lists, which is slower: {reason}", stacklevel=2)
@@ -141,6 +146,8 @@ def _try_out(ranker: TritonRanker, margins: Margins) -> None:
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
+    if x.shape[1] == width:
+        return x.contiguous()
     return torch.nn.functional.pad(x, (0, width - x.shape[1])).contiguous()
 
 

@@ -36,6 +36,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.protocols import Metrics, Ranks, evaluate_full, of_random_users
 from ncr_core.reproduction.baselines.scoring import FactorModel
+from ncr_core.train_config import resolve_device
 from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, OnProgress, Progress
 
 Loss = Literal["bce", "gbce", "ce"]
@@ -157,6 +158,11 @@ class SASRecEncoder(nn.Module):
         """(n_items, size) vectors of the items, without the row of the padding."""
         return self.items.weight[: self.n_items]
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.items.weight.device
+
 
 class SASRec(FactorModel):
     """A trained encoder; the vector of the latest item is the user's vector."""
@@ -164,7 +170,7 @@ class SASRec(FactorModel):
     def __init__(self, encoder: SASRecEncoder, window: int, interactions: Interactions) -> None:
         self.encoder, self._window = encoder.eval(), window
         users = user_vectors(encoder, window, interactions)
-        super().__init__(users, encoder.catalogue().detach().numpy())
+        super().__init__(users, encoder.catalogue().detach().cpu().numpy())
 
     def with_input(self, interactions: Interactions) -> SASRec:
         """See `ScoreModel.with_input`."""
@@ -183,7 +189,8 @@ def user_vectors(encoder: SASRecEncoder, window: int, interactions: Interactions
     for start in range(0, len(users), USERS_AT_ONCE):
         part = users[start : start + USERS_AT_ONCE]
         batch = padded([interactions.items_of(user)[-window:] for user in part], encoder.n_items)
-        vectors[part] = encoder(torch.from_numpy(batch))[:, -1].numpy()
+        items = torch.from_numpy(batch).to(encoder.device)
+        vectors[part] = encoder(items)[:, -1].cpu().numpy()
     return vectors
 
 
@@ -251,6 +258,7 @@ class _State:
                 "history": asdict(self.history),
                 "best": self.best,
                 "torch": torch.get_rng_state(),
+                "cuda": torch.cuda.get_rng_state_all(),
             },
             aside,
         )
@@ -262,7 +270,7 @@ class _State:
         Raises DataError if the file is of other data, or damaged.
         """
         try:
-            saved = torch.load(path, weights_only=True)
+            saved = torch.load(path, weights_only=True, map_location=self.encoder.device)
             of_data, settings = saved["identity"]["data"], saved["identity"]["settings"]
         except Exception:
             raise DataError(f"{path} is damaged: remove it to train from the start") from None
@@ -276,7 +284,9 @@ class _State:
         self.encoder.load_state_dict(saved["encoder"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.history, self.best = History(**saved["history"]), saved["best"]
-        torch.set_rng_state(saved["torch"])
+        torch.set_rng_state(saved["torch"].cpu())
+        for device, number_state in enumerate(saved.get("cuda", [])[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(number_state.cpu(), device)
 
 
 @dataclass(frozen=True)
@@ -295,6 +305,7 @@ def fit_sasrec(
     progress_file: Path | None = None,
     fingerprint: str = "",
     should_stop: Callable[[], bool] = lambda: False,
+    device: str = "auto",
 ) -> SASRecFit:
     """Trains SASRec to predict the next item after each training item of a user but the last.
 
@@ -308,8 +319,10 @@ def fit_sasrec(
         progress_file: the file of the state after each epoch, from which the training resumes.
         fingerprint: the fingerprint of the data; a training resumes only on the same data.
         should_stop: called after each epoch; True ends the training, which can resume later.
+        device: auto, cpu, cuda or cuda:N.
 
     Raises:
+        ConfigError: the device does not exist.
         DataError: no user has two training items, or ``progress_file`` is damaged or of other data.
         TrainingError: the loss is not a finite number.
     """
@@ -317,9 +330,10 @@ def fit_sasrec(
     users = np.flatnonzero(np.diff(train.indptr) >= 2)
     if not len(users):
         raise DataError("no user has two training items, and training needs a next item")
-    with torch.random.fork_rng(devices=[]):
+    on = resolve_device(device)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(config.seed)
-        encoder = SASRecEncoder(train.n_items, config)
+        encoder = SASRecEncoder(train.n_items, config).to(on)
         optimizer = torch.optim.Adam(encoder.parameters(), config.learning_rate, fused=True)
         state = _State(encoder, optimizer)
         identity = {"data": fingerprint, "settings": asdict(config) | {"form": FORM}}
@@ -413,25 +427,22 @@ def _step(
     targets = following[at]
     negatives = _negatives(config, train, users[at[0]], encoder.n_items, rng)
     state.optimizer.zero_grad()
-    vectors = encoder(torch.from_numpy(items))[torch.from_numpy(at[0]), torch.from_numpy(at[1])]
+    row, place, target, drawn = (
+        torch.from_numpy(x).to(encoder.device) for x in (*at, targets, negatives)
+    )
+    vectors = encoder(torch.from_numpy(items).to(encoder.device))[row, place]
     # Scores of all positions and items at once may not fit: their gradients are summed in parts.
     leaf = vectors.detach().requires_grad_()
     rows = max(1, MAX_SCORES // encoder.n_items)
-    total = 0.0
+    total = vectors.new_zeros(())
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
-        loss = loss_of(
-            config,
-            leaf[part],
-            encoder.catalogue(),
-            torch.from_numpy(targets[part]),
-            torch.from_numpy(negatives[part]),
-        )
+        loss = loss_of(config, leaf[part], encoder.catalogue(), target[part], drawn[part])
         (loss / len(targets)).backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
+        total += loss.detach()
     vectors.backward(leaf.grad)
     state.optimizer.step()
-    return total, len(targets)
+    return float(total), len(targets)
 
 
 def _negatives(
