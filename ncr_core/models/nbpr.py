@@ -52,7 +52,8 @@ class NBPR(PairwiseRanker):
         """s_ui (R,) and s_uj (Q, S); see ``PairwiseRanker.shared_scores``."""
         d = self.config.factors
         own = users * ((self.weight[:d] + self.weight[d:]) / 2)
-        s_i = (own[row] * self.item_vectors(i)).sum(1)
+        # As a look-up of embeddings: a user's many rows make the gradient of an index slow.
+        s_i = (nn.functional.embedding(row, own) * self.item_vectors(i)).sum(1)
         of_j = self.item_vectors(j)
         if self.bias is None:
             return s_i, FactoredScores(own, of_j)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,7 @@ class PooledUsers(nn.Module):
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
         embedded = table_rows(rows.items, self.items.weight)
-        sums = nn.functional.pad(embedded.cumsum(0), (0, 0, 1, 0))
+        sums = nn.functional.pad(_running_sums(embedded), (0, 0, 1, 0))
         if self.windows == (0,):
             others = (rows.end - rows.start - 1).clamp(min=1)
             pooled = sums[rows.end] - sums[rows.start] - embedded[rows.position]
@@ -234,12 +235,26 @@ class PooledUsers(nn.Module):
         """(B, size) sums of the windows → (B, size) vectors of users with ``lengths`` items."""
         if not self.by_length:
             return vectors
-        at = torch.searchsorted(torch.tensor(LENGTHS, device=lengths.device), lengths)
-        return self.gate[at].unsqueeze(1) * vectors + self.offset[at]
+        at = torch.searchsorted(_lengths(lengths.device), lengths)
+        gate = nn.functional.embedding(at, self.gate.unsqueeze(1))
+        return gate * vectors + nn.functional.embedding(at, self.offset)
 
     @staticmethod
     def _first(window: int, start: Tensor, end: Tensor) -> Tensor:
         return start if window == 0 else torch.maximum(start, end - window)
+
+
+@cache
+def _lengths(device: torch.device) -> Tensor:
+    return torch.tensor(LENGTHS, device=device)
+
+
+def _running_sums(x: Tensor) -> Tensor:
+    """(T, size) → (T, size) the sums of the rows up to each row."""
+    if x.device.type == "cpu":
+        return x.cumsum(0)
+    # A GPU sums along the last dimension in parallel.
+    return x.T.contiguous().cumsum(1).T
 
 
 def _product(vectors: Tensor, matrix: Tensor) -> Tensor:

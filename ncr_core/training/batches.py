@@ -21,6 +21,7 @@ from ncr_core.train_config import TrainConfig
 
 MASK_CELLS = 256 * 2**20  # up to 256 MiB a boolean matrix is the fastest look-up
 MAX_ROUNDS = 64
+BLIND_ROUNDS = 4  # after which one draw of a hundred thousand is bad, if one of ten items is seen
 
 
 class NegativeSampler:
@@ -50,6 +51,10 @@ class NegativeSampler:
         drawn = self._draw((len(users), n))
         base = (users * self.n_items).unsqueeze(1).expand(-1, n)
         bad = self.seen(base + drawn)
+        if self.device.type != "cpu":  # a look at the result would wait for the device
+            for _ in range(BLIND_ROUNDS):
+                drawn = torch.where(bad, self._draw((len(users), n)), drawn)
+                bad = self.seen(base + drawn)
         for _ in range(MAX_ROUNDS):
             if not bool(bad.any()):
                 return drawn

@@ -28,6 +28,7 @@ MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE = 0.1, 6.0  # α₀ at most, and
 ALS_L2 = 0.01  # λ
 ALS_PROBE_USERS = 1_000
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
+MAX_GPU_CELLS = 2**28  # 1 GiB
 
 SCALES: tuple[float, ...] = tuple(SCORE_SCALE * 2**n for n in range(-2, 13))  # to choose from
 SCALE_USERS, SCALE_ITEMS = 512, 16_384  # by whose scores a scale is chosen
@@ -78,8 +79,8 @@ def _sweeps(unobserved: float) -> int:
 
 
 @torch.no_grad()
-def als_seconds(factors: int, train: Interactions) -> float:
-    """Estimates the seconds of `als_start` by half a sweep over a few users."""
+def als_seconds(factors: int, train: Interactions, device: torch.device) -> float:
+    """Estimates the seconds of `als_start` on a device by half a sweep over a few users."""
     users = min(train.n_users, ALS_PROBE_USERS)
     probed = np.random.default_rng(0).choice(train.n_users, users, replace=False)
     probed.sort()
@@ -88,14 +89,22 @@ def als_seconds(factors: int, train: Interactions) -> float:
         return 0.0
     known, columns = np.unique(part.items, return_inverse=True)
     rows = np.searchsorted(probed, part.users)
-    items = torch.ones(len(known), factors)
+    items = torch.ones(len(known), factors, device=device)
+    by_row, by_column = (torch.from_numpy(x).to(device) for x in (rows, columns))
     seconds = math.inf
     for _ in range(3):  # the first is slow, and others may use the processor
+        _wait_for(device)
         started = time.perf_counter()
-        _least_squares(items, torch.from_numpy(rows), torch.from_numpy(columns), users, 0.1)
+        _least_squares(items, by_row, by_column, users, 0.1)
+        _wait_for(device)
         seconds = min(seconds, time.perf_counter() - started)
     share = max((train.n_users + train.n_items) / users, 2 * train.nnz / part.nnz)
     return _sweeps(unobserved_weight(train)) * seconds * share
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _least_squares(
@@ -110,13 +119,15 @@ def _least_squares(
     padded = torch.cat([factors, factors.new_zeros(1, d)])
     solved = factors.new_zeros(n, d)
     order = torch.argsort(lengths)  # rows of like lengths together, so that little is padding
+    by_length = lengths[order].tolist()
+    most = MAX_CELLS if factors.device.type == "cpu" else MAX_GPU_CELLS
     start = 0
     while start < n:
-        count = max(1, min(n - start, MAX_CELLS // (d * max(int(lengths[order[start]]), d))))
-        while count > 1 and count * d * max(int(lengths[order[start + count - 1]]), d) > MAX_CELLS:
+        count = max(1, min(n - start, most // (d * max(by_length[start], d))))
+        while count > 1 and count * d * max(by_length[start + count - 1], d) > most:
             count = -(-count // 2)
         block = order[start : start + count]
-        block_lengths, longest = lengths[block], int(lengths[block].max())
+        block_lengths, longest = lengths[block], by_length[start + count - 1]
         offsets = torch.arange(longest, device=factors.device)
         index = (starts[block].unsqueeze(1) + offsets).clamp(max=len(columns) - 1)
         inside = offsets < block_lengths.unsqueeze(1)

@@ -237,7 +237,7 @@ def _within(
         return recipe, f"of {timer.budget:.0f} s {left:.0f} s are left", None
     start, model = math.inf, None
     if recipe.training.start == "als":
-        needed = als_seconds(recipe.model.factors, split.train)
+        needed = als_seconds(recipe.model.factors, split.train, recipe.training.torch_device())
         if needed > left:
             reason = f"its start takes about {needed:.0f} s, and {left:.0f} s are left"
             return recipe, reason, None

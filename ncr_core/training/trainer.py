@@ -36,6 +36,7 @@ from ncr_core.training.losses import LOSSES, SHARED_LOSSES
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
+MIN_GPU_SPARSE_RATIO = 400  # a GPU goes through a whole table in the time of a few small steps
 
 
 class Adam:
@@ -136,7 +137,8 @@ class Adam:
     def _choose(model: PairwiseRanker, config: TrainConfig, ranks: Ranks) -> None:
         batch = config.batch_size or 4096
         items = batch + (config.shared_negatives or batch * config.negatives)
-        min_ratio = {"auto": MIN_SPARSE_RATIO, "dense": float("inf"), "sparse": 1}[config.optimizer]
+        by_device = MIN_SPARSE_RATIO if model.device.type == "cpu" else MIN_GPU_SPARSE_RATIO
+        min_ratio = {"auto": by_device, "dense": float("inf"), "sparse": 1}[config.optimizer]
         model.sparse_users = ranks.sparse_gradients and model.n_users > min_ratio * batch
         model.sparse_items = ranks.sparse_gradients and model.n_items > min_ratio * items
 
@@ -257,7 +259,7 @@ def train_loop(
         values = checkpoints.load(stored, tensors, ranks)
         history, best = History(**values["history"]), values["best"]
         optimizer.go_to(values["optimizer"])
-        _set_generators(batches, tensors, ranks)
+        _set_generators(batches, tensors, ranks, model.device)
     epoch = len(history.loss)
     while epoch < phase.epochs and not (epoch and _should_stop(history, config)):
         epoch += 1
@@ -313,13 +315,19 @@ def _stored_tensors(
     tensors |= {f"best.{name}": value for name, value in best_state.items()}
     tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
     tensors[f"random.{ranks.rank}"] = torch.get_rng_state()
+    if model.device.type == "cuda":
+        tensors[f"random.cuda.{ranks.rank}"] = torch.cuda.get_rng_state(model.device)
     for number, generator in enumerate(batches.generators()):
         tensors[f"batches.{number}"] = generator.get_state()
     return tensors
 
 
-def _set_generators(batches: Batches, tensors: dict[str, Tensor], ranks: Ranks) -> None:
+def _set_generators(
+    batches: Batches, tensors: dict[str, Tensor], ranks: Ranks, device: torch.device
+) -> None:
     torch.set_rng_state(tensors[f"random.{ranks.rank}"])
+    if device.type == "cuda":  # which draws dropout
+        torch.cuda.set_rng_state(tensors[f"random.cuda.{ranks.rank}"], device)
     for number, generator in enumerate(batches.generators()):
         generator.set_state(tensors[f"batches.{number}"])
 

@@ -258,7 +258,7 @@ class _State:
                 "history": asdict(self.history),
                 "best": self.best,
                 "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state_all(),
+                "cuda": _cuda_states(self.encoder.device),
             },
             aside,
         )
@@ -285,8 +285,13 @@ class _State:
         self.optimizer.load_state_dict(saved["optimizer"])
         self.history, self.best = History(**saved["history"]), saved["best"]
         torch.set_rng_state(saved["torch"].cpu())
-        for device, number_state in enumerate(saved.get("cuda", [])[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(number_state.cpu(), device)
+        if self.encoder.device.type == "cuda":
+            for state in saved.get("cuda", ()):
+                torch.cuda.set_rng_state(state.cpu(), self.encoder.device)
+
+
+def _cuda_states(device: torch.device) -> list[Tensor]:
+    return [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
 
 
 @dataclass(frozen=True)
@@ -331,7 +336,7 @@ def fit_sasrec(
     if not len(users):
         raise DataError("no user has two training items, and training needs a next item")
     on = resolve_device(device)
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with torch.random.fork_rng(devices=[on] if on.type == "cuda" else []):
         torch.manual_seed(config.seed)
         encoder = SASRecEncoder(train.n_items, config).to(on)
         optimizer = torch.optim.Adam(encoder.parameters(), config.learning_rate, fused=True)

@@ -223,7 +223,7 @@ def test_the_seconds_of_als_go_by_the_rows_that_it_solves(monkeypatch: pytest.Mo
         item_ids=[f"i{n}" for n in range(70)],
     )
     monkeypatch.setattr(initializers, "MAX_ALS_UNOBSERVED_WEIGHT", 1.0)  # sparse: 4 sweeps
-    assert als_seconds(3, train) == pytest.approx(40.0)
+    assert als_seconds(3, train, torch.device("cpu")) == pytest.approx(40.0)
     assert solved == [10, 10, 10]
 
 
