@@ -39,7 +39,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from implicit.cpu.als import AlternatingLeastSquares
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
@@ -180,6 +179,8 @@ ADDITIVE_REPEATS = 200
 
 
 def additive_topk(folder: Path) -> None:
+    from implicit.cpu.als import AlternatingLeastSquares
+
     torch.set_num_threads(1)
     model = load_checkpoint(folder).model
     ranker = ExactRanker(model)
