@@ -268,7 +268,7 @@ def catalogue(items: int = 1_000_000) -> None:
     )
 
 
-GPU_STEPS, CPU_STEPS = 40, 4
+GPU_STEPS, CPU_STEPS = 60, 3
 
 
 def training(root: Path) -> None:

@@ -31,6 +31,7 @@ from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
+from ncr_core.training.cuda_graph import CapturedGradients
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks
@@ -431,19 +432,25 @@ def train_epoch(
     """Trains one pass over the positives; returns the batches' mean loss without the L2 term."""
     model.train()
     total, steps = torch.zeros((), device=model.device), 0
-    for rows in batches:
-        optimizer.zero_grad()
+
+    def gradients(rows: Rows | SharedRows) -> Tensor:
         vectors = model.training_vectors(rows.users, rows.histories)
         if config.dropout:
             vectors = torch.nn.functional.dropout(vectors, config.dropout)
         loss = ranks.part(*_positive_loss(model, vectors, rows, n_items, config))
         if rows.preferences is not None and config.stated_weight:
             loss = _with_preferences(model, loss, rows, rows.preferences, config, ranks)
-        total += loss.detach()
+        without_l2 = loss.detach()
         if config.l2:
             loss = loss + config.l2 * _batch_l2(model, vectors, rows.items, rows.negatives, ranks)
         if loss.requires_grad:  # a rank may have no row of a batch
             loss.backward()  # type: ignore[no-untyped-call]
+        return without_l2
+
+    compute = CapturedGradients(model, gradients) if ranks.size == 1 else gradients
+    for rows in batches:
+        optimizer.zero_grad()
+        total += compute(rows)
         ranks.reduce_gradients(model)
         optimizer.step()
         steps += 1

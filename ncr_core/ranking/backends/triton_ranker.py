@@ -12,8 +12,10 @@ from ncr_core.models.scoring_tables import TowerTable
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.margins import CLOSE, PAD, ROUNDING, TIE, BoundMargins, Margins
 
-MIN_WIDTH = 16
-LANES_BY_WIDTH = 4_096  # of a block: what fits into a program's registers
+MIN_WIDTH = 16  # of a product on the tensor cores
+WIDE = 64
+MAX_LAYERS = 4  # above the first
+MAX_CHUNK = 64  # columns of the first layer at once: what fits into a program's registers
 M_BUCKET, B_BUCKET = 64, 16
 MAX_BYTES = 2**30  # of a pass's working room
 
@@ -30,12 +32,16 @@ class TritonRanker:
         tower, single = margins.double.tower, margins.single.tower
         if tower is None or single is None or tower.items is not None:
             raise ValueError("the kernel is for towers over C + A + B alone")
-        widths = [tower.first.shape[1], *(len(bias) for _, bias in tower.layers)]
+        if len(tower.layers) > MAX_LAYERS:
+            raise ValueError(f"the kernel is for at most {MAX_LAYERS} layers above the first")
         self._kernel: Any = triton_kernel.scan
         self._margins = margins
-        self._width = max(MIN_WIDTH, _power_of_two(max(widths)))
-        self.lanes = max(16, min(128, LANES_BY_WIDTH // self._width))
+        self._width = _padded_width(tower.first.shape[1])
+        self._widths = tuple(_padded_width(len(bias)) for _, bias in tower.layers)
+        self.lanes = 64 if self._width <= WIDE else 32
         """The number of candidates that the kernel compares with a champion at once."""
+        self.warps = 4 if self._width <= WIDE else 8
+        """The number of warps of 32 threads for a user."""
         self._single, self._double = (self._tables(table) for table in (single, tower))
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
@@ -69,25 +75,29 @@ class TritonRanker:
         ranked = torch.full((b, k), PAD, dtype=torch.int32, device=device)
         pairs = torch.zeros(b, dtype=torch.int32, device=device)
         if b and m and k:
+            n1, n2, n3, n4 = (*self._widths, 0, 0, 0, 0)[:MAX_LAYERS]
             with torch.cuda.device_of(items):  # type: ignore[no-untyped-call]  # Triton takes this
                 self._kernel[(b,)](
                     items, lengths, scores, close, padded.float(), padded,
                     *self._single, *self._double, stack, is_ranked, ranked, pairs, width, k,
-                    tie=TIE, rounding=ROUNDING, L=len(tower.layers), H=self._width,
-                    LOOK=self.lanes, RELU=tower.activation == "relu", num_warps=4,
+                    tie=TIE, rounding=ROUNDING, H=self._width, CHUNK=min(self._width, MAX_CHUNK),
+                    N1=n1, N2=n2, N3=n3, N4=n4, LOOK=self.lanes,
+                    RELU=tower.activation == "relu", num_warps=self.warps,
                 )  # fmt: skip
         return ranked.long(), pairs
 
     def _tables(self, tower: TowerTable) -> tuple[Tensor, ...]:
-        """(first, second, weights, biases, w), padded with zeros to one width."""
-        h, dtype, device = self._width, tower.first.dtype, tower.first.device
-        weights = torch.zeros((max(1, len(tower.layers)), h, h), dtype=dtype, device=device)
-        biases = torch.zeros((len(weights), h), dtype=dtype, device=device)
-        for layer, (weight, bias) in enumerate(tower.layers):
-            weights[layer, : weight.shape[0], : weight.shape[1]] = weight
-            biases[layer, : len(bias)] = bias
-        last = _widened(tower.weight.unsqueeze(0), h).squeeze(0)
-        return _widened(tower.first, h), _widened(tower.second, h), weights, biases, last
+        """(first, second, weights, w), padded with zeros; see ``triton_kernel``."""
+        layers = []
+        below = self._width
+        for (weight, bias), width in zip(tower.layers, self._widths, strict=True):
+            padded = weight.new_zeros((below, width))
+            padded[: weight.shape[1], : weight.shape[0]] = weight.T
+            layers += [padded.flatten(), _widened(bias.unsqueeze(0), width).squeeze(0)]
+            below = width
+        buffer = torch.cat(layers) if layers else tower.weight.new_zeros(1)
+        last = _widened(tower.weight.unsqueeze(0), below).squeeze(0)
+        return _widened(tower.first, self._width), _widened(tower.second, self._width), buffer, last
 
 
 class TritonBatch:
@@ -151,8 +161,9 @@ def _widened(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[1])).contiguous()
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+def _padded_width(n: int) -> int:
+    """The next power of two, at least ``MIN_WIDTH``."""
+    return max(MIN_WIDTH, 1 << (n - 1).bit_length())
 
 
 def _round_up(n: int, step: int) -> int:

@@ -6,6 +6,7 @@ Without a GPU the same tests run on the CPU, where they compare a model with a c
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,7 @@ from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
 from ncr_core.ranking.backends.triton_ranker import TritonRanker
 from ncr_core.train_config import TrainConfig
-from ncr_core.training import train_model
+from ncr_core.training import cuda_graph, train_model
 from ncr_core.training.trainer import Adam, make_batches, train_epoch
 from tests.ncr_core.conftest import wild_model
 
@@ -200,6 +201,31 @@ def test_a_step_of_every_model(config: ModelConfig, shared: int, split: Split) -
     for name, value in states[0].items():
         # Adam's first steps are as long whatever the gradient: the smallest may turn.
         assert ((states[1][name] - value).abs() > 1e-3).float().mean() < 0.01, name
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU that torch can use")
+@pytest.mark.parametrize("kind", ["nbpr", "dncr", "neupr"])
+def test_a_graph_gives_the_gradients_of_single_steps(
+    kind: Literal["nbpr", "dncr", "neupr"], split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a last batch of another size, and after one."""
+    config = ModelConfig(kind=kind, factors=4)
+    model = build_model(config, split.train.n_users, split.train.n_items).to(DEVICE)
+    training = TrainConfig(batch_size=256, l2=1e-3)
+    states = []
+    for eager in (cuda_graph.EAGER_STEPS, 10**9):
+        monkeypatch.setattr(cuda_graph, "EAGER_STEPS", eager)
+        trained = copy.deepcopy(model)
+        batches = make_batches(trained, split.train, training, DEVICE)
+        assert len(batches) > 8
+        adam = Adam(trained, training, 1e-3, 2 * len(batches))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            losses = [train_epoch(trained, batches, 120, training, adam) for _ in range(2)]
+        states.append((losses, trained.state_dict()))
+    assert states[0][0] == pytest.approx(states[1][0], rel=1e-4)
+    for name, value in states[1][1].items():
+        assert ((states[0][1][name] - value).abs() > 1e-4).float().mean() < 0.01, name
 
 
 def _to(value: object, device: torch.device) -> object:

@@ -219,10 +219,11 @@ def test_users_vectors_are_made_without_dropout(further: bool, split: Split) -> 
     model = train_model(recipe.model, recipe.training, split, shrink=False).model
     if further:
         learn_held_out(model, split.train, recipe.training)
-    vectors = model.user_vectors(torch.arange(model.n_users)).clone()
+    users = torch.arange(model.n_users, device=model.device)
+    vectors = model.user_vectors(users).clone()
     model.eval()
     trainer.remember(model, split.train)
-    assert torch.equal(vectors, model.user_vectors(torch.arange(model.n_users)))
+    assert torch.equal(vectors, model.user_vectors(users))
 
 
 def test_held_out_items_that_are_learned_into_infinity(
