@@ -3,7 +3,7 @@
     python -m benchmarks.cuda ranker ROOT [FACTORS ...]
     python -m benchmarks.cuda catalogue [ITEMS]
     python -m benchmarks.cuda training ROOT
-    python -m benchmarks.cuda recipes ROOT
+    python -m benchmarks.cuda recipes ROOT [RECIPE ...]
     python -m benchmarks.cuda service DATA
 
 Every form compares the GPU and the CPU in one run, and needs a GPU that torch can use.
@@ -23,12 +23,13 @@ of the service on MovieLens 1M.
 
 ``service`` imports DATA, trains two versions through the service's own jobs, and asks for lists
 that are ranked anew, over 64 connections: from a server with the GPU and from one without, and
-while the versions take turns.
+while the versions take turns. DATA may also be the data folder of a service with two versions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -45,14 +46,14 @@ from torch import Tensor
 
 from benchmarks.harness import publish, run_command
 from benchmarks.load import Report, closed_loop, requests_for, server_in_place
-from benchmarks.recommend import PARAMS, prepare, users_with_lists
+from benchmarks.recommend import PARAMS, prepare
 from benchmarks.training import SPEEDS, epoch_of
 from ncr_core.data import Split
 from ncr_core.evaluation.protocols import K
 from ncr_core.inference.retrieval import CandidateGenerator
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import ExactRanker, anchors_of
-from ncr_core.ranking.backends.triton_ranker import TritonRanker
+from ncr_core.ranking.backends.triton_ranker import EAGER_PASSES, LANES, TritonRanker
 from ncr_core.ranking.candidates import spread_over_popularity
 from ncr_core.recipes import recipe, tuned
 from ncr_core.reproduction.datasets import load_dataset
@@ -122,6 +123,8 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
         def call(ranker: ExactRanker, some: slice = some) -> Tensor:
             return ranker.rank(users[some], candidates[some], K).cpu()
 
+        for _ in range(EAGER_PASSES):
+            call(gpu)
         on_gpu = _median_ms(partial(call, gpu))
         of_cpu = _median_ms(partial(call, cpu), 5)
         kernel, by_name = _kernel_ms(partial(call, gpu))
@@ -137,12 +140,12 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
             ]
         )
         print(f"batch {batch}: {by_name}", flush=True)
-    steps, pairs = _steps(gpu, users[:16], candidates[:16], gpu.backend.lanes)
+    steps, pairs = _steps(gpu, users[:16], candidates[:16], LANES)
     tower = gpu.margins.single.tower
     assert tower is not None
     work = sum(weight.numel() for weight, _ in tower.layers)
     return rows, {
-        "lanes": gpu.backend.lanes,
+        "lanes": LANES,
         "steps_of_a_user": steps,
         "pairs_of_a_user": pairs,
         "multiply_adds_of_a_pair": 2 * work,
@@ -325,10 +328,13 @@ def _triples(
     return counted[0] / seconds, round(1e3 * seconds / counted[1], 2)
 
 
-def recipes(root: Path) -> None:
+RECIPES = ("default", "next-item-nbpr", "next-item-attention", "als-nbpr", "auto")
+
+
+def recipes(root: Path, names: tuple[str, ...] = RECIPES) -> None:
     split = load_dataset("ml-1m", root).split
     rows = []
-    for name in ("default", "next-item-nbpr", "next-item-attention", "als-nbpr", "auto"):
+    for name in names or RECIPES:
         torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         if name == "auto":
@@ -354,17 +360,21 @@ def recipes(root: Path) -> None:
 
 
 CONNECTIONS = 64
+USERS = 300
 SECONDS = 5.0
 SWAP_SECONDS = 3.0
-SWAPS = 5
+SWAPS = 4
 
 
 def service(data: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "var"
-        started = time.perf_counter()
-        asyncio.run(prepare(data, folder, PARAMS))
-        print(f"imported and trained twice in {time.perf_counter() - started:.1f} s", flush=True)
+        if (data / "ncr.db").exists():
+            shutil.copytree(data, folder)
+        else:
+            started = time.perf_counter()
+            asyncio.run(prepare(data, folder, PARAMS))
+            print(f"imported, trained twice in {time.perf_counter() - started:.1f} s", flush=True)
         rows = []
         for name, device in (("GPU", "cuda"), ("CPU", "cpu")):
             with server_in_place(folder, list_cache_bytes=0, device=device) as running:
@@ -388,16 +398,29 @@ def _figures(report: Report) -> list[Any]:
     ]  # fmt: skip
 
 
+def _lists(base: str, users: list[str]) -> Iterator[bytes]:
+    return cycle(requests_for(base, [f"/recommend/{user}" for user in users]))
+
+
+async def _known_users(base: str) -> list[str]:
+    """Users who get a list from the model. Their candidates are cached by then."""
+    async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
+        users = [str(number) for number in range(1, USERS + 1)]
+        for user in users:
+            answer = (await client.get(f"/recommend/{user}")).json()
+            if answer["items"][0]["source"] != "model":
+                raise SystemExit(f"{user} has no list of the model: the users are 1, 2, 3 …")
+    return users
+
+
 async def _anew(base: str) -> list[Any]:
-    users = await users_with_lists(base)
-    requests = cycle(requests_for(base, [f"/recommend/{user}" for user in users]))
+    requests = _lists(base, await _known_users(base))
     return _figures(await closed_loop(base, requests, CONNECTIONS, SECONDS, warm_up=1.5))
 
 
 async def _swapped(base: str) -> list[Any]:
     """Versions take turns while lists are asked for."""
-    users = await users_with_lists(base)
-    requests = cycle(requests_for(base, [f"/recommend/{user}" for user in users]))
+    requests = _lists(base, await _known_users(base))
 
     async def swap() -> None:
         async with httpx2.AsyncClient(base_url=base, timeout=60) as client:

@@ -273,6 +273,7 @@ def _sizes(tower: TowerTable) -> tuple[float, float]:
             low, high = torch.aminmax(table)
             inputs += max(-float(low), float(high))
     for weight, _ in tower.layers:
-        finite = bool(weight.isfinite().all())
-        gain *= float(torch.linalg.matrix_norm(weight, ord=2)) if finite else math.inf
+        on_cpu = weight.cpu()  # a small matrix, whose singular values take a GPU longer
+        finite = bool(on_cpu.isfinite().all())
+        gain *= float(torch.linalg.matrix_norm(on_cpu, ord=2)) if finite else math.inf
     return inputs, gain

@@ -257,8 +257,11 @@ def _versions_of_baselines() -> dict[str, str]:
 def commit() -> str:
     """The commit of this code's checkout, with ``-dirty`` after changes; ``unknown`` elsewhere.
 
-    The first call fixes the answer, because running code does not change with the checkout.
+    The variable GIT_COMMIT names the commit of code that was copied to another machine. The first
+    call fixes the answer, because running code does not change with the checkout.
     """
+    if named := os.environ.get("GIT_COMMIT"):
+        return named
     here = Path(__file__).parent
     try:
         done = subprocess.run(

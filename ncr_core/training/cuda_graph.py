@@ -29,8 +29,7 @@ class CapturedGradients:
     the parameters to be None.
     """
 
-    def __init__(self, model: PairwiseRanker, gradients: Gradients) -> None:
-        self._direct = gradients
+    def __init__(self, model: PairwiseRanker) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # Gradients by rows have a shape for each batch.
         self._may_capture = model.device.type == "cuda" and not model.sparse_tables()
@@ -40,19 +39,29 @@ class CapturedGradients:
         self._loss: Tensor | None = None
         self._gradients: list[Tensor | None] = []
 
-    def __call__(self, rows: Rows | SharedRows) -> Tensor:
-        """Sets the gradients of the parameters and returns the loss."""
+    def of(self, gradients: Gradients) -> Gradients:
+        """The function by the graph, which is of the first such function.
+
+        All functions must compute the same.
+        """
+
+        def compute(rows: Rows | SharedRows) -> Tensor:
+            return self._compute(rows, gradients)
+
+        return compute
+
+    def _compute(self, rows: Rows | SharedRows, direct: Gradients) -> Tensor:
         if not (self._may_capture and isinstance(rows, Rows) and _is_plain(rows)):
-            return self._direct(rows)
+            return direct(rows)
         if self._inputs is None:
             self._inputs = Rows(rows.users, rows.items, rows.negatives, None)
         if rows.negatives.shape != self._inputs.negatives.shape:
-            return self._direct(rows)
+            return direct(rows)
         self._steps += 1
         if self._steps <= EAGER_STEPS:
-            return self._direct(rows)
-        if self._graph is None and not self._capture(rows):
-            return self._direct(rows)
+            return direct(rows)
+        if self._graph is None and not self._capture(rows, direct):
+            return direct(rows)
         assert self._graph is not None and self._loss is not None  # noqa: S101, PT018
         self._inputs.users.copy_(rows.users)
         self._inputs.items.copy_(rows.items)
@@ -62,13 +71,13 @@ class CapturedGradients:
             parameter.grad = gradient
         return self._loss
 
-    def _capture(self, rows: Rows) -> bool:
+    def _capture(self, rows: Rows, direct: Gradients) -> bool:
         """Captures a graph; False, with a warning, if an operation cannot be captured."""
         inputs = Rows(rows.users.clone(), rows.items.clone(), rows.negatives.clone(), None)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                loss = self._direct(inputs)
+                loss = direct(inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

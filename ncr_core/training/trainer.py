@@ -261,11 +261,12 @@ def train_loop(
         history, best = History(**values["history"]), values["best"]
         optimizer.go_to(values["optimizer"])
         _set_generators(batches, tensors, ranks, model.device)
+    captured = CapturedGradients(model) if ranks.size == 1 else None
     epoch = len(history.loss)
     while epoch < phase.epochs and not (epoch and _should_stop(history, config)):
         epoch += 1
         started = time.perf_counter()
-        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks)
+        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks, captured)
         whole = ranks.whole(model)
         finite = math.isfinite(mean_loss) and (whole is None or _finite(whole))
         if not all(ranks.agreed([float(finite)])):
@@ -428,8 +429,12 @@ def train_epoch(
     config: TrainConfig,
     optimizer: Adam,
     ranks: Ranks = ONE_RANK,
+    captured: CapturedGradients | None = None,
 ) -> float:
-    """Trains one pass over the positives; returns the batches' mean loss without the L2 term."""
+    """Trains one pass over the positives; returns the batches' mean loss without the L2 term.
+
+    ``captured`` holds the CUDA graph of a training of several passes with one rank.
+    """
     model.train()
     total, steps = torch.zeros((), device=model.device), 0
 
@@ -447,7 +452,7 @@ def train_epoch(
             loss.backward()  # type: ignore[no-untyped-call]
         return without_l2
 
-    compute = CapturedGradients(model, gradients) if ranks.size == 1 else gradients
+    compute = gradients if captured is None else captured.of(gradients)
     for rows in batches:
         optimizer.zero_grad()
         total += compute(rows)

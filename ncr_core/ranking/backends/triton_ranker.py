@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -13,10 +16,14 @@ from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.margins import CLOSE, PAD, ROUNDING, TIE, BoundMargins, Margins
 
 MIN_WIDTH = 16  # of a product on the tensor cores
-WIDE = 64
+# The fastest of some on an H200, `python -m benchmarks.cuda ranker`: the steps of a user follow one
+# another, so many users at once make a batch fast, and not many threads for each.
+LANES = 16  # candidates that are compared with a champion at once
+WARPS = {64: 1, 128: 2, 2**20: 8}  # of 32 threads for a user, up to a width of the first layer
+MAX_GRAPHS, EAGER_PASSES = 8, 20  # a capture takes the time of some hundred passes
 MAX_LAYERS = 4  # above the first
-MAX_CHUNK = 64  # columns of the first layer at once: what fits into a program's registers
-M_BUCKET, B_BUCKET = 64, 16
+MAX_CHUNK = 32  # columns of the first layer at once: what fits into a program's registers
+M_BUCKET, B_BUCKET, GRAPH_M_BUCKET = 64, 16, 256
 MAX_BYTES = 2**30  # of a pass's working room
 
 
@@ -38,10 +45,10 @@ class TritonRanker:
         self._margins = margins
         self._width = _padded_width(tower.first.shape[1])
         self._widths = tuple(_padded_width(len(bias)) for _, bias in tower.layers)
-        self.lanes = 64 if self._width <= WIDE else 32
-        """The number of candidates that the kernel compares with a champion at once."""
-        self.warps = 4 if self._width <= WIDE else 8
-        """The number of warps of 32 threads for a user."""
+        self._warps = next(n for width, n in WARPS.items() if self._width <= width)
+        self._graphs: OrderedDict[tuple[int, int, int, torch.dtype], _Graph | int] = OrderedDict()
+        self._may_capture = tower.first.device.type == "cuda"
+        self._lock = Lock()
         self._single, self._double = (self._tables(table) for table in (single, tower))
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
@@ -55,6 +62,48 @@ class TritonRanker:
     @torch.inference_mode()
     def rank(self, users: BoundMargins, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See ``TritonBatch.rank``."""
+        b, m = candidates.shape
+        if not (self._may_capture and users.boost is None and b and m and k):
+            return self._rank(users, candidates, k)
+        # Some forty small kernels come before the scan, and a graph starts all of them at once.
+        n_rows, width = 1 << (b - 1).bit_length(), _round_up(m, GRAPH_M_BUCKET)
+        key = n_rows, width, k, users.users.dtype
+        device = candidates.device
+        with self._lock:
+            known = self._graphs.pop(key, 0)
+            on_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+            if isinstance(known, int):  # passes of this shape so far
+                known += 1
+                if known > EAGER_PASSES and on_default:
+                    known = self._captured(users, n_rows, width, k, device) or known
+            self._graphs[key] = known
+            while len(self._graphs) > MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            if isinstance(known, _Graph) and on_default:
+                return known(users.users, candidates)
+        return self._rank(users, candidates, k)
+
+    def _captured(
+        self, users: BoundMargins, n_rows: int, width: int, k: int, device: torch.device
+    ) -> _Graph | None:
+        """The graph of a shape; None, with a warning and for ever, if it cannot be captured."""
+        size = users.users.shape[1]
+        try:
+            with torch.cuda.device(device):
+                return _Graph(
+                    lambda vectors, items: self._rank(self._margins.bind(vectors), items, k),
+                    torch.zeros((n_rows, size), dtype=users.users.dtype, device=device),
+                    torch.full((n_rows, width), PAD, device=device),
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._may_capture = False
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"lists have no CUDA graph, which is slower: {reason}", stacklevel=2)
+            return None
+
+    def _rank(self, users: BoundMargins, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tower = self._margins.double.tower
         assert tower is not None  # noqa: S101 - the constructor saw to it
         b, m = candidates.shape
@@ -81,8 +130,8 @@ class TritonRanker:
                     items, lengths, scores, close, padded.float(), padded,
                     *self._single, *self._double, stack, is_ranked, ranked, pairs, width, k,
                     tie=TIE, rounding=ROUNDING, H=self._width, CHUNK=min(self._width, MAX_CHUNK),
-                    N1=n1, N2=n2, N3=n3, N4=n4, LOOK=self.lanes,
-                    RELU=tower.activation == "relu", num_warps=self.warps,
+                    N1=n1, N2=n2, N3=n3, N4=n4, LOOK=LANES,
+                    RELU=tower.activation == "relu", num_warps=self._warps,
                 )  # fmt: skip
         return ranked.long(), pairs
 
@@ -98,6 +147,32 @@ class TritonRanker:
         buffer = torch.cat(layers) if layers else tower.weight.new_zeros(1)
         last = _widened(tower.weight.unsqueeze(0), below).squeeze(0)
         return _widened(tower.first, self._width), _widened(tower.second, self._width), buffer, last
+
+
+class _Graph:
+    """A pass of one shape as a CUDA graph: smaller batches are padded with users without items."""
+
+    def __init__(
+        self,
+        rank: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        users: Tensor,
+        items: Tensor,
+    ) -> None:
+        self._users, self._items = users, items
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate memory meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._ranked, self._pairs = rank(users, items)
+
+    def __call__(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, E) vectors and (B, M) item rows → (B, k) rows of the top k, and (B,) pairs."""
+        b, m = items.shape
+        if (b, m) != self._items.shape:
+            self._items.fill_(PAD)
+        self._users[:b].copy_(users)
+        self._items[:b, :m].copy_(items)
+        self._graph.replay()
+        return self._ranked[:b].clone(), self._pairs[:b].clone()
 
 
 class TritonBatch:

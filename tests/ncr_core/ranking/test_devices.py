@@ -24,7 +24,7 @@ from ncr_core.inference.engine import InferenceEngine, RankedItem, RerankRequest
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
-from ncr_core.ranking.backends.triton_ranker import TritonRanker
+from ncr_core.ranking.backends.triton_ranker import EAGER_PASSES, TritonRanker
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import cuda_graph, train_model
 from ncr_core.training.trainer import Adam, make_batches, train_epoch
@@ -174,7 +174,13 @@ def test_towers_take_the_kernel(factors: int, layers: int) -> None:
     expected = ExactRanker(model).rank(users, candidates, 10)
     ranker = ExactRanker(on_device(model))
     assert isinstance(ranker.backend, TritonRanker)
-    assert ranker.rank(users.to(DEVICE), candidates, 10).cpu().equal(expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for turn in range(2 * EAGER_PASSES):  # the later ones by graphs
+            some = slice(turn % 7, 72 + turn % 28)
+            ranked = ranker.rank(users[some].to(DEVICE), candidates[some], 10)
+            assert ranked.cpu().equal(expected[some])
+    assert [type(each).__name__ for each in ranker.backend._graphs.values()] == ["_Graph"]
 
 
 @pytest.mark.parametrize("shared", [0, 64])
