@@ -127,6 +127,8 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
             call(gpu)
         on_gpu = _median_ms(partial(call, gpu))
         of_cpu = _median_ms(partial(call, cpu), 5)
+        if not call(gpu).equal(expected[some]):
+            raise AssertionError("the lists of the two devices differ")
         kernel, by_name = _kernel_ms(partial(call, gpu))
         rows.append(
             [
