@@ -86,7 +86,7 @@ class TritonRanker:
     def _captured(
         self, users: BoundMargins, n_rows: int, width: int, k: int, device: torch.device
     ) -> _Graph | None:
-        """The graph of a shape; None, with a warning and for ever, if it cannot be captured."""
+        """The graph of a shape; None, with a warning, if no shape can be captured."""
         size = users.users.shape[1]
         try:
             with torch.cuda.device(device):
