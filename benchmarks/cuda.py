@@ -142,13 +142,14 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
             ]
         )
         print(f"batch {batch}: {by_name}", flush=True)
-    steps, pairs = _steps(gpu, users[:16], candidates[:16], LANES)
+    steps, most, pairs = _steps(gpu, users[:64], candidates[:64], LANES)
     tower = gpu.margins.single.tower
     assert tower is not None
     work = sum(weight.numel() for weight, _ in tower.layers)
     return rows, {
         "lanes": LANES,
         "steps_of_a_user": steps,
+        "most_steps_of_a_user": most,
         "pairs_of_a_user": pairs,
         "multiply_adds_of_a_pair": 2 * work,
         "copy_bytes_per_s": _copy_rate(),
@@ -157,8 +158,8 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
 
 def _steps(
     ranker: ExactRanker, users: Tensor, candidates: Tensor, lanes: int
-) -> tuple[float, float]:
-    """Blocks that the kernel goes through for a user, and pairs, on average; the scan by hand."""
+) -> tuple[float, int, float]:
+    """Blocks that the kernel goes through for a user, on average and at most, and pairs: by hand."""
     steps: list[int] = []
     pairs: list[int] = []
     for user, items in zip(users, candidates, strict=True):
@@ -192,7 +193,7 @@ def _steps(
                 at = champion + 1
         steps.append(step)
         pairs.append(pair)
-    return float(np.mean(steps)), float(np.mean(pairs))
+    return float(np.mean(steps)), max(steps), float(np.mean(pairs))
 
 
 def _copy(model: PairwiseRanker, device: str) -> PairwiseRanker:
