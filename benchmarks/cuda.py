@@ -60,6 +60,7 @@ from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import train_model
 from ncr_core.training.batches import Rows, SharedRows
+from ncr_core.training.cuda_graph import EAGER_STEPS
 from ncr_core.training.selection import select_recipe
 
 M = 1_000
@@ -159,7 +160,7 @@ def _ranking_rows(model: PairwiseRanker, split: Split) -> tuple[list[list[Any]],
 def _steps(
     ranker: ExactRanker, users: Tensor, candidates: Tensor, lanes: int
 ) -> tuple[float, int, float]:
-    """Blocks that the kernel goes through for a user, on average and at most, and pairs: by hand."""
+    """Blocks that the kernel takes for a user, on average and at most, and pairs: by hand."""
     steps: list[int] = []
     pairs: list[int] = []
     for user, items in zip(users, candidates, strict=True):
@@ -275,6 +276,7 @@ def catalogue(items: int = 1_000_000) -> None:
 
 
 GPU_STEPS, CPU_STEPS = 60, 3
+WARM_UP = EAGER_STEPS + 2  # and the capture of a CUDA graph
 
 
 def training(root: Path) -> None:
@@ -315,11 +317,11 @@ def _triples(
 
     def some(rows: Iterator[Rows | SharedRows]) -> Iterator[Rows | SharedRows]:
         nonlocal started, seconds
-        for number, batch in enumerate(islice(rows, steps + 3)):
-            if number == 3:
+        for number, batch in enumerate(islice(rows, steps + WARM_UP)):
+            if number == WARM_UP:
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-            if number >= 3:
+            if number >= WARM_UP:
                 scored = batch.valid if isinstance(batch, SharedRows) else batch.negatives
                 counted[0] += scored.numel()
                 counted[1] += 1

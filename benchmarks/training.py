@@ -33,6 +33,7 @@ from ncr_core.reproduction.baselines.scoring import fit_cornac_bpr
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.batches import Rows, SharedRows
+from ncr_core.training.cuda_graph import CapturedGradients
 from ncr_core.training.trainer import Adam, make_batches, train_epoch, validation_candidates
 
 STEPS = 40
@@ -123,7 +124,9 @@ def epoch_of(
     """One pass over those batches that ``through`` lets pass, at a constant rate; the mean loss."""
     batches = make_batches(model, train, config, model.device)
     optimizer = Adam(model, config, config.learning_rate, None)
-    return train_epoch(model, through(iter(batches)), batches.n_items, config, optimizer)
+    rows = through(iter(batches))
+    captured = CapturedGradients(model)
+    return train_epoch(model, rows, batches.n_items, config, optimizer, captured=captured)
 
 
 def _neumf_speed(split: Split, d: int) -> list[Any]:

@@ -163,7 +163,7 @@ class ModelManager:
                     "model loaded",
                     version=model.version,
                     items=model.engine.n_items,
-                    ranker=type(model.engine.ranker.backend).__name__,
+                    ranker=model.engine.ranker_name,
                 )
         else:
             self.refused = None

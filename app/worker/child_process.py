@@ -276,9 +276,10 @@ def main() -> None:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
     except RuntimeError as error:  # torch's
-        if "out of memory" not in str(error).lower():
+        text = str(error)
+        if "out of memory" not in text.lower() and "ALLOC_FAILED" not in text:
             raise
-        _answer(answers, {"failed": "the GPU has not enough memory for this job"})
+        _answer(answers, {"failed": "the device has not enough memory for this job"})
 
 
 def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def _within_memory(
             if not _is_of_memory(error):
                 raise
             # What the pass held is let go of when this block ends.
+        engine.ranker.free_graphs()
         torch.cuda.empty_cache()
         if len(requests) > 1:
             engine._on_fallback("half")
@@ -261,6 +262,12 @@ class InferenceEngine:
             if self._space is None:
                 self._space = ItemSpace(self.ranker.margins.double, self.n_items)
             return self._space
+
+    @property
+    def ranker_name(self) -> str:
+        """The class of the ranker's backend, or "none" before a list was made."""
+        backend = vars(self.ranker).get("backend")
+        return "none" if backend is None else type(backend).__name__
 
     def warm_up(self) -> None:
         """Makes one list, so that the set-up of all parts does not delay the first request."""

@@ -229,10 +229,14 @@ class BoundMargins:
     def mean_margins(self, anchors: Tensor, block: Tensor) -> Tensor:
         """The mean margins of (T,) or (B, T) items over (A,) anchors → (B, T) float64.
 
-        The mean is no order, so float32 is enough for the tower's part.
+        The tower's part is computed in float32, and in float64 where that is no finite number: a
+        candidate's place may depend on the rounding, but not the ranker's order of candidates. The
+        mean over no anchors is 0.
         """
         n, n_anchors = len(self.users), len(anchors)
         items = block.expand(n, -1)
+        if not n_anchors:
+            return torch.zeros(items.shape, dtype=torch.float64, device=items.device)
         linear = self.all_linear_scores(torch.cat([anchors.expand(n, -1), items], dim=1))
         means = linear[:, n_anchors:] - linear[:, :n_anchors].mean(dim=1, keepdim=True)
         if self._margins.additive:
@@ -244,6 +248,13 @@ class BoundMargins:
             j = anchors.repeat(i.shape[1] // n_anchors).expand(n, -1)
             deep, _ = self._tower(rows, i, j, double=False)
             means[:, start : start + width] += deep.view(n, -1, n_anchors).mean(dim=2)
+        row, column = (~means.isfinite()).nonzero(as_tuple=True)
+        if len(row):
+            i = items[row, column].unsqueeze(1).expand(-1, n_anchors)
+            deep, _ = self._tower(row, i, anchors.expand(len(row), -1), double=True)
+            of_anchors = linear[row, :n_anchors]
+            exact = linear[row, n_anchors + column].unsqueeze(1) - of_anchors + deep
+            means[row, column] = exact.mean(dim=1)
         return means
 
     @property

@@ -26,7 +26,7 @@ from ncr_core.ranking.backends.numba_ranker import (
     ranking_kernel,
 )
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
-from ncr_core.ranking.backends.triton_ranker import triton_ranker
+from ncr_core.ranking.backends.triton_ranker import TritonRanker, triton_ranker
 from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
@@ -106,7 +106,7 @@ class ExactRanker:
         on_pairs: Callable[[int], None] | None = None,
         margins: Margins | None = None,
     ) -> None:
-        if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        if model.device.type == "cuda" and not _is_exact():
             warnings.warn(
                 "lists on a GPU may be inexact: torch.set_float32_matmul_precision is not highest",
                 stacklevel=2,
@@ -130,6 +130,11 @@ class ExactRanker:
     def fallback(self) -> Ranker:
         """The backend for batches that ``backend`` does not support."""
         return AdditiveRanker() if self.margins.additive else TorchRanker(self.margins)
+
+    def free_graphs(self) -> None:
+        """Frees the memory that CUDA graphs of earlier passes keep."""
+        if isinstance(backend := vars(self).get("backend"), TritonRanker):
+            backend.free_graphs()
 
     def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundRanker:
         """The ranker for several calls with the same (B, E) user vectors.
@@ -199,9 +204,11 @@ class ExactRanker:
         Raises IndexError for a row that the model does not have, if the rows go from a CPU to a
         GPU. On a GPU such a row would end every later use of the device by this process.
         """
-        goes_to_gpu = self.device.type == "cuda" and items.device.type == "cpu"
-        if goes_to_gpu and items.numel() and int(items.max()) >= self.n_items:
-            raise IndexError(f"no item has the row {int(items.max())}: there are {self.n_items:,}")
+        if self.device.type == "cuda" and items.device.type == "cpu" and items.numel():
+            low, high = (int(row) for row in items.aminmax())
+            if low < PAD or high >= self.n_items:
+                wrong = low if low < PAD else high
+                raise IndexError(f"no item has the row {wrong}: there are {self.n_items:,}")
         return _moved(items, self.device)
 
     def all_margins(self, users: Tensor, candidates: Tensor) -> Tensor:
@@ -288,6 +295,14 @@ def top_allowed(scores: Tensor, allowed: Tensor, order: Tensor, m: int) -> Tenso
     by_score = values.argsort(dim=1, descending=True, stable=True)
     items, values = items.gather(1, by_score), values.gather(1, by_score)
     return torch.where(values > -torch.inf, items, PAD)
+
+
+def _is_exact() -> bool:
+    """Whether a GPU multiplies matrices of float32 in float32."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the program has set it by a newer function, which this one refuses
+        return torch.backends.cuda.matmul.fp32_precision in ("ieee", "none")
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:

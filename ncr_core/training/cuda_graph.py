@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ncr_core.models.base import PairwiseRanker
+from ncr_core.models.cuda_graph import captured
 from ncr_core.training.batches import Rows, SharedRows
 
 EAGER_STEPS = 3  # before the capture: libraries allocate their memory in these
@@ -23,6 +24,8 @@ Gradients = Callable[[Rows | SharedRows], Tensor]
 
 class CapturedGradients:
     """Computes gradients by a graph for batches of the first batch's shape, and otherwise directly.
+
+    Without a GPU, or if the capture fails, all computation is direct.
 
     Only rows without histories, weights and preferences have a graph: others have a shape for each
     batch. The graph draws dropout as the direct computation does. All calls need the gradients of
@@ -74,12 +77,8 @@ class CapturedGradients:
     def _capture(self, rows: Rows, direct: Gradients) -> bool:
         """Captures a graph; False, with a warning, if an operation cannot be captured."""
         inputs = Rows(rows.users.clone(), rows.items.clone(), rows.negatives.clone(), None)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                loss = direct(inputs)
-        except torch.OutOfMemoryError:
-            raise
+            graph, loss = captured(lambda: direct(inputs), rows.users.device)
         except RuntimeError as error:
             self._may_capture = False
             reason = str(error).partition("\n")[0]

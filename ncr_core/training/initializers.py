@@ -28,7 +28,7 @@ MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE = 0.1, 6.0  # α₀ at most, and
 ALS_L2 = 0.01  # λ
 ALS_PROBE_USERS = 1_000
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
-MAX_GPU_CELLS = 2**28  # 1 GiB
+MAX_GPU_CELLS = 2**26  # 256 MiB, several times
 
 SCALES: tuple[float, ...] = tuple(SCORE_SCALE * 2**n for n in range(-2, 13))  # to choose from
 SCALE_USERS, SCALE_ITEMS = 512, 16_384  # by whose scores a scale is chosen

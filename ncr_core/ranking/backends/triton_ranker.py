@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ncr_core.models.cuda_graph import captured
 from ncr_core.models.scoring_tables import TowerTable
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.margins import CLOSE, PAD, ROUNDING, TIE, BoundMargins, Margins
@@ -21,10 +22,16 @@ MIN_WIDTH = 16  # of a product on the tensor cores
 LANES = 16  # candidates that are compared with a champion at once
 WARPS = {64: 1, 128: 2, 2**20: 8}  # of 32 threads for a user, up to a width of the first layer
 MAX_GRAPHS, EAGER_PASSES = 8, 20  # a capture takes the time of some hundred passes
+MAX_GRAPH_K, MAX_GRAPH_CELLS = 128, 2**18  # of usual lists: 256 users with 1,024 candidates
+MAX_COUNTED = 1_000  # shapes
 MAX_LAYERS = 4  # above the first
 MAX_CHUNK = 32  # columns of the first layer at once: what fits into a program's registers
 M_BUCKET, B_BUCKET, GRAPH_M_BUCKET = 64, 16, 256
 MAX_BYTES = 2**30  # of a pass's working room
+
+
+Shape = tuple[int, int, int, torch.dtype]
+"""Users and candidates of a graph, k, and the type of the users' vectors."""
 
 
 class TritonRanker:
@@ -46,7 +53,8 @@ class TritonRanker:
         self._width = _padded_width(tower.first.shape[1])
         self._widths = tuple(_padded_width(len(bias)) for _, bias in tower.layers)
         self._warps = next(n for width, n in WARPS.items() if self._width <= width)
-        self._graphs: OrderedDict[tuple[int, int, int, torch.dtype], _Graph | int] = OrderedDict()
+        self._graphs: OrderedDict[Shape, _Graph] = OrderedDict()
+        self._passes: Counter[Shape] = Counter()  # of each shape without a graph
         self._may_capture = tower.first.device.type == "cuda"
         self._lock = Lock()
         self._single, self._double = (self._tables(table) for table in (single, tower))
@@ -67,36 +75,57 @@ class TritonRanker:
             return self._rank(users, candidates, k)
         # Some forty small kernels come before the scan, and a graph starts all of them at once.
         n_rows, width = 1 << (b - 1).bit_length(), _round_up(m, GRAPH_M_BUCKET)
-        key = n_rows, width, k, users.users.dtype
         device = candidates.device
+        if (
+            k > MAX_GRAPH_K
+            or n_rows * width > MAX_GRAPH_CELLS
+            or torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
+        ):
+            return self._rank(users, candidates, k)
         with self._lock:
-            known = self._graphs.pop(key, 0)
-            on_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
-            if isinstance(known, int):  # passes of this shape so far
-                known += 1
-                if known > EAGER_PASSES and on_default:
-                    known = self._captured(users, n_rows, width, k, device) or known
-            self._graphs[key] = known
-            while len(self._graphs) > MAX_GRAPHS:
-                self._graphs.popitem(last=False)
-            if isinstance(known, _Graph) and on_default:
-                return known(users.users, candidates)
+            graph = self._graph_of((n_rows, width, k, users.users.dtype), users)
+            if graph is not None:
+                return graph(users.users, candidates)
         return self._rank(users, candidates, k)
 
-    def _captured(
-        self, users: BoundMargins, n_rows: int, width: int, k: int, device: torch.device
-    ) -> _Graph | None:
-        """The graph of a shape; None, with a warning, if no shape can be captured."""
-        size = users.users.shape[1]
+    def free_graphs(self) -> None:
+        """Lets go of all graphs and their memory; the next passes have none."""
+        with self._lock:
+            self._graphs.clear()
+            self._passes.clear()
+
+    def _graph_of(self, key: Shape, users: BoundMargins) -> _Graph | None:
+        """The graph of a shape, made once the shape is usual; None without one."""
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            if len(self._passes) >= MAX_COUNTED:
+                self._passes.clear()
+            self._passes[key] += 1
+            if self._passes[key] <= EAGER_PASSES:
+                return None
+            graph = self._captured(key, users)
+            if graph is None:
+                return None
+        self._graphs[key] = graph
+        while len(self._graphs) > MAX_GRAPHS:
+            evicted, _ = self._graphs.popitem(last=False)
+            self._passes[evicted] = 0
+        return graph
+
+    def _captured(self, key: Shape, users: BoundMargins) -> _Graph | None:
+        """A new graph; None, with a warning and for all shapes, if the capture fails."""
+        n_rows, width, k, dtype = key
+        device = users.users.device
+
+        def rank(vectors: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+            return self._rank(self._margins.bind(vectors), items, k)
+
         try:
-            with torch.cuda.device(device):
-                return _Graph(
-                    lambda vectors, items: self._rank(self._margins.bind(vectors), items, k),
-                    torch.zeros((n_rows, size), dtype=users.users.dtype, device=device),
-                    torch.full((n_rows, width), PAD, device=device),
-                )
-        except torch.OutOfMemoryError:
-            raise
+            return _Graph(
+                rank,
+                torch.zeros((n_rows, users.users.shape[1]), dtype=dtype, device=device),
+                torch.full((n_rows, width), PAD, device=device),
+            )
         except RuntimeError as error:
             self._may_capture = False
             reason = str(error).partition("\n")[0]
@@ -159,10 +188,10 @@ class _Graph:
         items: Tensor,
     ) -> None:
         self._users, self._items = users, items
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate memory meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._ranked, self._pairs = rank(users, items)
+        rank(users, items)  # a thread's first product of matrices could not be captured
+        self._graph, (self._ranked, self._pairs) = captured(
+            lambda: rank(users, items), items.device
+        )
 
     def __call__(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
         """(B, E) vectors and (B, M) item rows → (B, k) rows of the top k, and (B,) pairs."""
@@ -225,7 +254,7 @@ def _try_out(ranker: TritonRanker, margins: Margins) -> None:
     items = items.to(device)
     k = min(10, m)
     expected, _ = TorchRanker(margins).bind(users).rank(items, k)
-    ranked, _ = ranker.rank(users, items, k)
+    ranked, _ = ranker._rank(users, items, k)
     if not ranked.equal(expected):
         raise RuntimeError("the kernel for this GPU ranks incorrectly")
 

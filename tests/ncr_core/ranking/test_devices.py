@@ -54,8 +54,11 @@ def margins_of(ranker: ExactRanker, users: torch.Tensor, n_items: int) -> torch.
     return torch.stack(every)
 
 
-def check_lists(model: PairwiseRanker, candidates: torch.Tensor, k: int) -> None:
-    """The device's lists are Algorithm 1's by the device's margins, and those of the CPU."""
+def check_lists(model: PairwiseRanker, candidates: torch.Tensor, k: int) -> int:
+    """The device's lists are Algorithm 1's by the device's margins, and those of the CPU.
+
+    Returns how many lists had no margin that float32 of two devices could decide differently.
+    """
     users = model.user_vectors(torch.arange(len(candidates)))
     other = on_device(model)
     ranker = ExactRanker(other)
@@ -77,7 +80,7 @@ def check_lists(model: PairwiseRanker, candidates: torch.Tensor, k: int) -> None
             assert ranked[row] == expected[row]
         elif not HAS_GPU:
             assert ranked[row] == expected[row]
-    assert decided or len(candidates) < 4 or model.n_items > 30
+    return decided
 
 
 def test_every_models_lists(config: ModelConfig) -> None:
@@ -90,7 +93,7 @@ def test_every_models_lists(config: ModelConfig) -> None:
     generator = torch.Generator().manual_seed(1)
     candidates = torch.stack([torch.randperm(25, generator=generator)[:18] for _ in range(30)])
     lengths = torch.randint(0, 19, (30, 1), generator=generator)
-    check_lists(model, candidates.masked_fill(torch.arange(18) >= lengths, PAD), 12)
+    assert check_lists(model, candidates.masked_fill(torch.arange(18) >= lengths, PAD), 12) > 3
 
 
 @settings(max_examples=25 if HAS_GPU else 8, deadline=None)
@@ -183,7 +186,7 @@ def test_towers_take_the_kernel(factors: int, layers: int) -> None:
             some = slice(turn % 7, 72 + turn % 28)
             ranked = ranker.rank(users[some].to(DEVICE), candidates[some], 10)
             assert ranked.cpu().equal(expected[some])
-    assert [type(each).__name__ for each in ranker.backend._graphs.values()] == ["_Graph"]
+    assert len(ranker.backend._graphs) == 1
 
 
 @pytest.mark.parametrize("shared", [0, 64])
@@ -226,7 +229,8 @@ def test_a_graph_gives_the_gradients_of_single_steps(
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    compute = CapturedGradients(model).of(direct)
+    captured = CapturedGradients(model)
+    compute = captured.of(direct)
     batches = make_batches(model, split.train, TrainConfig(batch_size=256), DEVICE)
     for rows in [*batches, *batches]:
         expected: list[tuple[float, list[torch.Tensor]]] = []
@@ -241,6 +245,7 @@ def test_a_graph_gives_the_gradients_of_single_steps(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
+    assert (captured._graph is not None) == HAS_GPU
 
 
 def _to(value: object, device: torch.device) -> object:
