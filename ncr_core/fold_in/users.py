@@ -133,9 +133,9 @@ class FoldIn:
     """Fits users' vectors for one model with frozen parameters; made once a model.
 
     A vector depends on the user's own evidence alone, bit by bit, and not on other users of the
-    batch; on a GPU pooled vectors may differ by a rounding error. ``tables`` are the model's in float32, if the caller has them (``Margins.single``). With
-    numba compiled code fits the vectors on a CPU, wherever the model is; ``compiled=False`` turns
-    the compiled code off.
+    batch; on a GPU pooled vectors may differ by a rounding error. ``tables`` are the model's in
+    float32, if the caller has them (``Margins.single``). With numba compiled code fits the vectors
+    on a CPU, wherever the model is; ``compiled=False`` turns the compiled code off.
 
     ``trained_items`` is the number of item rows that training has seen, if items were added since.
     The fold-in draws no later rows for pairs and pools none, so that added items do not change

@@ -26,7 +26,7 @@ def captured(
     graph = torch.cuda.CUDAGraph()
     before = torch.cuda.current_stream(device)
     with _CAPTURES, torch.cuda.device(device):
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         try:
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 result = run()

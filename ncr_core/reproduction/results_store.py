@@ -257,8 +257,8 @@ def _versions_of_baselines() -> dict[str, str]:
 def commit() -> str:
     """The commit of this code's checkout, with ``-dirty`` after changes; ``unknown`` elsewhere.
 
-    The variable BENCHMARK_COMMIT names the commit of code that was copied to another machine. The first
-    call fixes the answer, because running code does not change with the checkout.
+    The variable BENCHMARK_COMMIT names the commit of code that was copied to another machine. The
+    first call fixes the answer, because running code does not change with the checkout.
     """
     if named := os.environ.get("BENCHMARK_COMMIT"):
         return named
