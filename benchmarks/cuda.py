@@ -60,7 +60,7 @@ from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import train_model
 from ncr_core.training.batches import Rows, SharedRows
-from ncr_core.training.cuda_graph import EAGER_STEPS
+from ncr_core.training.captured_gradients import EAGER_STEPS
 from ncr_core.training.selection import select_recipe
 
 M = 1_000

@@ -33,7 +33,7 @@ from ncr_core.reproduction.baselines.scoring import fit_cornac_bpr
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.batches import Rows, SharedRows
-from ncr_core.training.cuda_graph import CapturedGradients
+from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.trainer import Adam, make_batches, train_epoch, validation_candidates
 
 STEPS = 40

@@ -31,7 +31,7 @@ from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
-from ncr_core.training.cuda_graph import CapturedGradients
+from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks

@@ -28,7 +28,7 @@ from ncr_core.ranking.backends.triton_ranker import EAGER_PASSES, TritonRanker
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import train_model
 from ncr_core.training.batches import Rows, SharedRows
-from ncr_core.training.cuda_graph import CapturedGradients
+from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.losses import bce_loss
 from ncr_core.training.trainer import Adam, make_batches, train_epoch
 from tests.ncr_core.conftest import wild_model

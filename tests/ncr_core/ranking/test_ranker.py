@@ -326,3 +326,21 @@ def test_what_a_batch_computes_once_waits_for_no_other_batch() -> None:
     assert values == [id(batch) for batch in batches]
     assert [batch.value for batch in batches] == values
     assert len(computed) == 2
+
+
+def test_mean_margins_are_the_means_of_the_margins_also_where_float32_overflows() -> None:
+    model = wild_model(ModelConfig(kind="dncr", factors=2, layers=3, activation="relu"), 4, 20)
+    with torch.no_grad():
+        table = model.get_parameter("items.weight")
+        table[7:] = 3e38 * table[7:].sign()
+    ranker = ExactRanker(model, compiled=False)
+    users = model.user_vectors(torch.arange(4))
+    anchors = torch.tensor([1, 5, 9])
+    means = ranker.mean_margins(users, anchors)
+    items = torch.arange(20).repeat_interleave(3).expand(4, -1)
+    margins = ranker.compare(users, items, anchors.repeat(20).expand(4, -1))
+    expected = margins.view(4, 20, 3).mean(dim=2)
+    assert expected.isfinite().all()
+    assert torch.allclose(means, expected, rtol=1e-5, atol=1e-5)
+    none = torch.zeros(0, dtype=torch.long)
+    assert ranker.bind(users).margins.mean_margins(none, torch.arange(20)).eq(0).all()
