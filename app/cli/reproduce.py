@@ -14,15 +14,19 @@ if TYPE_CHECKING:
 
 Target = Literal[
     "table1", "table2", "table3", "figure3", "figure4", "figure5", "figure6", "loss",
-    "best", "forms", "sequential", "temporal", "tuning", "page",
+    "best", "forms", "sequential", "temporal", "recall", "tuning", "page",
 ]  # fmt: skip
 SetName = Literal[
     "ml-1m", "ncf-ml-1m", "amusic-deepcf", "ml-1m-sasrec", "beauty-s3rec", "sports-s3rec",
-    "ml-100k",
+    "ml-100k", "gowalla-lightgcn",
 ]  # fmt: skip
 
 
-_DEFAULT_SETS = {"sequential": "ml-1m-sasrec", "temporal": "ml-100k"}
+_DEFAULT_SETS = {
+    "sequential": "ml-1m-sasrec",
+    "temporal": "ml-100k",
+    "recall": "gowalla-lightgcn",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +40,9 @@ def reproduce(
         typer.Argument(
             help="A table or figure of the paper, or one of these. best: our models and the "
             "strongest baselines. sequential: next items by the protocol of SASRec. "
-            "temporal: the first item of each user after one time for all users. forms: "
-            "eq. 7-9 and 24. tuning: the grids. page: only the page of results."
+            "temporal: the first item of each user after one time for all users. recall: sets "
+            "of test items without an order. forms: eq. 7-9 and 24. tuning: the grids. page: "
+            "only the page of results."
         ),
     ],
     data: Annotated[
@@ -47,7 +52,8 @@ def reproduce(
         SetName | None,
         typer.Option(
             "--set",
-            help="The data set. Default: ml-1m, for sequential ml-1m-sasrec, for temporal ml-100k.",
+            help="The data set. Default: ml-1m, for sequential ml-1m-sasrec, for temporal ml-100k, "
+            "for recall gowalla-lightgcn.",
         ),
     ] = None,
     factors: Annotated[

@@ -160,6 +160,22 @@ class NextItemSplit(Split):
 
 
 @dataclass(frozen=True)
+class ItemSetSplit(Split):
+    """A split with a set of test items for each user, in no order.
+
+    ``test`` has one of them for each user, −1 for users without test items.
+    """
+
+    test_items: Interactions
+    """The test items of all users, with the users and items of ``train``."""
+
+    @cached_property
+    def all_seen(self) -> Interactions:
+        """The training and validation items, which lists leave out; no test item is among them."""
+        return self.with_validation_in_train().train
+
+
+@dataclass(frozen=True)
 class TemporalSplit(NextItemSplit):
     """A split at one time for all users, see `temporal_split`."""
 

@@ -1,4 +1,7 @@
-"""HR@K and NDCG@K with one held-out item a user (He et al. 2017), and the overlap of two lists."""
+"""HR, recall and NDCG of lists, and the overlap of two lists.
+
+A user has one held-out item (He et al. 2017), or a set of them (He et al. 2020, LightGCN).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ncr_core.data.interactions import IntArray
+from ncr_core.data.interactions import BoolArray, IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -40,6 +43,40 @@ def ndcg_of_each(ranks: IntArray, k: int) -> FloatArray:
     """NDCG@k of each user."""
     inside = (ranks >= 0) & (ranks < k)
     return np.where(inside, 1.0 / np.log2(np.where(inside, ranks, 0) + 2.0), 0.0)
+
+
+def hits_of_each(ranked: IntArray, items: IntArray, indptr: IntArray) -> BoolArray:
+    """Whether each ranked item is one of the user's held-out items.
+
+    Args:
+        ranked: (B, K) ranked items, padded with −1.
+        items: (n,) the held-out items of all users, user by user.
+        indptr: (B + 1,) the place in ``items`` of each user's first item, and n.
+    """
+    return np.stack(
+        [
+            np.isin(row, items[start:end])
+            for row, start, end in zip(ranked, indptr[:-1], indptr[1:], strict=True)
+        ]
+    )
+
+
+def recall_of_each(hits: BoolArray, sizes: IntArray) -> FloatArray:
+    """(B, K) hits, (B,) numbers of held-out items → (B,) the shares of these items among the K."""
+    recall: FloatArray = hits.sum(axis=1) / sizes
+    return recall
+
+
+def set_ndcg_of_each(hits: BoolArray, sizes: IntArray) -> FloatArray:
+    """(B, K) hits, (B,) numbers of held-out items → (B,) NDCG@K.
+
+    The gain of a hit at rank r from 0 is 1 / log₂(r + 2). The divisor is the gain of the best list,
+    whose first places are all hits.
+    """
+    gains = 1.0 / np.log2(np.arange(hits.shape[1]) + 2.0)
+    best = np.cumsum(gains)[np.minimum(sizes, hits.shape[1]) - 1]
+    ndcg_of_users: FloatArray = (hits * gains).sum(axis=1) / best
+    return ndcg_of_users
 
 
 RBO_P = 0.9

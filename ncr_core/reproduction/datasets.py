@@ -46,6 +46,7 @@ from ncr_core.data.readers.tables import DelimitedFile, Layout, open_csv
 from ncr_core.data.readers.text import cannot_read, first_line, read_records
 from ncr_core.data.splits import (
     QUANTILE,
+    ItemSetSplit,
     NextItemSplit,
     Split,
     TemporalSplit,
@@ -54,6 +55,7 @@ from ncr_core.data.splits import (
 )
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
+from ncr_core.reproduction.item_sets import hold_out_random, load_item_sets
 from ncr_core.reproduction.sequences import load_sequences
 
 FloatArray = npt.NDArray[np.float64]
@@ -365,12 +367,10 @@ def _hold_out(train: Interactions, latest: bool, seed: int) -> tuple[Interaction
     Users with one item or none have −1, because a validation item would leave no item to learn
     from.
     """
-    lengths = np.diff(train.indptr)
-    users = np.flatnonzero(lengths >= 2)
-    if latest:
-        rows = train.indptr[users + 1] - 1
-    else:
-        rows = train.indptr[users] + np.random.default_rng(seed).integers(lengths[users])
+    if not latest:
+        return hold_out_random(train, seed)
+    users = np.flatnonzero(np.diff(train.indptr) >= 2)
+    rows = train.indptr[users + 1] - 1
     validation = np.full(train.n_users, -1, dtype=np.int64)
     validation[users] = train.items[rows]
     mask = np.ones(train.nnz, dtype=np.bool_)
@@ -397,7 +397,9 @@ SEQUENCES = {
 """The data sets with SASRec's protocol and their files, which may be gzipped."""
 TEMPORAL = ("ml-100k",)
 """The data sets that are split at one time for all users."""
-DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES, *TEMPORAL)
+ITEM_SETS = ("gowalla-lightgcn",)
+"""The data sets with a set of test items for each user."""
+DATASETS = ("ml-1m", "ncf-ml-1m", "amusic-deepcf", *SEQUENCES, *TEMPORAL, *ITEM_SETS)
 
 
 @dataclass(frozen=True)
@@ -407,10 +409,10 @@ class BenchmarkDataset:
     name: str
 
     protocol: str
-    """``p1``, ``p2``, ``given`` for published negatives, ``sasrec`` for sequences, ``temporal``.
+    """``p1``, ``p2``, ``given`` for published negatives, ``sasrec``, ``temporal`` or ``sets``.
 
-    The last two protocols rank the test item among all items that the user has not had, and never
-    among sampled items; see `NextItemSplit`.
+    The last three protocols rank the test items among all items that the user has not had, and
+    never among sampled items; see `NextItemSplit` and `ItemSetSplit`.
     """
 
     split: Split
@@ -438,6 +440,9 @@ class BenchmarkDataset:
             if self.protocol == "sasrec":
                 description["interactions"] = seen.nnz + left_out
             description["untrained_test_items"] = left_out
+        if isinstance(self.split, ItemSetSplit):
+            description["interactions"] = seen.nnz + self.split.test_items.nnz
+            description["test_items"] = self.split.test_items.nnz
         if isinstance(self.split, TemporalSplit):
             description |= {"cut": self.split.cut, "newcomers": self.split.newcomers}
         return description
@@ -457,6 +462,7 @@ def load_dataset(name: str, root: Path) -> BenchmarkDataset:
         ),
         **{key: partial(_sequences, key) for key in SEQUENCES},
         **{key: partial(_temporal, key) for key in TEMPORAL},
+        **{key: partial(_item_sets, key) for key in ITEM_SETS},
     }
     if name not in loaders:
         raise ConfigError(f"unknown data set {name!r}: {', '.join(DATASETS)}")
@@ -484,6 +490,13 @@ def _temporal(name: str, root: Path) -> BenchmarkDataset:
     return BenchmarkDataset(name, "temporal", temporal_split(interactions, QUANTILE))
 
 
+def _item_sets(name: str, root: Path) -> BenchmarkDataset:
+    folder = root / name
+    if not folder.exists():
+        raise DataError(f"{root} has no folder {name}; see docs/how-to/data.md for the download")
+    return BenchmarkDataset(name, "sets", load_item_sets(folder))
+
+
 def fingerprint(split: Split) -> str:
     """The first 16 digits of SHA-256 over training matrix, held-out items and published negatives.
 
@@ -495,6 +508,9 @@ def fingerprint(split: Split) -> str:
         digest.update(numbers.astype("<i8").tobytes())
     if isinstance(split, PublishedSplit):
         digest.update(split.negatives.astype("<i8").tobytes())
+    if isinstance(split, ItemSetSplit):
+        for numbers in (split.test_items.indptr, split.test_items.items):
+            digest.update(numbers.astype("<i8").tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -119,6 +119,8 @@ def size_of(method: str, data: str) -> int:
     """The number of factors of a method in the comparison with strong baselines."""
     if data in _SMALL_SEQUENCES and method in _SMALL_SIZES:
         return _SMALL_SIZES[method]
+    if data == "gowalla-lightgcn" and method in ("ALS start", "NBPR from ALS"):
+        return recipe("als-nbpr").model.factors
     return LARGE.get(method, 64)
 
 
@@ -140,6 +142,9 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
             "shared_negatives": 256,
         }
     },
+    # 36 times the density, as in benchmarks/served.py; the recipe of `auto` for data without order.
+    ("iALS", "gowalla-lightgcn"): {"alpha0": 0.024},
+    ("NBPR from ALS", "gowalla-lightgcn"): {"training": _of_recipe("als-nbpr")(0)["training"]},
     # Chosen on the validation items of that split, see docs/experiments.md.
     ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{

@@ -13,7 +13,7 @@ from ncr_core.errors import DataError
 from ncr_core.evaluation.significance import holm
 from ncr_core.optional_imports import require
 from ncr_core.recipes import SIZES
-from ncr_core.reproduction import next_item_report, suites
+from ncr_core.reproduction import item_set_report, next_item_report, suites
 from ncr_core.reproduction.datasets import DATASETS
 from ncr_core.reproduction.hyperparameters import GRIDS
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
@@ -156,6 +156,7 @@ def write_page(results: Path, page: Path) -> None:
         next_item_report.seeds(store),
         next_item_report.sequential(by_sequences, _texts(pairs, comparisons, _SEQUENTIAL)),
         next_item_report.temporal(store),
+        item_set_report.item_sets(store),
         _beyond_accuracy(tables),
         _gaps(store.folder / "gaps.json"),
         _table1(store),

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ import torch
 
 from ncr_core.atomic_files import atomic_write
 from ncr_core.checkpoint import software_versions
-from ncr_core.data.interactions import IntArray
+from ncr_core.data.interactions import BoolArray, IntArray
 from ncr_core.errors import DataError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, hit_ratio, ndcg, ndcg_of_each
 from ncr_core.evaluation.protocols import K
@@ -46,6 +47,16 @@ def ranks_as_text(ranks: IntArray) -> str:
 def ranks_from_text(text: str) -> IntArray:
     """The inverse of ``ranks_as_text``."""
     return np.array([-1 if c == _OUTSIDE else int(c) for c in text], dtype=np.int64)
+
+
+def hits_as_text(hits: BoolArray) -> str:
+    """Encodes (n, K) hits, K ≤ 26: a letter for each hit, and a dot after each user.
+
+    The letter is that of the place in the list: ``a`` for the first place.
+    """
+    _, places = np.nonzero(hits)
+    letters = np.split(np.array(list(ascii_lowercase))[places], np.cumsum(hits.sum(axis=1))[:-1])
+    return "".join("".join(of_user) + _OUTSIDE for of_user in letters)
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,10 @@ class RunResult:
         return float(self.payload["seconds"]["train"]) + sum(part.seconds for part in self.parts)
 
     def metric(self, kind: str, name: str) -> float | None:
-        """A metric: ``kind`` is sampled or full, ``name`` is hr or ndcg; None if not measured."""
+        """A metric: ``kind`` is sampled, full or sets, ``name`` is hr, recall or ndcg.
+
+        The metric is None if it was not measured.
+        """
         metrics = self.payload.get("metrics", {}).get(kind)
         return None if metrics is None else float(metrics[name])
 

@@ -14,11 +14,18 @@ import numpy as np
 
 from ncr_core.checkpoint import load_checkpoint, save_checkpoint
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.splits import NextItemSplit, Split, TemporalSplit
+from ncr_core.data.splits import ItemSetSplit, NextItemSplit, Split, TemporalSplit
 from ncr_core.errors import CheckpointError, DataError
 from ncr_core.evaluation.beyond_accuracy import list_statistics
 from ncr_core.evaluation.by_gap import metrics_by_gap
-from ncr_core.evaluation.metrics import held_out_ranks, hit_ratio, ndcg
+from ncr_core.evaluation.metrics import (
+    held_out_ranks,
+    hit_ratio,
+    hits_of_each,
+    ndcg,
+    recall_of_each,
+    set_ndcg_of_each,
+)
 from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_lists, ranks_of
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
@@ -37,6 +44,7 @@ from ncr_core.reproduction.results_store import (
     Payload,
     ResultsStore,
     commit,
+    hits_as_text,
     provenance,
     ranks_as_text,
 )
@@ -46,6 +54,7 @@ from ncr_core.training import OnProgress
 from ncr_core.training.pretraining import Parts
 
 NEGATIVE_SEEDS = (0, 1, 2)
+SET_K = 20  # of Recall@20 and NDCG@20 in the papers on sets of test items
 
 
 @dataclass
@@ -188,6 +197,8 @@ class Runner:
     def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
         if isinstance(data.split, NextItemSplit):
             return self._measure_full(with_test_input(fitted, data.split), data)
+        if isinstance(data.split, ItemSetSplit):
+            return self._measure_sets(fitted.ranks, data, data.split)
         sampled = [ranks_of(fitted.ranks, data.sampled(seed), K) for seed in NEGATIVE_SEEDS]
         texts: dict[str, Any] = {"sampled": [ranks_as_text(ranks) for ranks in sampled]}
         metrics = {"sampled": summary(sampled)}
@@ -209,12 +220,30 @@ class Runner:
             metrics["gaps"] = {name: _rounded_metrics(of_gap) for name, of_gap in by_gap.items()}
         return {"metrics": metrics, "ranks": {"full": ranks_as_text(full)}}
 
-    def _full_lists(self, ranks: Ranks, data: BenchmarkDataset) -> IntArray:
-        """(n, K) the best of all unseen items for each test user, padded with −1."""
+    def _measure_sets(self, ranks: Ranks, data: BenchmarkDataset, split: ItemSetSplit) -> Payload:
+        lists = self._full_lists(ranks, data, SET_K)
+        users = np.flatnonzero(split.test >= 0)
+        sizes = np.diff(split.test_items.indptr)[users]
+        indptr = np.concatenate([[0], np.cumsum(sizes)])
+        hits = hits_of_each(lists, split.test_items.items, indptr)
+        of_sets: dict[str, Any] = {"users": len(users)}
+        for name, each in (
+            ("recall", recall_of_each(hits, sizes)),
+            ("ndcg", set_ndcg_of_each(hits, sizes)),
+        ):
+            of_sets[name] = round(float(each.mean()), 5)
+            of_sets[f"{name}_interval"] = [round(x, 5) for x in bootstrap_interval(each)]
+        statistics = list_statistics(users, lists[:, :K], split.train).as_dict()
+        of_lists = {name: round(value, 5) for name, value in statistics.items()}
+        texts = {"sets": hits_as_text(hits)}
+        return {"metrics": {"sets": of_sets, "lists": of_lists}, "ranks": texts}
+
+    def _full_lists(self, ranks: Ranks, data: BenchmarkDataset, k: int = K) -> IntArray:
+        """(n, k) the best of all unseen items for each test user, padded with −1."""
         total = int((data.split.test >= 0).sum())
-        lists = np.full((total, K), PAD, dtype=np.int64)
+        lists = np.full((total, k), PAD, dtype=np.int64)
         done = 0
-        for _, ranked in full_lists(ranks, data.split, data.split.test, 0, K):
+        for _, ranked in full_lists(ranks, data.split, data.split.test, 0, k):
             lists[done : done + len(ranked), : ranked.shape[1]] = ranked
             done += len(ranked)
             self._callbacks.ranked(done, total)

@@ -94,7 +94,7 @@ def _untrained(train: Interactions, test: IntArray) -> IntArray:
 def _sequences(path: Path) -> Iterator[tuple[str, list[str], bool]]:
     """Each user, the items from old to new, and whether the last two items are held out."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             first = file.readline()
             file.seek(0)
             if "," in first:
@@ -107,7 +107,8 @@ def _sequences(path: Path) -> Iterator[tuple[str, list[str], bool]]:
         raise DataError(f"{path.name} is damaged: {error}") from None
 
 
-def _opened(path: Path) -> IO[str]:
+def opened(path: Path) -> IO[str]:
+    """A text file to read, plain or gzipped."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8", newline="")
     return path.open(encoding="utf-8", newline="")

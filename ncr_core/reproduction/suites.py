@@ -10,7 +10,7 @@ from typing import Any
 
 from ncr_core.errors import ConfigError
 from ncr_core.recipes import SIZES, merge_sections
-from ncr_core.reproduction.datasets import SEQUENCES, TEMPORAL
+from ncr_core.reproduction.datasets import ITEM_SETS, SEQUENCES, TEMPORAL
 from ncr_core.reproduction.hyperparameters import (
     GRIDS,
     METHODS,
@@ -112,6 +112,9 @@ SEQUENTIAL = (
 IN_TIME = (
     "ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item", "next-item start",
     "NBPR next-item", "NBPR attention"
+)  # fmt: skip
+OF_SETS = (
+    "ItemPop", "PureSVD", "iALS", "spectral start", "ALS start", "NBPR", "NBPR from ALS"
 )  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
@@ -329,6 +332,23 @@ def temporal(selection: Selection) -> list[RunSpec]:
     ]
 
 
+def recall(selection: Selection) -> list[RunSpec]:
+    """Recall@20 and NDCG@20 of users' sets of test items, trained with the validation items.
+
+    Raises ConfigError if the data set is not one of ``ITEM_SETS``, or if the ranking over all items
+    is off.
+    """
+    if selection.data not in ITEM_SETS:
+        raise ConfigError(f"recall is not for {selection.data}: give --set {ITEM_SETS[0]}")
+    if not selection.full:
+        raise ConfigError("recall ranks over all items: --no-full leaves nothing to measure")
+    return [
+        make_run(name, selection, d, refit=True)
+        for name in selection.names(OF_SETS)
+        for d in selection.sizes((size_of(name, selection.data),))
+    ]
+
+
 def forms(selection: Selection) -> list[RunSpec]:
     """The forms that the paper names and does not measure: eq. 7–9 and eq. 24."""
     return [
@@ -374,6 +394,7 @@ TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
     "forms": forms,
     "sequential": sequential,
     "temporal": temporal,
+    "recall": recall,
     "tuning": tuning,
 }
 
@@ -384,6 +405,7 @@ def runs_of(target: str, selection: Selection) -> list[RunSpec]:
     Raises ConfigError if the target is not for the selected data set.
     """
     only = dict.fromkeys(SEQUENCES, "sequential") | dict.fromkeys(TEMPORAL, "temporal")
+    only |= dict.fromkeys(ITEM_SETS, "recall")
     if only.get(selection.data, target) != target:
         own = only[selection.data]
         raise ConfigError(f"{target} is not for {selection.data}: its target is {own}")

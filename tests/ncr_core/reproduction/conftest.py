@@ -131,3 +131,20 @@ def write_timed(root: Path, users: int = 60) -> Path:
         lines += [f"{user},{i},5,{int(d * 86_400)}" for i, d in zip(items, days, strict=True)]
     (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
     return root
+
+
+def write_item_sets(root: Path, users: int = 60) -> Path:
+    """Training and test items in the form of ``gowalla-lightgcn``; the last user has no test."""
+    folder = root / "gowalla-lightgcn"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(3)
+    train, test = [], []
+    for user in range(users):
+        items = [str(item) for item in rng.permutation(40)[:12]]
+        train.append(" ".join([str(user), *items[:8]]))
+        test.append(" ".join([str(user), *items[8 : int(rng.integers(9, 13))]]))
+    train.append("last 1 2 3")
+    test.append("last")
+    (folder / "train.txt").write_text("\n".join(train) + "\n")
+    (folder / "test.txt").write_text("\n".join(test) + "\n")
+    return root

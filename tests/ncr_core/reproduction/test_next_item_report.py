@@ -69,8 +69,16 @@ def test_seeds_are_summed_up_by_mean_and_standard_deviation(
         result["metrics"] = {"sampled": summary([ranks]), "full": summary([ranks])}
         result["ranks"] = {"sampled": [ranks_as_text(ranks)], "full": ranks_as_text(ranks)}
         store.write(result)
+        run = make_run("NBPR next-item", Selection("ml-1m-sasrec", seed=seed), 128, refit=False)
+        result |= {"cell": run.name, "configuration": run.configuration()}
+        result["metrics"] = {"full": summary([ranks])}
+        result["ranks"] = {"full": ranks_as_text(ranks)}
+        store.write(result)
     text = next_item_report.seeds(store)
-    assert "| NBPR next-item, d = 128 | 2 | 0.3000 ± 0.1414 (0.2000–0.4000) |" in text
+    spread = "0.3000 ± 0.1414 (0.2000–0.4000)"
+    assert "| P1 | NBPR next-item, d = 128 | 2 |" + f" {spread} |" * 4 in text
+    of_sequences = "| split of the SASRec papers | NBPR next-item, d = 128 | 2 |"
+    assert f"{of_sequences} {spread} | {spread} |  |  |" in text
 
 
 def test_what_is_beaten_in_less_time_is_not_the_best_so_far(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""The section of docs/results.md on sets of test items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ncr_core.reproduction import suites
+from ncr_core.reproduction.datasets import ITEM_SETS
+from ncr_core.reproduction.results_store import ResultsStore
+from ncr_core.reproduction.suites import Selection
+from ncr_core.reproduction.tables import (
+    figure_text,
+    label_of,
+    make_table,
+    results_of,
+    with_interval,
+)
+
+TITLES = {"gowalla-lightgcn": "Gowalla, the split of LightGCN"}
+# Recall@20 and NDCG@20 as their authors print them for these splits.
+PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
+    "gowalla-lightgcn": (
+        ("NGCF (in He et al. 2020, LightGCN)", 0.1570, 0.1327),
+        ("Mult-VAE (in the same)", 0.1641, 0.1335),
+        ("LightGCN (He et al. 2020)", 0.1830, 0.1554),
+        ("LightGCN (LightGCN-PyTorch, 3 layers)", 0.1824, 0.1547),
+    ),
+}
+
+
+def item_sets(store: ResultsStore) -> str:
+    """The section on Recall@20 and NDCG@20 of sets of test items; empty without results."""
+    texts = []
+    for data in ITEM_SETS:
+        results = results_of(store, suites.recall(Selection(data)))
+        if not results:
+            continue
+        lines = []
+        for result in results:
+            seconds = result.payload["seconds"]
+            lines.append(
+                [
+                    f"**{label_of(result)}**" if result.is_ours else label_of(result),
+                    figure_text(result.validation),
+                    *(with_interval(result, "sets", name) for name in ("recall", "ndcg")),
+                    f"{result.seconds:.0f}",
+                    f"{seconds['cpu']:.0f}" if "cpu" in seconds else "",
+                ]
+            )
+        for name, recall, ndcg in PUBLISHED[data]:
+            lines.append([f"*{name}*", "", f"{recall:.4f}", f"{ndcg:.4f}", "", ""])
+        head = ["method", "validation NDCG@10", "Recall@20", "NDCG@20"]
+        head += ["training, s", "processor, s"]
+        texts.append(f"### {TITLES[data]}\n\n{make_table(head, lines)}")
+    if not texts:
+        return ""
+    intro = (
+        "A user has several test items, and the items have no order. A list has the best 20 of all "
+        "items that the user's training does not have. Recall@20 is the share of a user's test "
+        "items in the list. A random training item of each user is for validation, among 100 "
+        "sampled items. The validation items choose the epochs, and a refit learns them. The "
+        "settings are those of MovieLens 1M, unless the configuration of a result says otherwise. "
+        "Rows in italics have the figures that their authors print.\n\n"
+    )
+    return "## Sets of test items\n\n" + intro + "\n".join(texts)
