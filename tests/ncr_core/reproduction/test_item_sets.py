@@ -86,7 +86,7 @@ def test_what_cannot_be_measured_is_one_error(
 
 def test_a_file_that_is_not_text_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_bytes(b"u \xff\n")
-    with pytest.raises(DataError, match="train.txt is damaged"):
+    with pytest.raises(DataError, match=r"train\.txt is damaged"):
         load_item_sets(tmp_path)
 
 

@@ -6,7 +6,10 @@ import copy
 import multiprocessing
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -496,3 +499,31 @@ def test_ranks_that_are_always_lost_end_the_training_with_one_sentence(
         phases(model, split, each.training, _phase(each), kill)
     assert len(killed) == 1 + MAX_RESTARTS
     wait_until(lambda: not any(map(is_running, killed)), 10, "end of the ranks")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space need Linux")
+def test_a_rank_without_enough_memory_is_named_with_what_to_do(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks get 2 GiB of address space; the tables with their moments need more."""
+    split = split.with_validation_in_train()
+    train = split.train
+    items = [*train.item_ids, *(f"other {n}" for n in range(60_000))]
+    wide = replace(split, train=replace(train, item_ids=items))
+    each = _case("NBPR", factors=1024, optimizer="dense", stopping="validation").recipe
+    popen = subprocess.Popen
+
+    def limited(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        def limit() -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))
+
+        return popen(*arguments, preexec_fn=limit, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    model = start_model(each.model, each.training, wide)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(TrainingError, match=r"rank \d on \S+ has too little memory: use a machine"):
+        TorchrunPhases(RANKS, "replicated", tmp_path)(model, wide, each.training, _phase(each))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert list(tmp_path.iterdir()) == []
