@@ -1,0 +1,54 @@
+"""The seconds of each phase of a training of the service, as its data grow.
+
+    python -m benchmarks.phases [SCRATCH [RECIPE [FACTORS [EVENTS ...]]]]
+
+The data are those of `benchmarks.scale`: a user for every 20 events, and 20,000 items. By default
+1, 3 and 10 million events train the recipe `next-item-nbpr` with 64 factors in one process. The
+phases are those that a job reports: *train* has the start and all epochs, with their validation;
+*evaluate* has the metrics, the baselines up to 5 million interactions, the calibration and the
+comparison with the popularity list. Only the epochs run in ranks, see docs/how-to/cluster.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from app.jobs.schemas import TrainParams
+from app.training.pipeline import train_and_evaluate
+from benchmarks.harness import publish, run_command
+from benchmarks.scale import ITEMS, SIZES, write_synthetic
+from ncr_core.data.snapshot import Snapshot
+
+PHASES = ["train", "evaluate", "learn the held-out items", "write checkpoint"]
+
+
+def main(
+    scratch: Path = Path("var"),
+    recipe: str = "next-item-nbpr",
+    factors: int = 64,
+    events: tuple[int, ...] = SIZES,
+) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows: list[list[Any]] = []
+    for size in events or SIZES:
+        with tempfile.TemporaryDirectory(dir=scratch) as name:
+            folder = Path(name)
+            write_synthetic(folder / "snapshot", size)
+            started = time.perf_counter()
+            data = Snapshot.open(folder / "snapshot").read()
+            read = time.perf_counter() - started
+            params = TrainParams.model_validate({"recipe": recipe, "factors": factors})
+            result = train_and_evaluate(
+                data, params, "cpu", folder / "version", lambda progress: None
+            )
+            seconds = result["metrics"]["seconds"]
+            rows.append([size, data.nnz, round(read, 1), *(seconds[name] for name in PHASES)])
+            head = ["events", "interactions", "read", *PHASES]
+            publish("phases", head, rows, recipe=recipe, factors=factors, items=ITEMS)
+
+
+if __name__ == "__main__":
+    run_command(main)
