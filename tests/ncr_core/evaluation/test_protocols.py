@@ -28,10 +28,13 @@ from ncr_core.evaluation.metrics import (
     held_out_ranks,
     hit_of_each,
     hit_ratio,
+    hits_of_each,
     ndcg,
     ndcg_of_each,
     overlap,
     rank_biased_overlap,
+    recall_of_each,
+    set_ndcg_of_each,
 )
 from ncr_core.evaluation.protocols import (
     CandidateSet,
@@ -70,6 +73,28 @@ def test_metrics_agree_with_trec_eval(seed: int, items: int, k: int) -> None:
     for user in range(5):
         assert hit_of_each(ranks, k)[user] == by_user[str(user)][f"success_{k}"]
         assert ndcg_of_each(ranks, k)[user] == pytest.approx(by_user[str(user)][f"ndcg_cut_{k}"])
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(1, 20))
+def test_metrics_of_item_sets_agree_with_trec_eval(seed: int, items: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    k = min(k, items)
+    ranked = np.array([rng.permutation(items) for _ in range(5)])
+    held_out = [rng.permutation(items)[: rng.integers(1, items + 1)] for _ in range(5)]
+    relevant = {str(u): dict.fromkeys(map(str, own.tolist()), 1) for u, own in enumerate(held_out)}
+    scores = {
+        str(user): {str(item): float(-place) for place, item in enumerate(items_of)}
+        for user, items_of in enumerate(ranked.tolist())
+    }
+    theirs = pytrec_eval.RelevanceEvaluator(relevant, {f"recall.{k}", f"ndcg_cut.{k}"})
+    by_user = theirs.evaluate(scores)
+    sizes = np.array([len(own) for own in held_out])
+    indptr = np.concatenate([[0], np.cumsum(sizes)])
+    hits = hits_of_each(ranked[:, :k], np.concatenate(held_out), indptr)
+    recall, ndcg_of_sets = recall_of_each(hits, sizes), set_ndcg_of_each(hits, sizes)
+    for user in range(5):
+        assert recall[user] == pytest.approx(by_user[str(user)][f"recall_{k}"])
+        assert ndcg_of_sets[user] == pytest.approx(by_user[str(user)][f"ndcg_cut_{k}"])
 
 
 def test_metrics_by_hand() -> None:
