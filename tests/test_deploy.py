@@ -289,7 +289,7 @@ RAY_GROUP = {"rayStartParams", "template"}
 
 
 def test_the_ray_cluster_asks_for_a_token_and_its_pods_are_kubernetes_pods() -> None:
-    cluster, policy = manifests("raycluster.yaml")
+    _, cluster, policy = manifests("raycluster.yaml")
     assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
     spec = cluster["spec"]
     assert set(spec) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
@@ -304,10 +304,31 @@ def test_the_ray_cluster_asks_for_a_token_and_its_pods_are_kubernetes_pods() -> 
             environment = {each["name"]: each for each in container["env"]}
             assert environment["RAY_AUTH_MODE"]["value"] == "token"
             assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]
-    # Nothing of the cluster is reached from outside but by the service's workers.
+    # No port of the cluster is reached from outside.
     assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
     (rule,) = policy["spec"]["ingress"]
     assert all("podSelector" in peer for peer in rule["from"])
+
+
+def test_the_ray_cluster_has_a_worker_that_shares_a_folder_with_the_ranks() -> None:
+    ranks, cluster, _ = manifests("raycluster.yaml")
+    claims = [ranks, *manifests("kubernetes.yaml")]
+    names = {o["metadata"]["name"] for o in claims if o["kind"] == "PersistentVolumeClaim"}
+    head, group = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"][0]
+    _, worker = head["template"]["spec"]["containers"]  # KubeRay takes the first for Ray's
+    environment = {each["name"]: each.get("value") for each in worker["env"]}
+    assert worker["command"] == list(SERVICES["worker"].command_line())
+    assert environment["NCR_TRAIN_ENGINE"] == "ray"
+    assert int(environment["NCR_TRAIN_RANKS"] or 0) == group["replicas"]
+    for pod in (head["template"]["spec"], group["template"]["spec"]):
+        volumes = {v["name"]: v.get("persistentVolumeClaim", {}) for v in pod["volumes"]}
+        assert {v["claimName"] for v in volumes.values() if v} <= names
+        for container in pod["containers"]:
+            paths = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            assert paths["ranks"] == environment["NCR_TRAIN_FOLDER"]
+            assert volumes["ranks"] == {"claimName": "ncr-ranks"}
+            # Whoever breaks into a rank finds no password.
+            assert container is worker or "envFrom" not in container
 
 
 def test_servers_are_scaled_that_there_are() -> None:
