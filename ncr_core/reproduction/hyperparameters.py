@@ -74,6 +74,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "EASE by recency": lambda factors: {"l2": 1320.0, "half_life": 5.0},
     "cornac BPR": lambda factors: {},
     "PureSVD": lambda factors: {},
+    "GF-CF": lambda factors: {"alpha": 0.3},  # as published, with 256 factors
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
@@ -106,6 +107,7 @@ LARGE = {
     "NeuPR next-item": 128,
     "DNCR next-item": 16,
     "gSASRec": 256,
+    "GF-CF": 256,
 }
 """Factors in the comparison with strong baselines, where they are not 64."""
 

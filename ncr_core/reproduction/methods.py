@@ -28,6 +28,7 @@ from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals
 from ncr_core.reproduction.baselines.neumf import NeuMFConfig, fit_neumf
 from ncr_core.reproduction.baselines.sasrec import SASRecConfig, fit_sasrec
 from ncr_core.reproduction.baselines.scoring import (
+    GraphFilter,
     Markov,
     Popularity,
     ScoreModel,
@@ -144,6 +145,14 @@ def _fit_pure_svd(request: FitRequest) -> FittedMethod:
     return _timed(request, lambda: fit_pure_svd(request.split.train, request.factors, request.seed))
 
 
+def _fit_graph_filter(request: FitRequest) -> FittedMethod:
+    alpha = float(request.settings["alpha"])
+    return _timed(
+        request,
+        lambda: GraphFilter(request.split.train, request.factors, alpha, request.seed),
+    )
+
+
 def _fit_cornac(request: FitRequest) -> FittedMethod:
     fitted = _timed(
         request, lambda: fit_cornac_bpr(request.split.train, request.factors, seed=request.seed)
@@ -254,6 +263,7 @@ FITS: dict[str, Callable[[FitRequest], FittedMethod]] = {
     "Markov": _fit_markov,
     "linear next-item": _fit_linear_next_item,
     "PureSVD": _fit_pure_svd,
+    "GF-CF": _fit_graph_filter,
     "eALS": _fit_eals,
     "iALS": _fit_ials,
     "NeuMF": _fit_neumf,

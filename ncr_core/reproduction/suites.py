@@ -114,7 +114,7 @@ IN_TIME = (
     "NBPR next-item", "NBPR attention"
 )  # fmt: skip
 OF_SETS = (
-    "ItemPop", "PureSVD", "iALS", "spectral start", "ALS start", "NBPR", "NBPR from ALS"
+    "ItemPop", "PureSVD", "iALS", "GF-CF", "spectral start", "ALS start", "NBPR", "NBPR from ALS"
 )  # fmt: skip
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8

@@ -236,6 +236,38 @@ def fit_pure_svd(train: Interactions, factors: int, seed: int) -> FactorModel:
     return FactorModel(np.asarray(matrix @ items), np.ascontiguousarray(items))
 
 
+class GraphFilter(ScoreModel):
+    """GF-CF: the user's row times a linear filter and an ideal low-pass filter of the items.
+
+    Shen et al., "How Powerful is Graph Convolution for Recommendation?", CIKM 2021: with
+    R̃ = D_u^−½ R D_i^−½ and its leading right singular vectors W (n_items, d), the scores are
+    R·R̃ᵀ·R̃ + α·R·D_i^−½·W·Wᵀ·D_i^½.
+    """
+
+    def __init__(self, train: Interactions, factors: int, alpha: float, seed: int) -> None:
+        shape = (train.n_users, train.n_items)
+        ones = np.ones(train.nnz, dtype=np.float32)
+        self._rows = sparse.csr_matrix((ones, train.items, train.indptr), shape=shape)
+        by_user, by_item = (
+            np.maximum(1.0, np.asarray(self._rows.sum(axis=axis)).ravel()) ** -0.5
+            for axis in (1, 0)
+        )
+        scaled = sparse.diags(by_user) @ self._rows @ sparse.diags(by_item)
+        self._scaled = sparse.csr_matrix(scaled, dtype=np.float32)
+        v0 = np.random.default_rng(seed).standard_normal(min(shape))
+        leading = svds(scaled, min(factors, min(shape) - 1), v0=v0)[2].T
+        self._users = FactorModel(
+            np.asarray(self._rows @ (alpha * by_item[:, None] * leading), dtype=np.float32),
+            np.asarray(leading / by_item[:, None], dtype=np.float32),
+        )
+
+    def scores(self, users: IntArray) -> Scores:
+        """(B,) users → (B, n_items)."""
+        linear = (self._rows[users] @ self._scaled.T) @ self._scaled
+        total: Scores = self._users.scores(users) + linear.toarray()
+        return total
+
+
 def _co_occurrences(train: Interactions) -> npt.NDArray[np.float64]:
     """(n_items, n_items) numbers of users who have both items, counted by blocks of users."""
     gram = np.zeros((train.n_items, train.n_items))

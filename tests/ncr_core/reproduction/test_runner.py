@@ -15,7 +15,7 @@ import pytest
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.reproduction import runner as run_module
-from ncr_core.reproduction.datasets import SEQUENCES, TEMPORAL, load_dataset
+from ncr_core.reproduction.datasets import ITEM_SETS, SEQUENCES, TEMPORAL, load_dataset
 from ncr_core.reproduction.report import write_page
 from ncr_core.reproduction.results_store import (
     FORMAT,
@@ -238,7 +238,7 @@ def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
     "method",
     ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",
      "NBPR next-item", "NBPR attention", "next-item start", "spectral start", "ALS start",
-     "PureSVD", "Markov",
+     "PureSVD", "GF-CF", "Markov",
      "linear next-item", pytest.param("NeuPR history", marks=pytest.mark.slow),
      pytest.param("NeuPR next-item", marks=pytest.mark.slow), "NeuPR without pre-training",
      "NeuPR shared embeddings", "two towers", "two towers shared"],
@@ -252,7 +252,9 @@ def test_every_method_runs(make_runner: MakeRunner, method: str) -> None:
 
 
 def test_every_run_of_a_target_has_a_name_of_its_own() -> None:
-    of_sequences = {"sequential": [*SEQUENCES], "temporal": [*TEMPORAL]}
+    of_sequences = {
+        "sequential": [*SEQUENCES], "temporal": [*TEMPORAL], "recall": [*ITEM_SETS]
+    }  # fmt: skip
     for name in TARGETS:
         runs = [
             run
@@ -365,7 +367,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, message: str) -> Non
 
 def test_the_committed_results_are_sorted_complete_and_written_the_same_way() -> None:
     paths = sorted(COMMITTED.glob("*/*.jsonl"))
-    assert len(paths) == 10
+    assert len(paths) == 11
     for path in paths:
         results = [json.loads(line) for line in path.read_text().splitlines()]
         names = [r["cell"] for r in results]

@@ -27,6 +27,7 @@ from ncr_core.reproduction.baselines.als import (
 from ncr_core.reproduction.baselines.scoring import (
     MAX_ITEMS,
     FactorModel,
+    GraphFilter,
     Markov,
     Popularity,
     ScoreModel,
@@ -107,6 +108,7 @@ FITS: dict[str, Callable[[Interactions], ScoreModel]] = {
     "markov": Markov,
     "linear": lambda train: fit_linear_next_item(train, 10.0),
     "pure_svd": lambda train: fit_pure_svd(train, 8, seed=0),
+    "graph_filter": lambda train: GraphFilter(train, 8, 0.3, seed=0),
 }
 LIBRARIES = {"ials": "implicit", "cornac_bpr": "cornac"}
 
@@ -234,6 +236,19 @@ def test_pure_svd_is_the_best_approximation_of_low_rank() -> None:
     model = fit_pure_svd(train, 3, seed=0)
     expected = (left[:, :3] * values[:3]) @ right[:3]
     np.testing.assert_allclose(model.scores(np.arange(train.n_users)), expected, atol=1e-9)
+
+
+def test_the_graph_filter_is_the_published_sum_of_two_filters() -> None:
+    train = small_matrix()
+    x = dense(train)
+    of_users = np.diag(1 / np.sqrt(np.maximum(1.0, x.sum(axis=1))))
+    of_items = np.sqrt(np.maximum(1.0, x.sum(axis=0)))
+    scaled = of_users @ x / of_items
+    leading = np.linalg.svd(scaled)[2][:3].T
+    low_pass = (x / of_items) @ leading @ leading.T * of_items
+    expected = x @ scaled.T @ scaled + 0.3 * low_pass
+    scores = GraphFilter(train, 3, 0.3, seed=0).scores(np.arange(train.n_users))
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
 def test_the_linear_next_item_model_adds_up_the_latest_items() -> None:
