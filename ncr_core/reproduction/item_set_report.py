@@ -57,9 +57,12 @@ def item_sets(store: ResultsStore) -> str:
     intro = (
         "A user has several test items, and the items have no order. A list has the best 20 of all "
         "items that the user's training does not have. Recall@20 is the share of a user's test "
-        "items in the list. A random training item of each user is for validation, among 100 "
-        "sampled items. The validation items choose the epochs, and a refit learns them. The "
-        "settings are those of MovieLens 1M, unless the configuration of a result says otherwise. "
-        "Rows in italics have the figures that their authors print.\n\n"
+        "items in the list.\n\n"
+        "- A random training item of each user is for validation. The validation items choose the "
+        "epochs, and a refit learns them.\n"
+        "- The column *validation* is among 100 sampled items, and among all items for NBPR from "
+        "ALS.\n"
+        "- The settings are those of MovieLens 1M, except for iALS, GF-CF and NBPR from ALS.\n"
+        "- Rows in italics have the figures that their authors print.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)
