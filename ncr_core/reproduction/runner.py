@@ -302,7 +302,7 @@ def _is_same(stored: Mapping[str, Any], resolved: Mapping[str, Any]) -> bool:
         json.dumps({"model": ModelConfig().as_dict(), "training": TrainConfig().as_dict()})
     )
     for name, value in resolved.items():
-        if name in defaults:
+        if name in defaults and isinstance(value, dict):  # NeuMF has a setting `model`
             if defaults[name] | stored.get(name, {}) != value:
                 return False
         elif stored.get(name, value) != value:

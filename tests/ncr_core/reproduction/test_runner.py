@@ -35,7 +35,7 @@ from ncr_core.reproduction.suites import (
     runs_of,
     table1,
 )
-from tests.ncr_core.reproduction.conftest import Log, write_movielens
+from tests.ncr_core.reproduction.conftest import Log, short_name, write_movielens
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -243,12 +243,16 @@ def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
      pytest.param("NeuPR next-item", marks=pytest.mark.slow), "NeuPR without pre-training",
      "NeuPR shared embeddings", "two towers", "two towers shared"],
 )  # fmt: skip
-def test_every_method_runs(make_runner: MakeRunner, method: str) -> None:
+def test_every_method_runs_once(make_runner: MakeRunner, method: str) -> None:
     if method == "iALS":
         pytest.importorskip("implicit", reason="the extra `research` is not installed")
-    (result,) = make_runner()[0].run([make_run(method, Selection(), 4)])
+    run = make_run(method, Selection(), 4)
+    (result,) = make_runner()[0].run([run])
     assert result["metrics"]["sampled"]["hr"] > 0.1
     assert result["validation"]["ndcg"] > 0
+    again, log = make_runner()
+    assert again.run([run]) == [result]
+    assert (log.ran, log.had) == ([], [short_name(run)])
 
 
 def test_every_run_of_a_target_has_a_name_of_its_own() -> None:
