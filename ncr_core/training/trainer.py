@@ -587,7 +587,9 @@ def validate(model: PairwiseRanker, held_out: CandidateSet) -> Metrics:
 def _should_stop(history: History, config: TrainConfig) -> bool:
     epoch = len(history.loss)
     if config.stopping == "validation":
-        return epoch - history.best_epoch >= config.patience
+        # Not since the start, which may be better than epochs that still improve at a high rate.
+        best = int(np.argmax(history.ndcg)) + 1 if history.ndcg else epoch
+        return epoch - best >= config.patience
     if epoch < 2:
         return False
     return history.loss[-2] - history.loss[-1] < PAPER_IMPROVEMENT * history.loss[-2]

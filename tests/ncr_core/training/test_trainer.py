@@ -83,6 +83,26 @@ def test_it_stops_early_and_keeps_the_best_epoch(
     assert trained.model.get_parameter("users.weight").equal(states[1])
 
 
+@pytest.mark.parametrize(
+    ("scores", "epochs", "best"),
+    [
+        ([0.5, 0.1, 0.2, 0.3, 0.4, 0.6], 5, 5),  # the first is the start's
+        ([0.5, 0.2, 0.1, 0.1, 0.1, 0.6], 4, 0),
+    ],
+)
+def test_epochs_below_the_start_go_on_while_they_improve(
+    split: Split, monkeypatch: pytest.MonkeyPatch, scores: list[float], epochs: int, best: int
+) -> None:
+    measured = iter(scores)
+    monkeypatch.setattr(
+        trainer, "validate", lambda model, _: trainer.Metrics(0.0, next(measured), 1, 1)
+    )
+    config = TrainConfig(epochs=5, patience=3, batch_size=512, start="spectral", device="cpu")
+    (history,) = train_model(ModelConfig(kind="nbpr", factors=4), config, split).history
+    assert (history.start[0], history.ndcg) == (scores[0], scores[1 : epochs + 1])
+    assert history.best_epoch == best
+
+
 def test_without_validation_items_it_runs_all_epochs_and_keeps_the_last(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
