@@ -55,7 +55,7 @@ from ncr_core.data.splits import (
 )
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.protocols import CandidateSet, given_candidates, sampled_candidates
-from ncr_core.reproduction.item_sets import hold_out_random, load_item_sets
+from ncr_core.reproduction.item_sets import hold_out_random, hold_out_rows, load_item_sets
 from ncr_core.reproduction.sequences import load_sequences
 
 FloatArray = npt.NDArray[np.float64]
@@ -370,12 +370,7 @@ def _hold_out(train: Interactions, latest: bool, seed: int) -> tuple[Interaction
     if not latest:
         return hold_out_random(train, seed)
     users = np.flatnonzero(np.diff(train.indptr) >= 2)
-    rows = train.indptr[users + 1] - 1
-    validation = np.full(train.n_users, -1, dtype=np.int64)
-    validation[users] = train.items[rows]
-    mask = np.ones(train.nnz, dtype=np.bool_)
-    mask[rows] = False
-    return train.select(mask), validation
+    return hold_out_rows(train, users, train.indptr[users + 1] - 1)
 
 
 def _padded(lists: list[array[int]], held_out: IntArray) -> IntArray:

@@ -17,7 +17,7 @@ from ncr_core.reproduction.tables import (
 )
 
 TITLES = {"gowalla-lightgcn": "Gowalla, the split of LightGCN"}
-# Recall@20 and NDCG@20 as their authors print them for these splits.
+# Recall@20 and NDCG@20 on these splits, as the papers in the names print them.
 PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
     "gowalla-lightgcn": (
         ("NGCF (in He et al. 2020, LightGCN)", 0.1570, 0.1327),
@@ -63,6 +63,6 @@ def item_sets(store: ResultsStore) -> str:
         "- The column *validation* is among 100 sampled items, and among all items for NBPR from "
         "ALS.\n"
         "- The settings are those of MovieLens 1M, except for iALS, GF-CF and NBPR from ALS.\n"
-        "- Rows in italics have the figures that their authors print.\n\n"
+        "- Rows in italics have published figures.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)

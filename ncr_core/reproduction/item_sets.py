@@ -29,8 +29,8 @@ def load_item_sets(folder: Path, seed: int = 0) -> ItemSetSplit:
     a user alone is a user without items.
 
     Raises:
-        DataError: a file is missing or damaged, a user has two lines, or an item twice. There is
-            nothing to train on or to test on.
+        DataError: a file is missing or damaged, or has no items. A user has two lines, an item
+            twice, or an item in both files.
     """
     users, items = IdIndex(), IdIndex()
     train = _rows(folder, TRAIN, users, items)
@@ -64,6 +64,16 @@ def hold_out_random(train: Interactions, seed: int) -> tuple[Interactions, IntAr
     lengths = np.diff(train.indptr)
     users = np.flatnonzero(lengths >= 2)
     rows = train.indptr[users] + np.random.default_rng(seed).integers(lengths[users])
+    return hold_out_rows(train, users, rows)
+
+
+def hold_out_rows(
+    train: Interactions, users: IntArray, rows: IntArray
+) -> tuple[Interactions, IntArray]:
+    """The training items without one row of each of these users, and the (n_users,) items of them.
+
+    Other users have −1.
+    """
     validation = np.full(train.n_users, -1, dtype=np.int64)
     validation[users] = train.items[rows]
     mask = np.ones(train.nnz, dtype=np.bool_)

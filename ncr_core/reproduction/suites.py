@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -302,17 +302,7 @@ def sequential(selection: Selection) -> list[RunSpec]:
     Raises ConfigError if the data set does not have this split, or if the ranking over all items is
     off.
     """
-    if selection.data not in SEQUENCES:
-        raise ConfigError(
-            f"sequential is not for {selection.data}: give --set {' or '.join(SEQUENCES)}"
-        )
-    if not selection.full:
-        raise ConfigError("sequential ranks over all items: --no-full leaves nothing to measure")
-    return [
-        make_run(name, selection, d, refit=False)
-        for name in selection.names(SEQUENTIAL)
-        for d in selection.sizes((size_of(name, selection.data),))
-    ]
+    return _over_all_items("sequential", SEQUENTIAL, SEQUENCES, selection)
 
 
 def temporal(selection: Selection) -> list[RunSpec]:
@@ -321,15 +311,7 @@ def temporal(selection: Selection) -> list[RunSpec]:
     Raises ConfigError if the data set is not one of ``TEMPORAL``, or if the ranking over all items
     is off.
     """
-    if selection.data not in TEMPORAL:
-        raise ConfigError(f"temporal is not for {selection.data}: give --set {TEMPORAL[0]}")
-    if not selection.full:
-        raise ConfigError("temporal ranks over all items: --no-full leaves nothing to measure")
-    return [
-        make_run(name, selection, d, refit=False)
-        for name in selection.names(IN_TIME)
-        for d in selection.sizes((size_of(name, selection.data),))
-    ]
+    return _over_all_items("temporal", IN_TIME, TEMPORAL, selection)
 
 
 def recall(selection: Selection) -> list[RunSpec]:
@@ -338,13 +320,26 @@ def recall(selection: Selection) -> list[RunSpec]:
     Raises ConfigError if the data set is not one of ``ITEM_SETS``, or if the ranking over all items
     is off.
     """
-    if selection.data not in ITEM_SETS:
-        raise ConfigError(f"recall is not for {selection.data}: give --set {ITEM_SETS[0]}")
+    return _over_all_items("recall", OF_SETS, ITEM_SETS, selection, refit=True)
+
+
+def _over_all_items(
+    target: str,
+    methods: Sequence[str],
+    data_sets: Collection[str],
+    selection: Selection,
+    refit: bool = False,
+) -> list[RunSpec]:
+    """The runs of a target that ranks over all items, and only on these data sets."""
+    if selection.data not in data_sets:
+        raise ConfigError(
+            f"{target} is not for {selection.data}: give --set {' or '.join(data_sets)}"
+        )
     if not selection.full:
-        raise ConfigError("recall ranks over all items: --no-full leaves nothing to measure")
+        raise ConfigError(f"{target} ranks over all items: --no-full leaves nothing to measure")
     return [
-        make_run(name, selection, d, refit=True)
-        for name in selection.names(OF_SETS)
+        make_run(name, selection, d, refit=refit)
+        for name in selection.names(methods)
         for d in selection.sizes((size_of(name, selection.data),))
     ]
 
