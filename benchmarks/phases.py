@@ -6,7 +6,9 @@ The data are those of `benchmarks.scale`: a user for every 20 events, and 20,000
 1, 3 and 10 million events train the recipe `next-item-nbpr` with 64 factors in one process. The
 phases are those that a job reports: *train* has the start and all epochs, with their validation;
 *evaluate* has the metrics, the baselines up to 5 million interactions, the calibration and the
-comparison with the popularity list. Only the epochs run in ranks, see docs/how-to/cluster.md.
+comparison with the popularity list. *learn the held-out items* is a second training where more than
+1 % of the interactions were held out, and elsewhere it makes users' vectors anew. Only epochs run
+in ranks, see docs/how-to/cluster.md.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class TrainConfig:
     """The items that a validation item is ranked among: ``sampled``, or the ``full`` catalogue."""
 
     patience: int = parameter(4, ge=1, option=False)
-    """Epochs without a better validation NDCG@10 than an epoch before; the start does not count."""
+    """Epochs in a row without a new best validation NDCG@10; the start is no epoch."""
 
     pretrain: bool = parameter(
         True, "Start NeuPR from a trained NBPR and DNCR.", negation="--no-pretrain", request={}

@@ -200,7 +200,9 @@ def test_the_health_of_a_worker_is_the_file_that_it_touches(
         if o["metadata"]["name"] == "ncr-worker"
         for container in o["spec"]["template"]["spec"]["containers"]
     ]
-    assert probe == [["sh", "-c", check.replace("$$", "$")]]
+    head = manifests("raycluster.yaml")[1]["spec"]["headGroupSpec"]["template"]["spec"]
+    probe.append(head["containers"][1]["livenessProbe"]["exec"]["command"])
+    assert probe == [["sh", "-c", check.replace("$$", "$")]] * 2
     alive = tmp_path / "alive"
     command = ["sh", "-c", probe[0][2].replace(file, str(alive))]
     assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
@@ -300,6 +302,13 @@ def test_the_ray_cluster_asks_for_a_token_and_its_pods_are_kubernetes_pods() -> 
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
         assert problems(group["template"], "PodTemplateSpec") == []
+        pod = group["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] > LONGEST_STOP
+        # KubeRay's own probes need a part of Ray that the image does not have.
+        start = group["rayStartParams"]
+        port = 6379 if group is spec["headGroupSpec"] else int(start["node-manager-port"])
+        for kind in ("readinessProbe", "livenessProbe"):
+            assert pod["containers"][0][kind]["tcpSocket"] == {"port": port}
         for container in group["template"]["spec"]["containers"]:
             environment = {each["name"]: each for each in container["env"]}
             assert environment["RAY_AUTH_MODE"]["value"] == "token"

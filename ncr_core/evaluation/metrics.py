@@ -62,7 +62,10 @@ def hits_of_each(ranked: IntArray, items: IntArray, indptr: IntArray) -> BoolArr
 
 
 def recall_of_each(hits: BoolArray, sizes: IntArray) -> FloatArray:
-    """(B, K) hits, (B,) numbers of held-out items → (B,) the shares of these items among the K."""
+    """(B, K) hits, (B,) numbers of held-out items → (B,) the shares of these items among the K.
+
+    Each user has at least one held-out item.
+    """
     recall: FloatArray = hits.sum(axis=1) / sizes
     return recall
 
@@ -71,7 +74,7 @@ def set_ndcg_of_each(hits: BoolArray, sizes: IntArray) -> FloatArray:
     """(B, K) hits, (B,) numbers of held-out items → (B,) NDCG@K.
 
     The gain of a hit at rank r from 0 is 1 / log₂(r + 2). The divisor is the gain of the best list,
-    whose first places are all hits.
+    whose first places are all hits. Each user has at least one held-out item.
     """
     gains = 1.0 / np.log2(np.arange(hits.shape[1]) + 2.0)
     best = np.cumsum(gains)[np.minimum(sizes, hits.shape[1]) - 1]

@@ -146,7 +146,13 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
     },
     # 36 times the density, as in benchmarks/served.py; the recipe of `auto` for data without order.
     ("iALS", "gowalla-lightgcn"): {"alpha0": 0.024},
-    ("NBPR from ALS", "gowalla-lightgcn"): {"training": _of_recipe("als-nbpr")(0)["training"]},
+    ("NBPR from ALS", "gowalla-lightgcn"): {
+        "training": {
+            "l2": recipe("als-nbpr").training.l2,
+            "negatives": recipe("als-nbpr").training.negatives,
+            **_of_recipe("als-nbpr")(0)["training"],
+        }
+    },
     # Chosen on the validation items of that split, see docs/experiments.md.
     ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{

@@ -10,9 +10,9 @@ from ncr_core.reproduction.results_store import ResultsStore
 from ncr_core.reproduction.suites import Selection
 from ncr_core.reproduction.tables import (
     figure_text,
-    label_of,
     make_table,
     results_of,
+    row_label,
     with_interval,
 )
 
@@ -40,7 +40,7 @@ def item_sets(store: ResultsStore) -> str:
             seconds = result.payload["seconds"]
             lines.append(
                 [
-                    f"**{label_of(result)}**" if result.is_ours else label_of(result),
+                    row_label(result),
                     figure_text(result.validation),
                     *(with_interval(result, "sets", name) for name in ("recall", "ndcg")),
                     f"{result.seconds:.0f}",
@@ -62,7 +62,8 @@ def item_sets(store: ResultsStore) -> str:
         "epochs, and a refit learns them.\n"
         "- The column *validation* is among 100 sampled items, and among all items for NBPR from "
         "ALS.\n"
-        "- The settings are those of MovieLens 1M, except for iALS, GF-CF and NBPR from ALS.\n"
+        "- The settings are those of MovieLens 1M, except for iALS and GF-CF. ALS start and "
+        "NBPR from ALS have those of the recipe `als-nbpr`.\n"
         "- Rows in italics have published figures.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)

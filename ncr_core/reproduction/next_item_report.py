@@ -18,6 +18,7 @@ from ncr_core.reproduction.tables import (
     make_section,
     make_table,
     results_of,
+    row_label,
     with_interval,
 )
 
@@ -75,7 +76,7 @@ def sequential(
         head += ["NDCG@10 against the best baseline", "training, s", "processor, s"]
         lines = []
         for result in results:
-            cells = [f"**{label_of(result)}**" if result.is_ours else label_of(result)]
+            cells = [row_label(result)]
             cells += [figure_text(result.validation)]
             cells += [with_interval(result, "full", name) for name in ("hr", "ndcg")]
             if left_out:
@@ -141,7 +142,7 @@ def temporal(store: ResultsStore) -> str:
             found = result.payload["metrics"]["gaps"]
             cells = [f"{found[name]['hr']:.3f} / {found[name]['ndcg']:.3f}" for name in gaps]
             cpu = result.payload["seconds"].get("cpu")
-            name = f"**{label_of(result)}**" if result.is_ours else label_of(result)
+            name = row_label(result)
             lines.append([name, *cells, "" if cpu is None else f"{cpu:.0f}"])
         note = (
             f"The table leaves out {described['untrained_test_items']} users whose item occurs in "
@@ -196,8 +197,8 @@ def seeds(store: ResultsStore) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (smallest–largest) of several values; empty without values."""
-    if not values:
+    """Mean ± standard deviation (smallest–largest) of values; empty for fewer than two."""
+    if len(values) < 2:
         return ""
     mean, spread = statistics.mean(values), statistics.stdev(values)
     return f"{mean:.4f} ± {spread:.4f} ({min(values):.4f}–{max(values):.4f})"
@@ -220,7 +221,7 @@ def cost(results: Sequence[RunResult], plot: Path) -> str:
         best = max(best, ndcg)
         if leads:
             front.append(result.name)
-        name = f"**{label_of(result)}**" if result.is_ours else label_of(result)
+        name = row_label(result)
         lines.append([name, f"{result.seconds:.1f}", f"{ndcg:.4f}", "yes" if leads else ""])
     _scatter(plot, measured, set(front))
     head = ["method", "training, s", "full NDCG@10", "best so far"]

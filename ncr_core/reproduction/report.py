@@ -24,6 +24,7 @@ from ncr_core.reproduction.tables import (
     make_section,
     make_table,
     results_of,
+    row_label,
     with_interval,
 )
 
@@ -405,7 +406,7 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
     """The table of all methods with intervals, and our comparisons with the best baselines."""
     lines = []
     for row in rows:
-        cells = [f"**{label_of(row)}**" if row.is_ours else label_of(row)]
+        cells = [row_label(row)]
         cells += [with_interval(row, kind, name) for kind in _KINDS for name in PANELS]
         for kind in _KINDS:
             cells.append("; ".join(c.text() for c in comparisons.get((_BEST, row.name, kind), ())))

@@ -18,6 +18,11 @@ def label_of(result: RunResult) -> str:
     return f"{result.method}, d = {result.factors}" if result.factors else result.method
 
 
+def row_label(result: RunResult) -> str:
+    """The label of a row; bold for our models."""
+    return f"**{label_of(result)}**" if result.is_ours else label_of(result)
+
+
 def with_interval(result: RunResult, kind: str, name: str) -> str:
     """A metric and its interval as text; empty if the metric was not measured."""
     value, interval = result.metric(kind, name), result.interval(kind, name)

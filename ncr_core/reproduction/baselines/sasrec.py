@@ -440,7 +440,8 @@ def _step(
     # Scores of all positions and items at once may not fit: their gradients are summed in parts.
     leaf = vectors.detach().requires_grad_()
     most = MAX_SCORES if encoder.device.type == "cpu" else MAX_GPU_SCORES
-    rows = max(1, most // encoder.n_items)
+    scored = config.negatives + 1 if config.loss == "bce" else encoder.n_items
+    rows = max(1, most // scored)
     total = vectors.new_zeros(())
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)

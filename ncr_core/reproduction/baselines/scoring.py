@@ -256,10 +256,22 @@ class GraphFilter(ScoreModel):
         self._scaled = sparse.csr_matrix(scaled, dtype=np.float32)
         v0 = np.random.default_rng(seed).standard_normal(min(shape))
         leading = svds(scaled, min(factors, min(shape) - 1), v0=v0)[2].T
-        self._users = FactorModel(
-            np.asarray(self._rows @ (alpha * by_item[:, None] * leading), dtype=np.float32),
-            np.asarray(leading / by_item[:, None], dtype=np.float32),
+        self._projection = alpha * by_item[:, None] * leading
+        self._items = np.asarray(leading / by_item[:, None], dtype=np.float32)
+        self._users = self._factors_of_users()
+
+    def with_input(self, interactions: Interactions) -> GraphFilter:
+        """See `ScoreModel.with_input`."""
+        other = copy.copy(self)
+        other._rows = sparse.csr_matrix(
+            (np.ones(interactions.nnz, dtype=np.float32), interactions.items, interactions.indptr),
+            shape=self._rows.shape,
         )
+        other._users = other._factors_of_users()
+        return other
+
+    def _factors_of_users(self) -> FactorModel:
+        return FactorModel(np.asarray(self._rows @ self._projection, dtype=np.float32), self._items)
 
     def scores(self, users: IntArray) -> Scores:
         """(B,) users → (B, n_items)."""

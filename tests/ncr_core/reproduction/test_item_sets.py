@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def test_the_stored_figures_are_those_of_the_lists(
     (result,) = make_runner()[0].run(recall(Selection("gowalla-lightgcn", methods=("ItemPop",))))
     train = split.with_validation_in_train().train
     counts = train.item_counts()
-    shares = []
+    shares, gains = [], []
     users = np.flatnonzero(split.test >= 0)
     texts = result["ranks"]["sets"].split(".")[:-1]
     assert len(texts) == len(users) == 60
@@ -123,7 +124,13 @@ def test_the_stored_figures_are_those_of_the_lists(
         sure, possible = (counts[wanted] > bound).sum(), (counts[wanted] >= bound).sum()
         assert sure <= len(text) <= possible  # ties are in random order
         shares.append(len(text) / len(wanted))
+        places = [string.ascii_lowercase.index(letter) for letter in text]
+        best = sum(1 / np.log2(place + 2) for place in range(min(len(wanted), SET_K)))
+        gains.append(sum(1 / np.log2(place + 2) for place in places) / best)
     assert result["metrics"]["sets"]["recall"] == pytest.approx(np.mean(shares), abs=1e-5)
+    assert result["metrics"]["sets"]["ndcg"] == pytest.approx(np.mean(gains), abs=1e-5)
+    low, high = result["metrics"]["sets"]["recall_interval"]
+    assert low <= np.mean(shares) <= high
     write_page(tmp_path / "results", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "## Sets of test items" in page

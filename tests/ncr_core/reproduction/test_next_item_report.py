@@ -79,6 +79,13 @@ def test_seeds_are_summed_up_by_mean_and_standard_deviation(
     assert "| P1 | NBPR next-item, d = 128 | 2 |" + f" {spread} |" * 4 in text
     of_sequences = "| split of the SASRec papers | NBPR next-item, d = 128 | 2 |"
     assert f"{of_sequences} {spread} | {spread} |  |  |" in text
+    # Of a figure that only one of the seeds has, there is no spread.
+    run = make_run("NBPR next-item", Selection(seed=1), 128, refit=False)
+    result |= {"cell": run.name, "configuration": run.configuration()}
+    result["metrics"], result["ranks"] = {"sampled": summary([ranks])}, {"sampled": []}
+    store.write(result)
+    text = next_item_report.seeds(store)
+    assert f"| P1 | NBPR next-item, d = 128 | 2 |  |  | {spread} | {spread} |" in text
 
 
 def test_what_is_beaten_in_less_time_is_not_the_best_so_far(tmp_path: Path) -> None:

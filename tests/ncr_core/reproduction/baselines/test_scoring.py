@@ -247,7 +247,13 @@ def test_the_graph_filter_is_the_published_sum_of_two_filters() -> None:
     leading = np.linalg.svd(scaled)[2][:3].T
     low_pass = (x / of_items) @ leading @ leading.T * of_items
     expected = x @ scaled.T @ scaled + 0.3 * low_pass
-    scores = GraphFilter(train, 3, 0.3, seed=0).scores(np.arange(train.n_users))
+    model = GraphFilter(train, 3, 0.3, seed=0)
+    np.testing.assert_allclose(model.scores(np.arange(train.n_users)), expected, atol=1e-5)
+    # The filters stay, and the users have other items.
+    half = train.select(np.arange(train.nnz) % 2 == 0)
+    y = dense(half)
+    expected = y @ scaled.T @ scaled + 0.3 * (y / of_items) @ leading @ leading.T * of_items
+    scores = model.with_input(half).scores(np.arange(train.n_users))
     np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
