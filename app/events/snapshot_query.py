@@ -5,6 +5,7 @@ The queries bypass SQLAlchemy, which would take ten times the memory.
 
 from __future__ import annotations
 
+import selectors
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ import numpy as np
 import psycopg
 import sqlalchemy as sa
 from numpy.typing import NDArray
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 
@@ -181,11 +185,11 @@ class _PostgreSQLQuery:
     def events(self) -> Iterator[NDArray[Any]]:
         dialect = postgresql.psycopg.dialect()  # type: ignore[no-untyped-call]
         statement, parameters = _statement(self._event_weights, dialect)
-        with (
-            self._connection.cursor() as cursor,
-            cursor.copy(f"COPY ({statement}) TO STDOUT (FORMAT BINARY)", parameters) as copy,
-        ):
-            yield from _copy_chunks(bytes(block) for block in copy)
+        copy = f"COPY ({statement}) TO STDOUT (FORMAT BINARY)"
+        query = psycopg.ClientCursor(self._connection).mogrify(copy, parameters)
+        yield from _copy_chunks(
+            _copied(self._connection.pgconn, query.encode(self._connection.info.encoding))
+        )
 
     def _number(self, query: str) -> int:
         row = self._connection.execute(query).fetchone()
@@ -205,10 +209,36 @@ def _postgresql_query(url: URL, event_weights: EventWeights) -> Iterator[Snapsho
     with psycopg.connect(conninfo) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
+        connection.execute("SELECT 1")  # begins the transaction
         yield _PostgreSQLQuery(connection, event_weights)
 
 
-def _copy_chunks(blocks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+def _copied(connection: PGconn, query: bytes) -> Iterator[memoryview]:
+    """Yield the rows of a COPY by libpq itself, in half of the time of `psycopg.Cursor.copy`.
+
+    A row is valid until the next one. Raises psycopg.Error if the database ends the query.
+    """
+    result = connection.exec_(query)
+    if result.status != ExecStatus.COPY_OUT:
+        raise error_from_result(result)
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.socket, selectors.EVENT_READ)
+        while True:
+            length, row = connection.get_copy_data(1)
+            if length > 0:
+                yield row
+            elif length == 0:  # nothing has arrived
+                selector.select()
+                connection.consume_input()
+            else:
+                break
+    ends = list(iter(connection.get_result, None))  # all of them, or the connection stays busy
+    for end in ends:
+        if end.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(end)
+
+
+def _copy_chunks(blocks: Iterable[memoryview]) -> Iterator[NDArray[Any]]:
     """Yield the rows of a binary COPY with fields of fixed length, a few MB at a time."""
     size = _COPY.itemsize
     buffer = bytearray()

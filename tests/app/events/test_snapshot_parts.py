@@ -7,16 +7,19 @@ import random
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import pytest
 
 from app.core.settings import Settings
 from app.events.schemas import NewEvent
 from app.events.snapshot_parts import write_parts
+from app.events.snapshot_query import _copied
 from app.events.training_snapshot import read_snapshot
 from app.wiring import Services, build_services
 from ncr_core.data import Interactions
 from ncr_core.data.snapshot import Snapshot
 from ncr_core.errors import DataError
+from tests.conftest import ON_POSTGRESQL
 
 DAY = 86_400 * 10**6
 TYPES = ("view", "view", "buy", "dislike", "look")
@@ -112,3 +115,17 @@ async def test_a_snapshot_of_nothing_says_what_is_missing(
     with pytest.raises(DataError, match="no event is about an item"):
         await asyncio.to_thread(write_parts, services.settings, tmp_path / "s")
     assert list(tmp_path.glob("*")) == [] or not (tmp_path / "s").exists()
+
+
+@ON_POSTGRESQL
+def test_a_query_that_ends_amid_its_rows_is_an_error(database_url: str) -> None:
+    """The database has sent rows by then, and the connection can be used again."""
+    rows = "SELECT 1 / (100000 - n) FROM generate_series(1, 200000) n"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        copied = _copied(connection.pgconn, f"COPY ({rows}) TO STDOUT (FORMAT BINARY)".encode())
+        assert bytes(next(copied)).startswith(b"PGCOPY")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            list(copied)
+        with pytest.raises(psycopg.errors.SyntaxError):
+            list(_copied(connection.pgconn, b"COPY (SELECT"))
+        assert connection.execute("SELECT 1").fetchone() == (1,)
