@@ -21,6 +21,7 @@ wire MB a step      what all ranks together send for a step, by the counters of 
 Lines are fitted: seconds an epoch of one process by triples, and bytes of a rank by its own
 interactions and by all users. What they say of a billion events of 50 million users on 8 ranks is a
 prediction, and no measurement: it leaves out the messages, and a GPU's rate is not this machine's.
+No bytes are negative, and without any growth with the data there is no prediction of memory.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from benchmarks.harness import publish, run_command
 from benchmarks.size import peak_bytes
@@ -127,9 +129,15 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
         ]
     )
     peaks = np.array([row["peak MiB of a rank"] for row in together]) * 2**20
-    (an_interaction, a_user, base), *_ = np.linalg.lstsq(sizes, peaks)
+    (an_interaction, a_user, base), _ = nnls(sizes, peaks)
     own = PREDICTED_EVENTS / PREDICTED_RANKS
     users = PREDICTED_EVENTS / EVENTS_A_USER
+    memory = {}
+    if (
+        an_interaction + a_user > 0
+    ):  # otherwise small data do not show above what a rank starts with
+        bytes_a_rank = an_interaction * own + a_user * users
+        memory = {"GiB a rank for interactions and users": bytes_a_rank / 2**30}
     return {
         "nanoseconds a triple": 1e9 * a_triple,
         "seconds an epoch beside": first,
@@ -142,8 +150,7 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
             "hours an epoch, a thread a rank, without messages": (
                 (first + a_triple * NEGATIVES * own) / 3_600
             ),
-            "GiB a rank for interactions and users": (an_interaction * own + a_user * users)
-            / 2**30,
+            **memory,
             "GiB a rank for item tables with Adam": (16 * 2 * PREDICTED_ITEMS * factors / 2**30),
         },
     }
