@@ -133,9 +133,7 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
     own = PREDICTED_EVENTS / PREDICTED_RANKS
     users = PREDICTED_EVENTS / EVENTS_A_USER
     memory = {}
-    if (
-        an_interaction + a_user > 0
-    ):  # otherwise small data do not show above what a rank starts with
+    if an_interaction + a_user > 0:  # else the data are small beside what a rank starts with
         bytes_a_rank = an_interaction * own + a_user * users
         memory = {"GiB a rank for interactions and users": bytes_a_rank / 2**30}
     return {
