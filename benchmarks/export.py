@@ -11,7 +11,6 @@ child process (Linux). The last export of each database is cancelled amid its li
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ import httpx2
 
 from benchmarks.faults.setup import ENDED
 from benchmarks.harness import publish, run_command
-from benchmarks.ingest import World, own_database
+from benchmarks.ingest import World, own_place
 from benchmarks.size import peak_bytes
 from tests.cluster.process import environment_with
 from tests.cluster.servers import NcrServer, NcrWorker, ncr_command
@@ -154,10 +153,7 @@ def main(
     rows: list[Row] = []
     for kind in ("sqlite", *(["postgresql"] if server_url else [])):
         folder = scratch / kind
-        with contextlib.ExitStack() as stack:
-            folder.mkdir(parents=True)
-            stack.callback(shutil.rmtree, folder)
-            url = stack.enter_context(own_database(server_url)) if kind == "postgresql" else ""
+        with own_place(folder, kind, server_url) as url:
             rows += measured(kind, folder.resolve(), url, world)
         publish("export", COLUMNS, rows, events=events, users=users, items=items, places=PLACES)
 

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -146,6 +147,15 @@ def own_database(server_url: str) -> Iterator[str]:
         finally:
             drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
             admin.execute(drop.format(sql.Identifier(name)))
+
+
+@contextlib.contextmanager
+def own_place(folder: Path, kind: str, server_url: str) -> Iterator[str]:
+    """A new folder, for as long as this is open; yields the URL of a database, empty for SQLite."""
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        yield stack.enter_context(own_database(server_url)) if kind == "postgresql" else ""
 
 
 def durability(url: str) -> dict[str, str]:

@@ -29,7 +29,6 @@ The second form makes the data folder of a service on SQLite, with a model. PARA
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -42,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import publish, published, run_command
-from benchmarks.ingest import World, own_database
+from benchmarks.ingest import World, own_place
 from benchmarks.load import closed_loop, requests_for, server_in_place
 from ncr_core.recipes import auto_recipes
 from ncr_core.reproduction.results_store import provenance
@@ -227,10 +226,7 @@ def main(
             continue
         until = time.monotonic() + cell_seconds
         folder = scratch / f"{kind}-{events}x{items}"
-        folder.mkdir(parents=True)
-        with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, folder)
-            url = stack.enter_context(own_database(server_url)) if kind == "postgresql" else ""
+        with own_place(folder, kind, server_url) as url:
             world = World(events, events // EVENTS_A_USER, items)
             try:
                 for result in steps(world, folder, url, until):

@@ -10,14 +10,12 @@ its start, and the peak is that of its process (Linux).
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import publish, run_command
-from benchmarks.ingest import World, own_database
+from benchmarks.ingest import World, own_place
 from benchmarks.size import EVENTS_A_USER, run
 from ncr_core.data.snapshot import MANIFEST, Snapshot
 
@@ -48,10 +46,7 @@ def main(scratch: Path = Path("var/snapshot"), server_url: str = "", events: int
     rows = []
     for kind in ("sqlite", *(["postgresql"] if server_url else [])):
         folder = scratch / kind
-        with contextlib.ExitStack() as stack:
-            folder.mkdir(parents=True)
-            stack.callback(shutil.rmtree, folder)
-            url = stack.enter_context(own_database(server_url)) if kind == "postgresql" else ""
+        with own_place(folder, kind, server_url) as url:
             rows.append(measured(kind, folder.resolve(), url, world))
         publish("snapshot", COLUMNS, rows, items=ITEMS, users=world.users)
 

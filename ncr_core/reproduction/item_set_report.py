@@ -64,8 +64,8 @@ def item_sets(store: ResultsStore) -> str:
         "ALS.\n"
         "- The settings are those of MovieLens 1M, except for iALS and GF-CF. ALS start and "
         "NBPR from ALS have those of the recipe `als-nbpr`.\n"
-        "- Training times were measured while other work used the machine. NBPR from ALS was "
-        "paused meanwhile. Processor times are those of both cores.\n"
+        "- Training times were measured while other work used the machine. The process of "
+        "NBPR from ALS was stopped for some minutes. Processor times are those of both cores.\n"
         "- Rows in italics have published figures.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)
