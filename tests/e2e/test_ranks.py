@@ -29,8 +29,8 @@ from tests.cluster.servers import NcrServer, NcrWorker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-# Epochs of batches of one interaction last long enough to be killed in.
-TRAINING: dict[str, Any] = {"model": "dncr", "epochs": 6, "batch_size": 1, "force": True}
+# Epochs of small batches last for seconds, so that a test can kill ranks in them.
+TRAINING: dict[str, Any] = {"model": "dncr", "epochs": 6, "batch_size": 8, "force": True}
 ENGINES = [
     "torchrun",
     pytest.param(
