@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from ncr_core.atomic_files import atomic_folder
@@ -27,9 +27,17 @@ from ncr_core.content import ContentMaps
 from ncr_core.content.maps import pack_maps, unpack_maps
 from ncr_core.data.interactions import IntArray
 from ncr_core.errors import CheckpointError, ConfigError, DataError
-from ncr_core.manifest import FORMAT, MANIFEST, read_manifest, read_verified, verify_file
+from ncr_core.manifest import (
+    FORMAT,
+    MANIFEST,
+    file_sha256,
+    read_manifest,
+    read_verified,
+    verify_file,
+)
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
+from ncr_core.tensor_files import map_tensors, write_tensors
 
 WEIGHTS, IDS = "model.safetensors", "ids.json"
 EVALUATED = "evaluated.safetensors"
@@ -125,21 +133,22 @@ def save_checkpoint(
     """
     tensors = _state_of(model)
     tensors[ITEM_COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
-    files = {
-        WEIGHTS: save(tensors),
-        IDS: json.dumps({"users": list(user_ids), "items": list(item_ids)}).encode(),
+    ids = {"users": list(user_ids), "items": list(item_ids)}
+    files: dict[str, dict[str, Tensor] | bytes] = {
+        WEIGHTS: tensors,
+        IDS: json.dumps(ids).encode(),
     }
     if evaluated is not None:
         rows = {ROWS: evaluated.rows, HELD_OUT: evaluated.held_out}
-        files[EVALUATED] = save(
-            _state_of(evaluated.model) | {name: torch.from_numpy(r) for name, r in rows.items()}
-        )
+        files[EVALUATED] = _state_of(evaluated.model) | {
+            name: torch.from_numpy(r) for name, r in rows.items()
+        }
     if interactions is not None:
         files[INTERACTIONS] = interactions
     if content is not None and content:
         config, arrays = pack_maps(content)
         files[CONTENT_CONFIG] = json.dumps(config).encode()
-        files[CONTENT] = save(arrays)
+        files[CONTENT] = arrays
     references = spread_over_popularity(tensors[ITEM_COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
         "format": FORMAT,
@@ -153,16 +162,21 @@ def save_checkpoint(
         "training": training or {},
         "data": data or {},
         "software": software_versions(),
-        "files": {
-            name: {"sha256": hashlib.sha256(file).hexdigest(), "bytes": len(file)}
-            for name, file in files.items()
-        },
+        "files": {},
     }
-    content_of_manifest = json.dumps(manifest, indent=1).encode()
     try:
         with atomic_folder(folder) as staging:
             for name, file in files.items():
-                (staging / name).write_bytes(file)
+                path = staging / name
+                if isinstance(file, bytes):
+                    path.write_bytes(file)
+                else:
+                    write_tensors(path, file)
+                manifest["files"][name] = {
+                    "sha256": file_sha256(path),
+                    "bytes": path.stat().st_size,
+                }
+            content_of_manifest = json.dumps(manifest, indent=1).encode()
             (staging / MANIFEST).write_bytes(content_of_manifest)
     except FileExistsError:
         raise CheckpointError(
@@ -172,7 +186,7 @@ def save_checkpoint(
 
 
 def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:
-    return {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    return {name: t.detach() for name, t in model.state_dict().items()}
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -208,7 +222,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         if not is_finite(tensor):
             raise CheckpointError(f"{folder} holds values in {name!r} that are not finite")
     try:
-        model = _model_of(config, n_users, n_items, tensors)
+        model = model_of(config, n_users, n_items, tensors)
     except RuntimeError as error:
         raise CheckpointError(
             f"{folder} does not fit its own configuration: {str(error).splitlines()[-1].strip()}"
@@ -235,28 +249,13 @@ def _read_content(folder: Path, manifest: dict[str, Any], model: PairwiseRanker)
         raise CheckpointError(f"{CONTENT} of {folder} cannot be read: {error}") from None
 
 
-def map_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped into memory that processes share.
-
-    A caller may write to a tensor; the file stays unchanged.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, or of another length than its header says.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} of {path.parent.name} is damaged: {error}") from None
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite, checked in parts to save memory."""
     parts = torch.split(tensor.flatten(), FINITE_AT_ONCE)
     return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
-def _model_of(
+def model_of(
     config: ModelConfig, n_users: int, n_items: int, tensors: dict[str, Tensor]
 ) -> PairwiseRanker:
     """A model that uses the tensors without a copy. Raises RuntimeError if they do not fit."""

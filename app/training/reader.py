@@ -167,7 +167,7 @@ SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at mo
 SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
 RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
 RANK_EVENT_BYTES = 60  # its matrix, and what is drawn from it
-TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what is written
+TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -199,13 +199,9 @@ class RanksHere:
         return cls()
 
     def bytes(self, events: int, model_bytes: int) -> int:
-        """The maximum memory of all ranks, in bytes.
-
-        With sharded tables, half of ``model_bytes`` more counts for whole copies on rank 0.
-        """
-        tables = model_bytes + model_bytes // 2 if self.sharded else self.number * model_bytes
-        each = RANK_BYTES + RANK_EVENT_BYTES * events
-        return self.number * each + (tables if self.number else 0)
+        """The maximum memory of all ranks, in bytes; with sharded tables they share one model."""
+        models = min(self.number, 1) if self.sharded else self.number
+        return self.number * (RANK_BYTES + RANK_EVENT_BYTES * events) + models * model_bytes
 
 
 ALONE = RanksHere()

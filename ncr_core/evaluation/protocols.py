@@ -235,17 +235,24 @@ def _catalogue_order(split: Split, seed: int) -> IntArray:
 
 
 def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray, BoolArray]]:
-    """(B,) users with a held-out item and (B, n_items) the items allowed for each, by blocks."""
+    """(B,) users with a held-out item and (B, n_items) the items allowed for each, by blocks.
+
+    The array of a block is valid until the next block.
+    """
     seen = split.all_seen
     block = max(1, min(MAX_BLOCK_USERS, MAX_BLOCK_CELLS // seen.n_items))
     users = np.flatnonzero(held_out >= 0)
+    # One array: with a new one for each block, the allocator may keep the memory of them all.
+    every = np.ones((min(block, len(users)), seen.n_items), dtype=np.bool_)
     for start in range(0, len(users), block):
         part = users[start : start + block]
-        allowed = np.ones((len(part), seen.n_items), dtype=np.bool_)
+        allowed = every[: len(part)]
         for row, user in enumerate(part):
             allowed[row, seen.items_of(user)] = False
         allowed[np.arange(len(part)), held_out[part]] = True
         yield part, allowed
+        for row, user in enumerate(part):
+            allowed[row, seen.items_of(user)] = True
 
 
 def of_random_users(held_out: IntArray, most: int) -> IntArray:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -23,17 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from ncr_core.atomic_files import atomic_file
-from ncr_core.checkpoint import map_tensors
 from ncr_core.errors import CheckpointError
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.scoring_tables import PairTables
 from ncr_core.ranking.margins import Margins
+from ncr_core.tensor_files import TensorLayout, map_tensors
 
 FORMAT = "1"
 BLOCK_ITEMS = 2**16  # computed at a time
 KEPT_SECONDS = 86_400.0  # of files that no server has begun to use since
-_ALIGNMENT = 64  # bytes, of each table in the file
-_TYPES = {torch.float32: "F32", torch.float64: "F64"}
 
 Tree = TypeVar("Tree")
 
@@ -89,29 +85,18 @@ class SharedTables:
     def _write(
         self, path: Path, model: PairwiseRanker, template: tuple[PairTables, PairTables]
     ) -> None:
-        header: dict[str, Any] = {}
-        starts, end = {}, 0
-        for name, tensor in _of_rows(template).items():
-            shape = [model.n_items, *tensor.shape[1:]]
-            size = tensor.element_size() * math.prod(shape)
-            header[name] = {
-                "dtype": _TYPES[tensor.dtype],
-                "shape": shape,
-                "data_offsets": [end, end + size],
+        layout = TensorLayout(
+            {
+                name: (tensor.dtype, (model.n_items, *tensor.shape[1:]))
+                for name, tensor in _of_rows(template).items()
             }
-            starts[name], end = end, end + size
-        text = json.dumps(header).encode()
-        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-        first = 8 + len(text)
+        )
         with contextlib.suppress(FileExistsError), atomic_file(path) as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(first + end)
+            layout.begin(file)
             for start in range(0, model.n_items, BLOCK_ITEMS):
                 stop = min(start + BLOCK_ITEMS, model.n_items)
                 for name, rows in _of_rows(_both(_of_items(model, slice(start, stop)))).items():
-                    row_bytes = rows.element_size() * math.prod(rows.shape[1:])
-                    file.seek(first + starts[name] + start * row_bytes)
-                    file.write(rows.contiguous().numpy().data)
+                    layout.write(file, name, rows, start)
         self._remove_old(path)
 
     def _remove_old(self, new: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -26,12 +27,32 @@ def is_sharded(table: Tensor) -> bool:
     return hasattr(table, "full_tensor")
 
 
-def _sharded_rows(rows: Tensor, table: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor, Replicate
+def first_row(rows: int, rank: int, ranks: int) -> int:
+    """The first of so many rows of a sharded table that a rank has, as `torch.chunk` has it."""
+    return min(rows, -(-rows // ranks) * rank)
 
-    mesh = table.device_mesh
-    same = DTensor.from_local(rows, mesh, [Replicate()], run_check=False)
+
+def _sharded_rows(rows: Tensor, table: Any) -> Tensor:
+    # The gradient of a DTensor's own look-up is as large as the whole table on every rank.
+    mesh, local = table.device_mesh, table.to_local()
+    first = first_row(len(table), mesh.get_local_rank(), mesh.size())
+    is_own = (rows >= first) & (rows < first + len(local))
+    found = local.new_zeros(*rows.shape, *local.shape[1:])
+    found[is_own] = nn.functional.embedding(rows[is_own] - first, local)
     # Each rank has zeros for the rows of others: their sum is exact.
-    found: Any = nn.functional.embedding(same, table)
-    local: Tensor = found.redistribute(mesh, [Replicate()]).to_local()
-    return local
+    every: Tensor = _SumOfRanks.apply(found, mesh.get_group())  # type: ignore[no-untyped-call]
+    return every
+
+
+class _SumOfRanks(torch.autograd.Function):
+    """The sum of a tensor over all ranks, which all compute the same loss from the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        every = own.clone()
+        torch.distributed.all_reduce(every, group=group)
+        return every
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

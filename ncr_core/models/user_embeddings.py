@@ -268,3 +268,10 @@ class FreeUsers(nn.Embedding):
     def __init__(self, n_users: int, size: int) -> None:
         super().__init__(n_users, size)
         nn.init.normal_(self.weight, std=EMBEDDING_STD)
+
+
+def pooled_tables(model: nn.Module) -> set[str]:
+    """The names of the tables of users' vectors in a model that are pooled from items."""
+    return {
+        f"{name}.weight" for name, part in model.named_modules() if isinstance(part, PooledUsers)
+    }

@@ -25,10 +25,12 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.model_config import ModelConfig
-from ncr_core.models import PairwiseRanker, build_model
-from ncr_core.models.user_embeddings import PooledUsers
+from ncr_core.models import PairwiseRanker
+from ncr_core.models.user_embeddings import pooled_tables
+from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import Share, TrainingPart, draws_without_users
+from ncr_core.training.ranks import mapped_model, without_pooled
 from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, TrainingPhase, remember
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
@@ -87,9 +89,7 @@ class PhaseOrder:
             write(LENGTHS, {"lengths": lengths})
             split = _of_validated(split, self.config)
         write(SPLIT, _arrays(split.train) | {"validation": split.validation, "test": split.test})
-        pooled = _pooled_vectors(self.model)
-        state = {name: v for name, v in self.model.state_dict().items() if name not in pooled}
-        save_file(_on_cpu(state), folder / MODEL)
+        write_tensors(folder / MODEL, without_pooled(self.model))
         sums[MODEL] = _sum_of(folder / MODEL)
         order = {
             "model": self.model.config.as_dict(),
@@ -114,16 +114,20 @@ class PhaseOrder:
         """
         order = json.loads((folder / ORDER).read_bytes())
 
+        def verified(name: str) -> Path:
+            path = folder / name
+            if _sum_of(path) != order["sums"][name]:
+                raise OSError(errno.EIO, "it differs from its checksum", str(path))
+            return path
+
         def read(name: str) -> dict[str, Tensor]:
-            if _sum_of(folder / name) != order["sums"][name]:
-                raise OSError(errno.EIO, "it differs from its checksum", str(folder / name))
-            return load_file(folder / name)
+            return load_file(verified(name))
 
         users, items, parts = order["users"], order["items"], order["parts"]
         if parts not in (0, ranks):
             raise TrainingError(f"{ranks} ranks read an order for {parts} ranks")
-        model = build_model(ModelConfig.from_dict(order["model"]), users, items)
-        _set_parameters(model, read(MODEL))
+        config = ModelConfig.from_dict(order["model"])
+        model = mapped_model(verified(MODEL), config, users, items)
         part = None
         if parts:
             own = _interactions(read(part_name(rank)), items)
@@ -182,18 +186,6 @@ def _of_validated(split: Split, config: TrainConfig) -> Split:
     return Split(split.train.of_rows(users), held_out[users], split.test[users])
 
 
-def _pooled_vectors(model: PairwiseRanker) -> set[str]:
-    """The names of the tables of users' vectors that are pooled from items."""
-    parts = model.named_modules()
-    return {f"{name}.weight" for name, part in parts if isinstance(part, PooledUsers)}
-
-
-def _set_parameters(model: PairwiseRanker, state: dict[str, Tensor]) -> None:
-    """Sets all of a model but the pooled vectors of its users, which no file has."""
-    own = model.state_dict()
-    model.load_state_dict(state | {name: own[name] for name in _pooled_vectors(model)})
-
-
 def _sum_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -215,11 +207,8 @@ def phase_folder(parent: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def save_result(folder: Path, model: PairwiseRanker, history: History) -> None:
-    """Writes a trained model, and the outcome as the last file."""
-    pooled = _pooled_vectors(model)
-    state = {name: value for name, value in model.state_dict().items() if name not in pooled}
-    save_file(_on_cpu(state), folder / RESULT)
+def save_outcome(folder: Path, history: History) -> None:
+    """Writes the outcome of a phase whose ``RESULT`` is written."""
     _write_outcome(folder, {"history": vars(history)})
 
 
@@ -241,17 +230,15 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
         return None
     if "failed" in outcome:
         raise TrainingError(outcome["failed"])
-    _set_parameters(model, load_file(folder / RESULT))
+    own = model.state_dict()
+    pooled = {name: own[name] for name in pooled_tables(model)}
+    model.load_state_dict(map_tensors(folder / RESULT) | pooled)
     model.eval()
     return History(**outcome["history"])
 
 
 def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
     atomic_write(folder / OUTCOME, json.dumps(outcome).encode(), replace=True)
-
-
-def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
 
 
 def carry_out(

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from ncr_core.errors import NcrError
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
-from ncr_core.training.phase_files import PhaseOrder, save_failure, save_result
+from ncr_core.training.phase_files import RESULT, PhaseOrder, save_failure, save_outcome
 from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
 from ncr_core.training.trainer import OnProgress, Progress, train_loop
 
@@ -63,7 +63,9 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             device = torch.device("cuda", local_rank)
             config = replace(config, device=str(device))
             torch.cuda.set_device(config.torch_device())
-        torch.manual_seed(config.seed + rank)  # dropout is drawn by each rank for its own rows
+        # Each rank draws the dropout of its own users, and with sharded tables that of all users.
+        torch.manual_seed(config.seed + (rank if tables == "replicated" else 0))
+        ranks = ShardedTables(folder) if tables == "sharded" else DataParallelRanks(order.part)
         history = train_loop(
             order.model,
             order.split,
@@ -71,15 +73,16 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             order.phase,
             on_progress,
             order.later_phases,
-            ShardedTables() if tables == "sharded" else DataParallelRanks(order.part),
+            ranks,
             EpochCheckpoints(folder),
         )
     except NcrError as error:
         if rank == 0:
             save_failure(folder, str(error))
         raise
+    ranks.write(order.model, folder / RESULT)
     if rank == 0:
-        save_result(folder, order.model, history)
+        save_outcome(folder, history)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
@@ -21,11 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ncr_core.checkpoint import is_finite, model_of
 from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
-from ncr_core.models.base import PairwiseRanker
-from ncr_core.models.lookups import is_sharded
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.models.lookups import first_row, is_sharded
+from ncr_core.models.user_embeddings import pooled_tables
+from ncr_core.tensor_files import TensorLayout, map_tensors, write_tensors
 from ncr_core.training.batches import WHOLE, Share, TrainingPart
 
 Count = Callable[[], Tensor | float]
@@ -50,8 +54,9 @@ class Ranks:
         """The interactions that this rank makes its batches of."""
         return split.train
 
-    def prepare(self, model: PairwiseRanker) -> None:
-        """Copies the model of rank 0 to every rank, before the optimiser of the model is built."""
+    def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
+        """Moves the model to the device, the same model on every rank, before its optimiser."""
+        model.to(device)
 
     def part(self, mean: Tensor, count: Count) -> Tensor:
         """A mean over this rank's rows → its part of the mean over all rows; the parts add up."""
@@ -68,13 +73,28 @@ class Ranks:
         """The values of rank 0, on every rank."""
         return values
 
+    def all_finite(self, model: PairwiseRanker) -> bool:
+        """Whether all parameters of all ranks are finite; the same on every rank."""
+        return _finite(model)
+
     def whole(self, model: PairwiseRanker) -> PairwiseRanker | None:
-        """The model with whole tables, to measure and to write it; None on all ranks but 0."""
+        """The model with whole tables, to measure it; None on all ranks but 0."""
         return model
 
-    def finish(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
-        """Leaves the model of rank 0 with these parameters and whole tables."""
+    def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
+        """A copy of the parameters that this rank keeps of an epoch; see `restore`."""
+        return copy.deepcopy(model.state_dict())
+
+    def restore(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
+        """Sets the model to a copy of its parameters."""
         model.load_state_dict(state)
+
+    def write(self, model: PairwiseRanker, path: Path) -> None:
+        """Writes the whole tables into a file, without vectors that are pooled from items.
+
+        Every rank has to call this method. Raises OSError.
+        """
+        write_tensors(path, without_pooled(model))
 
 
 ONE_RANK = Ranks()
@@ -87,18 +107,18 @@ class _Group(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._device = torch.device("cpu")
 
-    def prepare(self, model: PairwiseRanker) -> None:
-        """Sends the model of rank 0 to the others."""
-        self._device = model.device
-        for value in model.state_dict().values():
-            dist.broadcast(value, src=0)
-
     def agreed(self, values: list[float]) -> list[float]:
         """The values of rank 0, on every rank."""
         shared = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.broadcast(shared, src=0)
         agreed: list[float] = shared.tolist()
         return agreed
+
+    def all_finite(self, model: PairwiseRanker) -> bool:
+        """Whether all parameters of all ranks are finite; the same on every rank."""
+        finite = torch.tensor(float(_finite(model)), device=self._device)
+        dist.all_reduce(finite, dist.ReduceOp.MIN)
+        return bool(finite)
 
 
 class DataParallelRanks(_Group):
@@ -113,6 +133,15 @@ class DataParallelRanks(_Group):
         self._part = part
         self.share = Share(self.rank, self.size) if part is None else part.share
         self.sparse_gradients = not torch.cuda.is_available()
+
+    def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
+        """Gives each rank the model of rank 0, in memory of its own."""
+        self._device = device
+        model.to(device)
+        for parameter in model.parameters():  # they may be a file mapped into memory
+            parameter.data = parameter.data.clone()
+        for value in model.state_dict().values():
+            dist.broadcast(value, src=0)
 
     def learned(self, split: Split) -> Interactions:
         """The interactions of this rank's users, or all of them."""
@@ -152,10 +181,19 @@ class DataParallelRanks(_Group):
         """The model itself, on rank 0."""
         return model if self.is_first else None
 
-    def finish(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
+    def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
+        """A copy of the parameters on rank 0; the other ranks keep none."""
+        return super().copied(model) if self.is_first else {}
+
+    def restore(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
         """Sets the model of rank 0; the models of the other ranks stay as they are."""
         if self.is_first:
-            model.load_state_dict(state)
+            super().restore(model, state)
+
+    def write(self, model: PairwiseRanker, path: Path) -> None:
+        """Writes the model of rank 0."""
+        if self.is_first:
+            super().write(model, path)
 
 
 def _sum_of_rows(table: Tensor) -> Tensor:
@@ -189,57 +227,127 @@ def _sum_of_rows(table: Tensor) -> Tensor:
 class ShardedTables(_Group):
     """Ranks with some rows of every embedding table each, and their gradients and moments.
 
-    The tables are the DTensors that torch's ``RowwiseParallel`` makes. Every rank has all other
-    parameters and the whole batch, so the gradients need no sum.
+    The tables are DTensors with the rows that torch's ``RowwiseParallel`` gives each rank. Every
+    rank has all other parameters and the whole batch, so the gradients need no sum. No rank has
+    a whole table in memory of its own: the ranks write one file together, and rank 0 measures
+    the model on this file, mapped into memory.
     """
 
     sparse_gradients = False
 
-    def prepare(self, model: PairwiseRanker) -> None:
-        """Replaces the tables of the model by sharded tables.
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is a folder of the ranks for files of whole tables."""
+        super().__init__()
+        self._folder = folder
+        self._measured = 0
+
+    def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
+        """Replaces the tables of the model by sharded tables; the ranks have equal models.
 
         Raises ConfigError if the model is neither an NBPR nor a DNCR.
         """
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Replicate
-        from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+        from torch.distributed.tensor import DTensor, Shard
 
-        super().prepare(model)
         if model.config.kind not in ("nbpr", "dncr"):
             raise ConfigError(
                 f"tables sharded by rows are for nbpr and dncr, not {model.config.kind}"
             )
-        # A copy of rank 0's alone keeps whole tables, without gradients.
-        self._whole = copy.deepcopy(model).requires_grad_(False) if self.is_first else None
-        mesh = init_device_mesh(model.device.type, (self.size,))
-        tables = [name for name, part in model.named_modules() if isinstance(part, nn.Embedding)]
-        parallelize_module(
-            model,
-            mesh,
-            {name: RowwiseParallel(input_layouts=Replicate()) for name in tables},
-        )
+        self._device = device
+        mesh = init_device_mesh(device.type, (self.size,))
+        for part in model.modules():
+            if isinstance(part, nn.Embedding):
+                table = part.weight.detach()
+                first, end = (
+                    first_row(len(table), rank, self.size) for rank in (self.rank, self.rank + 1)
+                )
+                own = table[first:end]
+                shard = DTensor.from_local(
+                    own.to(device, copy=True),
+                    mesh,
+                    [Shard(0)],
+                    run_check=False,
+                    shape=table.shape,
+                    stride=table.stride(),
+                )
+                part.weight = nn.Parameter(shard, requires_grad=part.weight.requires_grad)
+        model.to(device)
+        for parameter in model.parameters():
+            if not is_sharded(parameter):
+                parameter.data = parameter.data.clone()
 
     def whole(self, model: PairwiseRanker) -> PairwiseRanker | None:
-        """A copy with whole tables, on rank 0; every rank has to call it."""
-        parts: dict[str, Any] = model.state_dict()
-        state = {
-            name: value.full_tensor() if is_sharded(value) else value
-            for name, value in parts.items()
-        }
-        if self._whole is not None:
-            self._whole.load_state_dict(state)
-        return self._whole
+        """A model on the CPU whose tables are a file mapped into memory, on rank 0.
 
-    def finish(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
-        """Gives the model of rank 0 whole tables again; the others keep their rows."""
-        parameters: list[tuple[str, Any]] = list(model.named_parameters())
-        for name, parameter in parameters:
-            if is_sharded(parameter):
-                owner, _, own = name.rpartition(".")
-                whole = nn.Parameter(state[name]) if self.is_first else parameter.to_local()
-                model.get_submodule(owner).register_parameter(own, nn.Parameter(whole.detach()))
+        Every rank has to call this method. Raises OSError.
+        """
+        path = self._folder / f"whole-{self._measured}.safetensors"
+        self._measured += 1
+        self.write(model, path)
+        if not self.is_first:
+            return None
+        whole = mapped_model(path, model.config, model.n_users, model.n_items)
+        path.unlink()  # its content stays mapped
+        return whole.requires_grad_(False)
+
+    def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
+        """A copy of the rows and the other parameters of this rank."""
+        state = without_pooled(model)
+        return {name: value.detach().clone() for name, value in state.items()}
+
+    def restore(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
+        """Sets the rows and the other parameters of this rank."""
+        model.load_state_dict(state, strict=False)  # without pooled vectors
+
+    def write(self, model: PairwiseRanker, path: Path) -> None:
+        """Writes the rows of each rank into one file."""
+        state: dict[str, Any] = without_pooled(model)
+        layout = TensorLayout.of(state)
         if self.is_first:
-            model.load_state_dict(state)
+            with path.open("wb") as file:
+                layout.begin(file)
+        self._wait()
+        with path.open("r+b") as file:
+            for name, value in state.items():
+                if is_sharded(value):
+                    first = first_row(len(value), self.rank, self.size)
+                    layout.write(file, name, value.to_local(), first)
+                elif self.is_first:
+                    layout.write(file, name, value)
+            file.flush()
+            os.fsync(file.fileno())  # for the other machines of a network's file system
+        self._wait()
+
+    def _wait(self) -> None:
+        """Returns once every rank has called it."""
+        together = torch.zeros((), device=self._device)
+        dist.all_reduce(together)
+        together.item()
+
+
+def without_pooled(model: PairwiseRanker) -> dict[str, Tensor]:
+    """The state of a model without the vectors of users that are pooled from items."""
+    pooled = pooled_tables(model)
+    return {name: value for name, value in model.state_dict().items() if name not in pooled}
+
+
+def mapped_model(path: Path, config: ModelConfig, n_users: int, n_items: int) -> PairwiseRanker:
+    """A model whose parameters are a file of `Ranks.write`, mapped into memory.
+
+    Pooled vectors are zeros. Raises CheckpointError if the file is missing or damaged, and
+    RuntimeError if it does not fit.
+    """
+    with torch.device("meta"):
+        like = build_model(config, n_users, n_items)
+    shapes = like.state_dict()
+    pooled = {name: torch.zeros(shapes[name].shape) for name in pooled_tables(like)}
+    return model_of(config, n_users, n_items, map_tensors(path) | pooled)
+
+
+def _finite(model: PairwiseRanker) -> bool:
+    """Whether every parameter is finite; of a sharded table, this rank's rows."""
+    parameters: list[Any] = list(model.parameters())
+    return all(is_finite(p.to_local() if is_sharded(p) else p) for p in parameters)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -34,7 +33,7 @@ from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Shar
 from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES
-from ncr_core.training.ranks import ONE_RANK, Count, Ranks
+from ncr_core.training.ranks import ONE_RANK, Count, Ranks, without_pooled
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
 MIN_GPU_SPARSE_RATIO = 400  # a GPU goes through a whole table in the time of a few small steps
@@ -237,8 +236,7 @@ def train_loop(
             far.
     """
     device = config.torch_device()
-    model.to(device)
-    ranks.prepare(model)
+    ranks.prepare(model, device)
     batches = make_batches(model, ranks.learned(split), config, device, ranks.share)
     total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
     optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
@@ -247,14 +245,13 @@ def train_loop(
     validation = _ValidationFigures(split, config, ranks)
     history = History(phase.name)
     best = -1.0
-    whole = ranks.whole(model)
     stored = None if checkpoints is None else checkpoints.latest(ranks)
     if stored is None and (config.start != "random" or phase.epochs == 0):
-        start = validation(whole)
+        start = validation(model)
         if start is not None:
             history.start = [*start]
             best = start[0] if config.stopping == "validation" else best
-    best_state = {} if whole is None else copy.deepcopy(whole.state_dict())
+    best_state = ranks.copied(model)
     if checkpoints is not None and stored is not None:
         tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
         values = checkpoints.load(stored, tensors, ranks)
@@ -267,10 +264,8 @@ def train_loop(
         epoch += 1
         started = time.perf_counter()
         mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks, captured)
-        whole = ranks.whole(model)
-        finite = math.isfinite(mean_loss) and (whole is None or _finite(whole))
-        if not all(ranks.agreed([float(finite)])):
-            ranks.finish(model, best_state)
+        if not (ranks.all_finite(model) and math.isfinite(mean_loss)):
+            ranks.restore(model, best_state)
             diverged = "a parameter" if math.isfinite(mean_loss) else "the loss"
             value = math.inf if math.isfinite(mean_loss) else mean_loss
             raise TrainingError(
@@ -278,7 +273,7 @@ def train_loop(
                 f"rate {phase.learning_rate:g}: try a smaller rate or smaller l2",
                 *((model, history) if history.best_epoch else ()),
             )
-        measured = validation(whole)
+        measured = validation(model)
         history.loss.append(mean_loss)
         if measured is not None:
             history.ndcg.append(measured[0])
@@ -286,7 +281,8 @@ def train_loop(
         history.seconds.append(time.perf_counter() - started)
         if measured is None or measured[0] > best or config.stopping == "paper":
             best, history.best_epoch = measured[0] if measured else best, epoch
-            best_state = {} if whole is None else copy.deepcopy(whole.state_dict())
+            best_state.clear()  # two copies at once would be the most that a rank holds
+            best_state = ranks.copied(model)
         if checkpoints is not None:
             tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
             values = {
@@ -300,7 +296,7 @@ def train_loop(
             eta = (left + later_phases) * sum(history.seconds) / epoch
             ndcg = measured[0] if measured else None
             on_progress(Progress(phase.name, epoch, phase.epochs, mean_loss, ndcg, eta))
-    ranks.finish(model, best_state)
+    ranks.restore(model, best_state)
     model.eval()
     return history
 
@@ -313,7 +309,7 @@ def _stored_tensors(
     ranks: Ranks,
 ) -> dict[str, Tensor]:
     """All tensors that a training needs to continue as if it had not been interrupted."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors = {f"model.{name}": value for name, value in without_pooled(model).items()}
     tensors |= {f"best.{name}": value for name, value in best_state.items()}
     tensors |= {f"optimizer.{name}": value for name, value in optimizer.tensors().items()}
     tensors[f"random.{ranks.rank}"] = torch.get_rng_state()
@@ -345,12 +341,15 @@ class _ValidationFigures:
         if self._validated and ranks.is_first:
             self._measure = _validation(split, config)
 
-    def __call__(self, whole: PairwiseRanker | None) -> tuple[float, float] | None:
+    def __call__(self, model: PairwiseRanker) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on every rank, or None if there are no validation items.
 
-        The call recomputes the vectors of pooled users. Only rank 0 has the model.
+        The call recomputes the vectors of pooled users. Every rank has to call it.
         """
+        if not self._validated and self._ranks.size > 1:
+            return None  # of several ranks, nobody reads these vectors
         figures = [0.0, 0.0]
+        whole = self._ranks.whole(model)
         if whole is not None:
             remember(whole, self._train)
             if self._measure is not None:
@@ -379,16 +378,11 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
     optimizer = Adam(model, config, config.fine_tune_rate, None)
     for _ in range(epochs):
         loss = train_epoch(model, batches, batches.n_items, config, optimizer)
-        if not (math.isfinite(loss) and _finite(model)):
+        if not (math.isfinite(loss) and ONE_RANK.all_finite(model)):
             diverged = "a parameter" if math.isfinite(loss) else "the loss"
             raise TrainingError(f"{diverged} became infinite while the held-out items were learned")
     remember(model, interactions)
     model.eval()
-
-
-def _finite(model: PairwiseRanker) -> bool:
-    """Whether every parameter is finite: the loss does not show the last step of an epoch."""
-    return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:

@@ -89,6 +89,8 @@ CASES = {
         "DNCR", "sharded", optimizer="dense", batch_size=16, negatives=1, epochs=1
     ),
     "NBPR history sharded": _case("NBPR history", "sharded", optimizer="dense"),
+    "NBPR history sharded, dropout": _case("NBPR history", "sharded", dropout=0.3),
+    "next-item sharded": _case("next-item-nbpr", "sharded", stopping="validation"),
 }
 
 
@@ -175,6 +177,7 @@ def trained(
     try:
         for name, case in CASES.items():
             part, alone = _split_of(case, split, told), copy.deepcopy(starts[name])
+            torch.manual_seed(case.recipe.training.seed)  # of dropout
             history = train_loop(alone, part, case.recipe.training, _phase(case.recipe))
             results[name] = (alone, history)
     finally:
@@ -225,6 +228,8 @@ def test_sharded_tables_learn_the_same_bits(
     assert _difference(each.alone, each.by_ranks) == 0.0
     assert each.ranks_history.loss == each.history.loss
     assert each.ranks_history.ndcg == each.history.ndcg
+    assert each.ranks_history.best_epoch == each.history.best_epoch
+    assert not list((trained[1] / name).glob("whole-*"))
 
 
 @pytest.mark.slow
@@ -451,12 +456,14 @@ def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tables", ["replicated", "sharded"])
 def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
-    split: Split, tmp_path: Path
+    tables: Tables, split: Split, tmp_path: Path
 ) -> None:
-    split = split.with_validation_in_train()  # all epochs are run, and the last is kept
+    if tables == "replicated":
+        split = split.with_validation_in_train()  # all epochs are run, and the last is kept
     each = _case("NBPR history", epochs=4, dropout=0.3, stopping="validation").recipe
-    phases = TorchrunPhases(RANKS, "replicated", tmp_path / "ranks")
+    phases = TorchrunPhases(RANKS, tables, tmp_path / "ranks")
     models = [start_model(each.model, each.training, split) for _ in range(2)]
     epochs: list[int] = []
     killed: list[int] = []

@@ -1,0 +1,107 @@
+"""The memory of ranks whose embedding tables are replicated, or sharded by rows.
+
+    python -m benchmarks.rank_tables [SCRATCH [ITEMS [FACTORS]]]
+
+The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
+with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
+of one epoch with dense Adam and the validation by the whole catalogue, by the engine `torchrun`
+with ranks of a thread each. Rank 0 validates, and holds the table of items in float64 and float32
+for it. SCRATCH is a folder with room for 15 times the tables.
+
+own MiB     the most memory of the largest rank that no file backs, sampled 20 times a second
+            (Linux); mapped files of the tables are not in it, as the system can reclaim them
+start MiB   the process that starts the ranks, which holds the whole model
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import publish, run_command
+from ncr_core.data import Interactions, leave_latest_out
+
+USERS, INTERACTIONS = 2_000, 20_000
+COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
+MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4))
+
+
+def main(scratch: Path = Path("var"), items: int = 2_000_000, factors: int = 64) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows = []
+    mib = 2 * items * factors * 4 / 2**20
+    for tables, ranks in MODES:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            arguments = [folder, tables, str(ranks), str(items), str(factors)]
+            command = [sys.executable, "-m", "benchmarks.rank_tables", "train", *arguments]
+            threads = os.environ | {"OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True)
+            of_rank = of_start = 0
+            while process.poll() is None:
+                of_rank = max(of_rank, rank_bytes(process.pid))
+                of_start = max(of_start, own_bytes(process.pid))
+                time.sleep(0.05)
+            if process.returncode:
+                sys.exit(f"failed: {' '.join(command)}")
+            assert process.stdout is not None
+            found: list[Any] = json.loads(process.stdout.read().splitlines()[-1])
+        rows.append([tables, ranks, of_rank / 2**20, of_start / 2**20, *found])
+        publish("tables", COLUMNS, rows, items=items, factors=factors, parameters_mib=mib)
+
+
+def rank_bytes(pid: int) -> int:
+    """The memory of its own of the largest rank below a process, in bytes."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has just ended
+        return 0
+    own = own_bytes(pid) if is_rank else 0
+    return max([own, *(rank_bytes(int(child)) for child in children)])
+
+
+def own_bytes(pid: int) -> int:
+    """The memory of a process that no file backs, in bytes; 0 once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    _, found, rest = status.partition("RssAnon:")
+    return 1024 * int(rest.split()[0]) if found else 0
+
+
+def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> None:
+    """Trains with so many ranks; prints figures."""
+    from ncr_core.models import ModelConfig
+    from ncr_core.training import TrainConfig, train_model
+    from ncr_core.training.torchrun import TorchrunPhases
+
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(USERS), INTERACTIONS // USERS)
+    data = Interactions.from_arrays(
+        users,
+        rng.integers(items, size=len(users)),
+        user_ids=[f"u{n}" for n in range(USERS)],
+        item_ids=[f"i{n}" for n in range(items)],
+        times=np.arange(len(users), dtype=np.float64),
+    )
+    config = TrainConfig(
+        shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
+    )
+    model = ModelConfig(kind="nbpr", factors=factors, users="history")
+    phases = TorchrunPhases(ranks, "sharded" if tables == "sharded" else "replicated", folder)
+    split = leave_latest_out(data)
+    history = train_model(model, config, split, shrink=False, run_phase=phases).history[0]
+    print(json.dumps([history.seconds[0]]))
+
+
+if __name__ == "__main__":
+    run_command(main, train=train)
