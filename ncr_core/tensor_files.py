@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ncr_core.errors import CheckpointError
 
-ALIGNMENT = 64  # bytes, of each tensor in the file
+ALIGNMENT = 64  # bytes, of the first tensor in the file
 BLOCK_BYTES = 2**26  # copied from a device at a time
 _TYPES = {
     torch.int64: "I64",
@@ -37,11 +37,11 @@ _TYPES = {
 class TensorLayout:
     """The places of tensors in a file, which follow from their names, types and shapes alone.
 
-    Processes that know the same shapes can therefore write one file without a word to each other.
+    Several processes that know the shapes can therefore write parts of one file.
     """
 
     def __init__(self, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
-        """The layout of tensors of these types and shapes. Raises KeyError for any other type."""
+        """The layout of tensors of these types and shapes. Raises ValueError for other types."""
         header: dict[str, Any] = {}
         order = list(_TYPES)
         starts, end = {}, 0
@@ -77,7 +77,7 @@ class TensorLayout:
 
         Raises OSError.
         """
-        values = rows.detach().reshape(-1)
+        values = rows.detach().contiguous().reshape(-1)
         row_bytes = rows.element_size() * math.prod(rows.shape[1:])
         file.seek(len(self._header) + self._starts[name] + first * row_bytes)
         for block in torch.split(values, BLOCK_BYTES // rows.element_size()):
@@ -86,7 +86,10 @@ class TensorLayout:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a file of whole tensors, without a copy of them in memory. Raises OSError."""
+    """Writes a file of whole tensors, and copies those alone that are not contiguous.
+
+    Raises OSError.
+    """
     layout = TensorLayout.of(tensors)
     with path.open("wb") as file:
         layout.begin(file)

@@ -23,7 +23,6 @@ from ncr_core.atomic_files import atomic_write
 from ncr_core.data.interactions import Interactions, UserFeedback
 from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
-from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
 from ncr_core.models.user_embeddings import pooled_tables
@@ -31,7 +30,7 @@ from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import Share, TrainingPart, draws_without_users
 from ncr_core.training.ranks import mapped_model, without_pooled
-from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, TrainingPhase, remember
+from ncr_core.training.trainer import History, TrainingPhase, of_validated, remember
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
 LENGTHS = "lengths.safetensors"
@@ -87,7 +86,7 @@ class PhaseOrder:
                 write(part_name(rank), _arrays(part.interactions))
                 lengths = part.share.lengths
             write(LENGTHS, {"lengths": lengths})
-            split = _of_validated(split, self.config)
+            split = of_validated(split, self.config)
         write(SPLIT, _arrays(split.train) | {"validation": split.validation, "test": split.test})
         write_tensors(folder / MODEL, without_pooled(self.model))
         sums[MODEL] = _sum_of(folder / MODEL)
@@ -176,16 +175,6 @@ def _interactions(tensors: dict[str, Tensor], n_items: int) -> Interactions:
     return Interactions(indptr, arrays["items"], users, items, weights, feedback)
 
 
-def _of_validated(split: Split, config: TrainConfig) -> Split:
-    """The split of the users alone whose validation items choose the epoch; at least one user."""
-    held_out = split.validation
-    if config.validation == "full":
-        held_out = of_random_users(held_out, FULL_VALIDATION_USERS)
-    users = np.flatnonzero(held_out >= 0)
-    users = users if len(users) else np.zeros(1, np.int64)
-    return Split(split.train.of_rows(users), held_out[users], split.test[users])
-
-
 def _sum_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -205,6 +194,11 @@ def phase_folder(parent: Path) -> Iterator[Path]:
                 shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=PHASE_PREFIX, dir=parent) as name:
         yield Path(name)
+
+
+def remove_outcome(folder: Path) -> None:
+    """Removes the outcome of ranks that were lost after they had written it."""
+    (folder / OUTCOME).unlink(missing_ok=True)
 
 
 def save_outcome(folder: Path, history: History) -> None:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
@@ -22,12 +23,22 @@ import torch.distributed as dist
 
 from ncr_core.errors import NcrError
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
-from ncr_core.training.phase_files import RESULT, PhaseOrder, save_failure, save_outcome
+from ncr_core.training.phase_files import (
+    RESULT,
+    PhaseOrder,
+    remove_outcome,
+    save_failure,
+    save_outcome,
+)
 from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
 from ncr_core.training.trainer import OnProgress, Progress, train_loop
 
 Tables = Literal["replicated", "sharded"]
 """Whether each rank has whole tables and a share of the users, or some rows of every table."""
+
+
+WAIT_SECONDS = 10_800
+"""How long a rank waits for another: the others wait while rank 0 measures an epoch."""
 
 
 def backend() -> str:
@@ -49,6 +60,8 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             finite. Another try would fail too, so rank 0 writes the error as the outcome.
     """
     rank = dist.get_rank()
+    if rank == 0:
+        remove_outcome(folder)
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
         try:
@@ -94,7 +107,8 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting = folder / f"ranks-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]
-    dist.init_process_group(backend(), store=store, rank=rank, world_size=size)
+    wait = timedelta(seconds=WAIT_SECONDS)
+    dist.init_process_group(backend(), timeout=wait, store=store, rank=rank, world_size=size)
     local_rank = int(os.environ["LOCAL_RANK"])
     try:
         run_rank(
@@ -102,8 +116,8 @@ def main() -> None:
         )
     except NcrError:
         pass  # it is written down
-    except (MemoryError, RuntimeError) as error:
-        reason = memory_problem(error)
+    except BaseException as error:  # as are the errors of epoch checkpoints
+        reason = resource_problem(error)
         if reason is None:
             raise
         _answer(answers, {"problem": f"rank {rank} on {socket.gethostname()} {reason}"})
@@ -126,15 +140,16 @@ def end_rank() -> NoReturn:
     os._exit(0)
 
 
-def memory_problem(error: BaseException) -> str | None:
-    """The message for an error of memory; None for any other error."""
-    text = str(error)
-    of_memory = isinstance(error, MemoryError) or "out of memory" in text.lower()
-    if of_memory or "can't allocate memory" in text:
+def resource_problem(error: BaseException) -> str | None:
+    """The message for an error of memory or disk; None for any other error."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
         return (
             "has too little memory: use a machine with more memory, fewer ranks on it, "
             "NCR_TRAIN_TABLES=sharded, or fewer factors"
         )
+    if "no space left" in text or "quota exceeded" in text:
+        return "has too little disk: the folder NCR_TRAIN_FOLDER takes about 15 times the tables"
     return None
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.models.lookups import first_row, is_sharded
-from ncr_core.models.user_embeddings import pooled_tables
+from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
 from ncr_core.tensor_files import TensorLayout, map_tensors, write_tensors
 from ncr_core.training.batches import WHOLE, Share, TrainingPart
 
@@ -44,6 +44,8 @@ class Ranks:
     share: Share = WHOLE
     sparse_gradients = True
     """Whether gradients of tables may come by rows."""
+    has_whole_tables = True
+    """Whether the model of each rank has all rows of its tables."""
 
     @property
     def is_first(self) -> bool:
@@ -77,8 +79,12 @@ class Ranks:
         """Whether all parameters of all ranks are finite; the same on every rank."""
         return _finite(model)
 
-    def whole(self, model: PairwiseRanker) -> PairwiseRanker | None:
-        """The model with whole tables, to measure it; None on all ranks but 0."""
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
+        """The model with whole tables, to measure it; None on all ranks but 0.
+
+        Every rank has to call this method. ``n_users`` is the number of users that are measured,
+        if users' vectors are pooled and no rank `has_whole_tables`.
+        """
         return model
 
     def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
@@ -120,6 +126,14 @@ class _Group(Ranks):
         dist.all_reduce(finite, dist.ReduceOp.MIN)
         return bool(finite)
 
+    def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
+        """A copy of the parameters of this rank, without pooled vectors."""
+        return {name: value.detach().clone() for name, value in without_pooled(model).items()}
+
+    def restore(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
+        """Sets the parameters of this rank; pooled vectors stay as they are."""
+        model.load_state_dict(state, strict=False)
+
 
 class DataParallelRanks(_Group):
     """Ranks with replicated tables, which share out a batch's users and add up the gradients.
@@ -138,9 +152,10 @@ class DataParallelRanks(_Group):
         """Gives each rank the model of rank 0, in memory of its own."""
         self._device = device
         model.to(device)
-        for parameter in model.parameters():  # they may be a file mapped into memory
-            parameter.data = parameter.data.clone()
-        for value in model.state_dict().values():
+        if device.type == "cpu":  # the tensors are a file mapped into memory
+            for value in chain(model.parameters(), model.buffers()):
+                value.data = value.data.clone()
+        for value in without_pooled(model).values():
             dist.broadcast(value, src=0)
 
     def learned(self, split: Split) -> Interactions:
@@ -177,7 +192,7 @@ class DataParallelRanks(_Group):
         for work in waiting:
             work.wait()
 
-    def whole(self, model: PairwiseRanker) -> PairwiseRanker | None:
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
         """The model itself, on rank 0."""
         return model if self.is_first else None
 
@@ -228,12 +243,13 @@ class ShardedTables(_Group):
     """Ranks with some rows of every embedding table each, and their gradients and moments.
 
     The tables are DTensors with the rows that torch's ``RowwiseParallel`` gives each rank. Every
-    rank has all other parameters and the whole batch, so the gradients need no sum. No rank has
-    a whole table in memory of its own: the ranks write one file together, and rank 0 measures
-    the model on this file, mapped into memory.
+    rank has all other parameters and the whole batch, so the gradients need no sum. The ranks write
+    one file of whole tables together. Rank 0 maps the file into memory, and measures the model on
+    the CPU.
     """
 
     sparse_gradients = False
+    has_whole_tables = False
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is a folder of the ranks for files of whole tables."""
@@ -271,52 +287,51 @@ class ShardedTables(_Group):
                     stride=table.stride(),
                 )
                 part.weight = nn.Parameter(shard, requires_grad=part.weight.requires_grad)
+            elif isinstance(part, PooledUsers):  # a batch has histories in place of these vectors
+                part.weight = torch.zeros(0, part.weight.shape[1])
         model.to(device)
-        for parameter in model.parameters():
-            if not is_sharded(parameter):
-                parameter.data = parameter.data.clone()
+        if device.type == "cpu":  # the other parameters are a file mapped into memory
+            for parameter in model.parameters():
+                if not is_sharded(parameter):
+                    parameter.data = parameter.data.clone()
 
-    def whole(self, model: PairwiseRanker) -> PairwiseRanker | None:
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
         """A model on the CPU whose tables are a file mapped into memory, on rank 0.
 
-        Every rank has to call this method. Raises OSError.
+        Raises OSError.
         """
         path = self._folder / f"whole-{self._measured}.safetensors"
         self._measured += 1
         self.write(model, path)
         if not self.is_first:
             return None
-        whole = mapped_model(path, model.config, model.n_users, model.n_items)
+        n_users = n_users if pooled_tables(model) else model.n_users
+        whole = mapped_model(path, model.config, n_users, model.n_items)
         path.unlink()  # its content stays mapped
+        for part in whole.user_parts():
+            if isinstance(part, PooledUsers):
+                part.weight = part.weight.clone()
         return whole.requires_grad_(False)
 
-    def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
-        """A copy of the rows and the other parameters of this rank."""
-        state = without_pooled(model)
-        return {name: value.detach().clone() for name, value in state.items()}
-
-    def restore(self, model: PairwiseRanker, state: Mapping[str, Tensor]) -> None:
-        """Sets the rows and the other parameters of this rank."""
-        model.load_state_dict(state, strict=False)  # without pooled vectors
-
     def write(self, model: PairwiseRanker, path: Path) -> None:
-        """Writes the rows of each rank into one file."""
+        """Writes the rows of each rank into one file, one rank after the other.
+
+        Clients of a network's file system may lose bytes if they write a file at the same time.
+        """
         state: dict[str, Any] = without_pooled(model)
         layout = TensorLayout.of(state)
-        if self.is_first:
-            with path.open("wb") as file:
-                layout.begin(file)
-        self._wait()
-        with path.open("r+b") as file:
-            for name, value in state.items():
-                if is_sharded(value):
-                    first = first_row(len(value), self.rank, self.size)
-                    layout.write(file, name, value.to_local(), first)
-                elif self.is_first:
-                    layout.write(file, name, value)
-            file.flush()
-            os.fsync(file.fileno())  # for the other machines of a network's file system
-        self._wait()
+        for rank in range(self.size):
+            if rank == self.rank:
+                with path.open("wb" if self.is_first else "r+b") as file:
+                    if self.is_first:
+                        layout.begin(file)
+                    for name, value in state.items():
+                        if is_sharded(value):
+                            first = first_row(len(value), self.rank, self.size)
+                            layout.write(file, name, value.to_local(), first)
+                        elif self.is_first:
+                            layout.write(file, name, value)
+            self._wait()
 
     def _wait(self) -> None:
         """Returns once every rank has called it."""
@@ -334,13 +349,13 @@ def without_pooled(model: PairwiseRanker) -> dict[str, Tensor]:
 def mapped_model(path: Path, config: ModelConfig, n_users: int, n_items: int) -> PairwiseRanker:
     """A model whose parameters are a file of `Ranks.write`, mapped into memory.
 
-    Pooled vectors are zeros. Raises CheckpointError if the file is missing or damaged, and
-    RuntimeError if it does not fit.
+    Pooled vectors are zeros that take no memory. Raises CheckpointError if the file is missing or
+    damaged, and RuntimeError if it does not fit.
     """
     with torch.device("meta"):
         like = build_model(config, n_users, n_items)
     shapes = like.state_dict()
-    pooled = {name: torch.zeros(shapes[name].shape) for name in pooled_tables(like)}
+    pooled = {name: torch.zeros(()).expand(shapes[name].shape) for name in pooled_tables(like)}
     return model_of(config, n_users, n_items, map_tensors(path) | pooled)
 
 

@@ -25,7 +25,7 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.phase_files import PhaseOrder, carry_out
-from ncr_core.training.rank_process import Tables, memory_problem, run_rank
+from ncr_core.training.rank_process import WAIT_SECONDS, Tables, resource_problem, run_rank
 from ncr_core.training.torchrun import MAX_RESTARTS, check_users
 from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
 
@@ -124,7 +124,9 @@ class RayPhases:
         trainer = TorchTrainer(
             train_rank,
             train_loop_config={"folder": str(folder), "tables": self._tables},
-            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if has_gpus else "gloo"),
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout_s=WAIT_SECONDS
+            ),
             scaling_config=ScalingConfig(
                 num_workers=self._ranks, use_gpu=has_gpus, placement_strategy="SPREAD"
             ),
@@ -141,8 +143,9 @@ class RayPhases:
             trainer.fit()
         except Exception as error:  # those of Ray have no common root
             text = str(error)
-            memory = memory_problem(MemoryError()) if "memory" in text.lower() else None
-            what = f"a rank {memory}" if memory else f"at last by {type(error).__name__}"
+            of_memory = MemoryError() if "memory" in text.lower() else error
+            reason = resource_problem(of_memory)
+            what = f"a rank {reason}" if reason else f"at last by {type(error).__name__}"
             return (
                 f"the Ray cluster lost the ranks {1 + MAX_RESTARTS} times: {what}; the logs of "
                 "Ray have their output"

@@ -28,6 +28,7 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
+from ncr_core.models.user_embeddings import pooled_tables
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
@@ -242,7 +243,7 @@ def train_loop(
     optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs
     # are run and the last is kept.
-    validation = _ValidationFigures(split, config, ranks)
+    validation = _ValidationFigures(model, split, config, ranks)
     history = History(phase.name)
     best = -1.0
     stored = None if checkpoints is None else checkpoints.latest(ranks)
@@ -257,13 +258,15 @@ def train_loop(
         values = checkpoints.load(stored, tensors, ranks)
         history, best = History(**values["history"]), values["best"]
         optimizer.go_to(values["optimizer"])
-        _set_generators(batches, tensors, ranks, model.device)
+        _set_generators(batches, tensors, ranks, device)
+        del tensors  # they have the best epoch
     captured = CapturedGradients(model) if ranks.size == 1 else None
     epoch = len(history.loss)
     while epoch < phase.epochs and not (epoch and _should_stop(history, config)):
         epoch += 1
         started = time.perf_counter()
-        mean_loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks, captured)
+        loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks, captured)
+        (mean_loss,) = ranks.agreed([loss])
         if not (ranks.all_finite(model) and math.isfinite(mean_loss)):
             ranks.restore(model, best_state)
             diverged = "a parameter" if math.isfinite(mean_loss) else "the loss"
@@ -284,13 +287,14 @@ def train_loop(
             best_state.clear()  # two copies at once would be the most that a rank holds
             best_state = ranks.copied(model)
         if checkpoints is not None:
-            tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
             values = {
                 "history": vars(history),
                 "best": best,
                 "optimizer": optimizer.position(),
             }
-            checkpoints.save(epoch, tensors, values, ranks)
+            stored_tensors = _stored_tensors(model, best_state, optimizer, batches, ranks)
+            checkpoints.save(epoch, stored_tensors, values, ranks)
+            del stored_tensors
         if on_progress is not None and ranks.is_first:
             left = phase.epochs - epoch
             eta = (left + later_phases) * sum(history.seconds) / epoch
@@ -333,7 +337,11 @@ def _set_generators(
 class _ValidationFigures:
     """The figures of a model in training on the validation items, measured by rank 0."""
 
-    def __init__(self, split: Split, config: TrainConfig, ranks: Ranks) -> None:
+    def __init__(
+        self, model: PairwiseRanker, split: Split, config: TrainConfig, ranks: Ranks
+    ) -> None:
+        if not ranks.has_whole_tables and pooled_tables(model):
+            split = of_validated(split, config)
         self._train = split.train
         self._ranks = ranks
         self._validated = bool((split.validation >= 0).any())
@@ -349,7 +357,7 @@ class _ValidationFigures:
         if not self._validated and self._ranks.size > 1:
             return None  # of several ranks, nobody reads these vectors
         figures = [0.0, 0.0]
-        whole = self._ranks.whole(model)
+        whole = self._ranks.whole(model, self._train.n_users)
         if whole is not None:
             remember(whole, self._train)
             if self._measure is not None:
@@ -526,6 +534,16 @@ def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker],
         return Metrics(hit_ratio(ranks, K), ndcg(ranks, K), len(ranks), split.train.n_items)
 
     return measure
+
+
+def of_validated(split: Split, config: TrainConfig) -> Split:
+    """The split of the users alone whose validation items choose the epoch; at least one user."""
+    held_out = split.validation
+    if config.validation == "full":
+        held_out = of_random_users(held_out, FULL_VALIDATION_USERS)
+    users = np.flatnonzero(held_out >= 0)
+    users = users if len(users) else np.zeros(1, np.int64)
+    return Split(split.train.of_rows(users), held_out[users], split.test[users])
 
 
 def validation_ranks(

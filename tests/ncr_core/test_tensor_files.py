@@ -65,8 +65,11 @@ def test_rows_written_in_any_order_are_the_whole(
 
 def test_columns_of_a_tensor_are_written_as_they_look(tmp_path: Path) -> None:
     table = torch.arange(12.0).reshape(3, 4)
-    write_tensors(tmp_path / "file", {"columns": table[:, 1:3], "transposed": table.T})
+    views = {"columns": table[:, 1:3], "transposed": table.T, "column": table[:, 1]}
+    write_tensors(tmp_path / "file", views | {"expanded": torch.ones(()).expand(3)})
     found = map_tensors(tmp_path / "file")
+    assert found["column"].tolist() == [1, 5, 9]
+    assert found["expanded"].tolist() == [1, 1, 1]
     assert found["columns"].tolist() == [[1, 2], [5, 6], [9, 10]]
     assert torch.equal(found["transposed"], table.T)
 
