@@ -1,7 +1,8 @@
 """Checkpoints of a training after each epoch, from which its ranks resume after a loss.
 
 `torch.distributed.checkpoint` gives their format: each rank writes its part. The model to serve is
-written at the end alone, in the format of `ncr_core.checkpoint`.
+written at the end alone, in the format of `ncr_core.checkpoint`. Only ranks import torch's module,
+which takes most of a second.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from ncr_core.atomic_files import atomic_write
 from ncr_core.training.ranks import Ranks
@@ -53,6 +52,8 @@ class EpochCheckpoints:
             values: the values of rank 0, for JSON.
             ranks: the ranks of the training.
         """
+        from torch.distributed.checkpoint.state_dict_saver import save
+
         folder = self._folder / f"epoch-{epoch}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that one process writes alone
@@ -63,6 +64,8 @@ class EpochCheckpoints:
 
     def load(self, epoch: int, tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Any]:
         """Reads an epoch into these tensors, in place, and returns its values."""
+        from torch.distributed.checkpoint.state_dict_loader import load
+
         folder = self._folder / f"epoch-{epoch}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
