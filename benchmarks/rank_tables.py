@@ -4,7 +4,7 @@
 
 The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
 with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
-of two epochs with dense Adam and the validation by the whole catalogue, by the engine `torchrun`
+of one epoch with dense Adam and the validation by the whole catalogue, by the engine `torchrun`
 with ranks of a thread each. Rank 0 validates, and holds the table of items in float64 and float32
 for it. SCRATCH is a folder with room for 15 times the tables.
 
@@ -94,13 +94,13 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
         times=np.arange(len(users), dtype=np.float64),
     )
     config = TrainConfig(
-        shared_negatives=512, loss="listwise", epochs=2, optimizer="dense", validation="full"
+        shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
     )
     model = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunPhases(ranks, "sharded" if tables == "sharded" else "replicated", folder)
     split = leave_latest_out(data)
     history = train_model(model, config, split, shrink=False, run_phase=phases).history[0]
-    print(json.dumps([min(history.seconds)]))
+    print(json.dumps([history.seconds[0]]))
 
 
 if __name__ == "__main__":

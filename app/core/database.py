@@ -82,7 +82,11 @@ class Database:
         if self.dialect == "sqlite":
             assert self.url.database  # noqa: S101 - the settings refuse a database in memory
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            options["connect_args"] = {"isolation_level": None, "timeout": BUSY_SECONDS}
+            options["connect_args"] = {
+                "isolation_level": None,
+                "timeout": BUSY_SECONDS,
+                "factory": _Connection,
+            }
         else:
             options["pool_pre_ping"] = True
             # A server that is cut off without a word is given up within seconds.
@@ -335,6 +339,20 @@ def log_pages(database: Path) -> int:
             return bisect_left(range(frames), True, key=is_old)
     except FileNotFoundError:
         return 0
+
+
+class _Connection(sqlite3.Connection):
+    """A connection to SQLite that holds no lock once it is closed.
+
+    SQLite keeps a closed connection while one of its statements has rows left, and with it the lock
+    of the transaction. A task that is cancelled leaves such a statement to the garbage collector.
+    """
+
+    def close(self) -> None:
+        if self.in_transaction:
+            with suppress(sqlite3.Error):
+                self.rollback()
+        super().close()
 
 
 def checkpoint(database: Path, busy_seconds: float) -> bool:

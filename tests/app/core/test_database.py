@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -93,6 +95,34 @@ async def test_cancellation_rolls_back_and_frees_the_writer(database: Database) 
         await task
     async with asyncio.timeout(5), database.write() as conn:
         assert await next_values(conn, EVENT_SEQ) == 1
+
+
+@ON_SQLITE
+async def test_a_task_cancelled_amid_its_rows_leaves_no_lock(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next writer does not wait for a collection of garbage."""
+    monkeypatch.setattr(database_module, "BUSY_SECONDS", 0.5)
+    other, moments = Database(str(database.url)), random.Random(0)
+
+    async def write() -> None:
+        while True:
+            async with other.write() as conn:
+                await conn.execute(counters.update().values(value=1).returning(counters.c.value))
+                await conn.execute(sa.select(counters))
+
+    gc.disable()
+    try:
+        for _ in range(150):
+            task = asyncio.create_task(write())
+            await asyncio.sleep(0.005 * moments.random())
+            task.cancel()
+            await asyncio.wait([task])
+            async with other.write() as conn:
+                await conn.execute(counters.update().values(value=2))
+    finally:
+        gc.enable()
+        await other.close()
 
 
 async def test_next_values_of_0_take_no_number(database: Database) -> None:
