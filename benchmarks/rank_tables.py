@@ -16,17 +16,14 @@ start MiB   the process that starts the ranks, which holds the whole model
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import publish, run_command
+from benchmarks.scale import of_ranks, watched
 from ncr_core.data import Interactions, leave_latest_out
 
 USERS, INTERACTIONS = 2_000, 20_000
@@ -42,39 +39,14 @@ def main(scratch: Path = Path("var"), items: int = 2_000_000, factors: int = 64)
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             arguments = [folder, tables, str(ranks), str(items), str(factors)]
             command = [sys.executable, "-m", "benchmarks.rank_tables", "train", *arguments]
-            threads = os.environ | {"OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True)
-            of_rank = of_start = 0
-            while process.poll() is None:
-                of_rank = max(of_rank, rank_bytes(process.pid))
-                of_start = max(of_start, own_bytes(process.pid))
-                time.sleep(0.05)
-            if process.returncode:
-                sys.exit(f"failed: {' '.join(command)}")
-            assert process.stdout is not None
-            found: list[Any] = json.loads(process.stdout.read().splitlines()[-1])
-        rows.append([tables, ranks, of_rank / 2**20, of_start / 2**20, *found])
+            found, largest = watched(command, lambda pid: of_ranks(pid, own_bytes), own_bytes)
+        rows.append([tables, ranks, *(each / 2**20 for each in largest), *found])
         publish("tables", COLUMNS, rows, items=items, factors=factors, parameters_mib=mib)
-
-
-def rank_bytes(pid: int) -> int:
-    """The memory of its own of the largest rank below a process, in bytes."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has just ended
-        return 0
-    own = own_bytes(pid) if is_rank else 0
-    return max([own, *(rank_bytes(int(child)) for child in children)])
 
 
 def own_bytes(pid: int) -> int:
     """The memory of a process that no file backs, in bytes; 0 once it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    _, found, rest = status.partition("RssAnon:")
+    _, found, rest = Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")
     return 1024 * int(rest.split()[0]) if found else 0
 
 

@@ -33,6 +33,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,32 +88,39 @@ def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float |
     tried = [*own_network, "ip", "link"]
     if not has_tools or subprocess.run(tried, capture_output=True, check=False).returncode:
         own_network = []
-    process = subprocess.Popen(
-        own_network + command,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    peak = 0
+    found, (peak,) = watched(own_network + command, lambda pid: of_ranks(pid, peak_bytes))
+    return found, peak / 2**20 if ranks else None
+
+
+def watched(command: list[str], *readings: Callable[[int], int]) -> tuple[list[Any], list[int]]:
+    """What a command prints last, and the largest of each reading of its process in bytes (Linux).
+
+    The command gets a thread, and is read 20 times a second.
+    """
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True)
+    largest = [0] * len(readings)
     while process.poll() is None:
-        peak = max(peak, rank_peak(process.pid))
+        for place, reading in enumerate(readings):
+            with suppress(OSError, IndexError):  # it has just ended
+                largest[place] = max(largest[place], reading(process.pid))
         time.sleep(0.05)
     if process.returncode:
         sys.exit(f"failed: {' '.join(command)}")
     assert process.stdout is not None
     found: list[Any] = json.loads(process.stdout.read().splitlines()[-1])
-    return found, peak / 2**20 if ranks else None
+    return found, largest
 
 
-def rank_peak(pid: int) -> int:
-    """The largest memory that a rank below a process has held so far, in bytes (Linux)."""
+def of_ranks(pid: int, reading: Callable[[int], int]) -> int:
+    """The largest reading of the ranks below a process."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        own = peak_bytes(pid) if is_rank else 0
+        own = reading(pid) if is_rank else 0
     except (OSError, IndexError):  # it has just ended
         return 0
-    return max([own, *(rank_peak(int(child)) for child in children)])
+    return max([own, *(of_ranks(int(child), reading) for child in children)])
 
 
 def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
