@@ -21,6 +21,7 @@ from ncr_core.train_config import TrainConfig
 
 MASK_CELLS = 256 * 2**20  # up to 256 MiB a boolean matrix is the fastest look-up
 MAX_ROUNDS = 64
+DRAWN_CELLS = 2**22  # negatives that a GPU draws at once: 32 MiB
 BLIND_ROUNDS = 4  # after which one draw of a hundred thousand is bad, if one of ten items is seen
 
 
@@ -484,11 +485,19 @@ class Batches:
             yield from self._whole_users()
             return
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
-        parts = torch.split(order, self.size)
-        for part, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
-            yield self._rows(
-                self._users[part], self._items[part], None, self._weights_at(part), pairs
+        shares = iter(self._preference_shares(len(self)))
+        # A GPU draws for many batches at once, because each draw waits for the device.
+        at_once = 1
+        if self._device.type != "cpu":
+            at_once = max(1, DRAWN_CELLS // (self.size * self._negatives))
+        for some in torch.split(order, self.size * at_once):
+            negatives = self._sampler.sample(self._users[some], self._negatives)
+            parts = zip(
+                torch.split(some, self.size), torch.split(negatives, self.size), strict=True
             )
+            for part, drawn in parts:
+                users, items, weights = self._users[part], self._items[part], self._weights_at(part)
+                yield self._rows(users, items, drawn, None, weights, next(shares))
 
     def _preference_shares(self, batches: int) -> Sequence[Tensor | None]:
         return [None] * batches if self._preferences is None else self._preferences.shares(batches)
@@ -535,18 +544,21 @@ class Batches:
                     users, row, items, histories, weights, pairs, pair_histories
                 )
             else:
-                yield self._rows(users[row], items, histories, weights, pairs, pair_histories)
+                negatives = self._sampler.sample(users[row], self._negatives)
+                yield self._rows(
+                    users[row], items, negatives, histories, weights, pairs, pair_histories
+                )
 
     def _rows(
         self,
         users: Tensor,
         items: Tensor,
+        negatives: Tensor,
         histories: UserHistories | None,
         weights: Tensor | None,
         pairs: Tensor | None,
         pair_histories: UserHistories | None = None,
     ) -> Rows:
-        negatives = self._sampler.sample(users, self._negatives)
         preferences = self._preference_rows(users, items, histories, weights, pairs, pair_histories)
         return Rows(users, items, negatives, histories, weights, preferences)
 

@@ -248,6 +248,34 @@ def test_a_graph_gives_the_gradients_of_single_steps(
     assert (captured._graph is not None) == HAS_GPU
 
 
+def test_an_epoch_of_batches(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each positive comes once, with items that the user has not had, by whatever is drawn at once.
+
+    A GPU draws for several batches at once, and the last draw is for fewer.
+    """
+    monkeypatch.setattr("ncr_core.training.batches.DRAWN_CELLS", 3 * 100 * 4)
+    model = build_model(
+        ModelConfig(kind="nbpr", factors=4), split.train.n_users, split.train.n_items
+    )
+    config = TrainConfig(batch_size=100, negatives=4)
+    batches = make_batches(model, split.train, config, DEVICE)
+    for _ in range(2):
+        epoch = list(batches)
+        assert [len(rows.items) for rows in epoch[:-1]] == [100] * (len(batches) - 1)
+        positives = [
+            (user, item)
+            for rows in epoch
+            for user, item in zip(rows.users.tolist(), rows.items.tolist(), strict=True)
+        ]
+        own = zip(split.train.users.tolist(), split.train.items.tolist(), strict=True)
+        assert sorted(positives) == sorted(own)
+        for rows in epoch:
+            assert isinstance(rows, Rows)
+            assert rows.negatives.shape == (len(rows.items), 4)
+            users = rows.users.cpu().numpy()[:, None].repeat(4, 1)
+            assert not split.train.contains(users, rows.negatives.cpu().numpy()).any()
+
+
 def _to(value: object, device: torch.device) -> object:
     if isinstance(value, torch.Tensor):
         return value.to(device)
