@@ -65,6 +65,15 @@ def _dncr_next_item() -> Settings:
     return {"model": {**model, "kind": "dncr"}, "training": training}
 
 
+def _two_layers() -> Settings:
+    """Twice the layers of `next-item-attention`, and as many passes as only a GPU has time for."""
+    changes: dict[str, Settings] = {
+        "model": {"attention_layers": 2},
+        "training": {"epochs": 12, "dropout": 0.2, "early_weight": 1.0},
+    }
+    return merge_sections(_of_recipe("next-item-attention")(0), changes)
+
+
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -86,6 +95,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NBPR attention": _of_recipe("next-item-attention"),
+    "NBPR two-layer attention": lambda factors: _two_layers(),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     "DNCR next-item": lambda factors: _dncr_next_item(),
     # What ours start from, without training.
@@ -104,6 +114,7 @@ LARGE = {
     "next-item start": 256,
     "NBPR next-item": 128,
     "NBPR attention": 128,
+    "NBPR two-layer attention": 128,
     "NeuPR next-item": 128,
     "DNCR next-item": 16,
     "gSASRec": 256,

@@ -379,8 +379,9 @@ def _epoch(
     total, positions = 0.0, 0
     # By seed and epoch alone, so that a training that goes on draws what it would have drawn.
     rng = np.random.default_rng((config.seed, len(history.loss)))
+    negatives = _Negatives(config, split.train, rng, len(history.loss), encoder.device)
     for items, targets in _batches(split.train, config, users, rng, encoder.n_items):
-        loss, count = _step(state, config, split.train, items, targets, rng)
+        loss, count = _step(state, config, items, targets, negatives)
         total, positions = total + loss, positions + count
     mean = total / positions
     if not math.isfinite(mean):
@@ -421,21 +422,18 @@ def _batches(
 def _step(
     state: _State,
     config: SASRecConfig,
-    train: Interactions,
     batch: tuple[IntArray, IntArray],
     following: IntArray,
-    rng: np.random.Generator,
+    negatives: _Negatives,
 ) -> tuple[float, int]:
     """Trains one step; returns the sum of the losses and the number of positions."""
     users, items = batch
     encoder = state.encoder
     at = np.nonzero(following != encoder.n_items)
     targets = following[at]
-    negatives = _negatives(config, train, users[at[0]], encoder.n_items, rng)
+    drawn = negatives.of(users[at[0]])
     state.optimizer.zero_grad()
-    row, place, target, drawn = (
-        torch.from_numpy(x).to(encoder.device) for x in (*at, targets, negatives)
-    )
+    row, place, target = (torch.from_numpy(x).to(encoder.device) for x in (*at, targets))
     vectors = encoder(torch.from_numpy(items).to(encoder.device))[row, place]
     # Scores of all positions and items at once may not fit: their gradients are summed in parts.
     leaf = vectors.detach().requires_grad_()
@@ -453,25 +451,39 @@ def _step(
     return float(total), len(targets)
 
 
-def _negatives(
-    config: SASRecConfig,
-    train: Interactions,
-    users: IntArray,
-    n_items: int,
-    rng: np.random.Generator,
-) -> IntArray:
-    """(P, n) uniform items, as in the papers: none of the user's own for BCE, any item for gBCE."""
-    if config.loss == "ce":
-        return np.zeros((len(users), 0), dtype=np.int64)
-    drawn = rng.integers(n_items, size=(len(users), config.negatives))
-    if config.loss == "bce":
+class _Negatives:
+    """Draws the negatives of an epoch: uniform items.
+
+    For BCE, none of them is the user's own. For gBCE, any item may come, as in its paper.
+    """
+
+    def __init__(
+        self,
+        config: SASRecConfig,
+        train: Interactions,
+        rng: np.random.Generator,
+        epoch: int,
+        device: torch.device,
+    ) -> None:
+        self._config, self._train, self._rng = config, train, rng
+        self._generator = torch.Generator(device).manual_seed((epoch << 32) + config.seed)
+
+    def of(self, users: IntArray) -> Tensor:
+        """(P,) users of the positions → (P, n) items on the device; n is 0 for ``ce``."""
+        n, n_items, device = self._config.negatives, self._train.n_items, self._generator.device
+        if self._config.loss == "ce":
+            return torch.zeros((len(users), 0), dtype=torch.long, device=device)
+        if self._config.loss == "gbce":  # millions a batch, which a GPU draws itself
+            size = (len(users), n)
+            return torch.randint(n_items, size, generator=self._generator, device=device)
+        drawn = self._rng.integers(n_items, size=(len(users), n))
         rows = np.broadcast_to(users[:, None], drawn.shape)
         for _ in range(100):  # who has nearly all items may keep some
-            own = train.contains(rows, drawn)
+            own = self._train.contains(rows, drawn)
             if not own.any():
                 break
-            drawn[own] = rng.integers(n_items, size=int(own.sum()))
-    return drawn
+            drawn[own] = self._rng.integers(n_items, size=int(own.sum()))
+        return torch.from_numpy(drawn).to(device)
 
 
 def _progress(history: History, config: SASRecConfig) -> Progress:

@@ -343,6 +343,53 @@ def test_a_training_and_what_is_made_of_it(
             assert reasons[0] == reasons[1]
 
 
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU that torch can use")
+def test_a_pass_that_exceeds_the_memory(tmp_path: Path) -> None:
+    """A pass continues in halves, and one request on the CPU; the lists stay the same."""
+    users, items = 1_000, 40_000
+    model = build_model(ModelConfig(kind="nbpr", factors=8), users, items)
+    save_checkpoint(
+        tmp_path / "model",
+        model,
+        user_ids=[str(row) for row in range(users)],
+        item_ids=[str(row) for row in range(items)],
+        item_counts=np.arange(items, 0, -1),
+    )
+    fallbacks: list[str] = []
+    checkpoint = load_checkpoint(tmp_path / "model", str(DEVICE))
+    engine = InferenceEngine(checkpoint, 40, on_fallback=fallbacks.append)
+    everything = ItemFilter(np.ones(items, dtype=np.bool_))
+    requests = [RankRequest(UserState(row), 8, everything) for row in range(users)]
+
+    def lists(some: list[RankRequest]) -> list[list[int]]:
+        return [[item.row for item in ranked] for ranked in engine.rank(some)]
+
+    def limit(more: float) -> None:
+        """Leaves this process so many bytes beside those that it holds."""
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
+
+    expected = lists(requests)
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    assert lists(requests) == expected
+    needed = torch.cuda.max_memory_allocated() - held
+    assert fallbacks == []
+    try:
+        limit(0.75 * needed)
+        assert lists(requests) == expected
+        assert set(fallbacks) == {"half"}
+        limit(0.0)
+        assert lists(requests[:2]) == expected[:2]
+        assert fallbacks[-3:] == ["half", "cpu", "cpu"]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    fallbacks.clear()
+    assert lists(requests) == expected
+    assert fallbacks == []
+
+
 def _requests(engine: InferenceEngine, **more: object) -> list[RankRequest]:
     everything = ItemFilter(np.ones(engine.n_items, dtype=np.bool_))
     own = Evidence(np.array([3, 9, 27]))
