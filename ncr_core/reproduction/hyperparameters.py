@@ -69,9 +69,21 @@ def _two_layers() -> Settings:
     """Twice the layers of `next-item-attention`, and as many passes as only a GPU has time for."""
     changes: dict[str, Settings] = {
         "model": {"attention_layers": 2},
-        "training": {"epochs": 12, "dropout": 0.2, "early_weight": 1.0},
+        "training": {"epochs": 12, "dropout": 0.3, "early_weight": 1.0},
     }
     return merge_sections(_of_recipe("next-item-attention")(0), changes)
+
+
+def _dncr_to_the_end(factors: int) -> Settings:
+    """Many passes, negatives and dropout: DNCR of 64 factors needs hours of a CPU, or a GPU."""
+    training = {
+        "epochs": 20,
+        "negatives": 16,
+        "learning_rate": 2e-3,
+        "dropout": 0.3,
+        "loss": "listwise",
+    }
+    return merge_sections(TUNED["DNCR"](factors), {"training": training})
 
 
 METHODS: dict[str, Callable[[int], Settings]] = {
@@ -87,11 +99,19 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    "DNCR listwise": _dncr_to_the_end,
     # As published on the split of the SASRec line: of Klenitskiy & Vasilev (RecSys 2023), and of
     # the authors' code of gSASRec.
     "SASRec": lambda factors: {"loss": "bce"},
     "SASRec CE": lambda factors: {"loss": "ce"},
-    "gSASRec": lambda factors: {"loss": "gbce", "negatives": 256, "calibration": 0.75, "blocks": 3},
+    "gSASRec": lambda factors: {
+        "loss": "gbce",
+        "negatives": 256,
+        "calibration": 0.75,
+        "blocks": 3,
+        "epochs": 1000,
+        "patience": 200,
+    },
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NBPR attention": _of_recipe("next-item-attention"),
