@@ -3,6 +3,7 @@
     python -m benchmarks.cuda ranker ROOT [FACTORS ...]
     python -m benchmarks.cuda catalogue [ITEMS]
     python -m benchmarks.cuda training ROOT
+    python -m benchmarks.cuda epochs ROOT
     python -m benchmarks.cuda recipes ROOT [RECIPE ...]
     python -m benchmarks.cuda service DATA
 
@@ -18,8 +19,9 @@ bounds its time.
 ``catalogue`` takes the ten best of all items by products of 64 factors, beside a product of
 matrices and ``topk`` of torch alone.
 
-``training`` counts triples a second as `benchmarks.training` does; ``recipes`` trains the recipes
-of the service on MovieLens 1M.
+``training`` counts triples a second as `benchmarks.training` does. ``epochs`` has the seconds of an
+epoch of the recipe `default`, with and without a CUDA graph, and of its parts. ``recipes`` trains
+the recipes of the service on MovieLens 1M.
 
 ``service`` imports DATA, trains two versions through the service's own jobs, and asks for lists
 that are ranked anew, over 64 connections: from a server with the GPU and from one without, and
@@ -32,6 +34,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
@@ -59,9 +62,16 @@ from ncr_core.recipes import recipe, tuned
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import train_model
-from ncr_core.training.batches import Rows, SharedRows
-from ncr_core.training.captured_gradients import EAGER_STEPS
+from ncr_core.training.batches import Batches, Rows, SharedRows
+from ncr_core.training.captured_gradients import EAGER_STEPS, CapturedGradients
 from ncr_core.training.selection import select_recipe
+from ncr_core.training.trainer import (
+    Adam,
+    make_batches,
+    train_epoch,
+    validate,
+    validation_candidates,
+)
 
 M = 1_000
 BATCHES = (1, 32, 256)
@@ -333,7 +343,44 @@ def _triples(
     return counted[0] / seconds, round(1e3 * seconds / counted[1], 2)
 
 
-RECIPES = ("default", "next-item-nbpr", "next-item-attention", "als-nbpr", "auto")
+def epochs(root: Path) -> None:
+    split = load_dataset("ml-1m", root).split
+    config = recipe("default").with_(device="cuda").training
+    rows = []
+    for kind in ("nbpr", "dncr", "neupr"):
+        model = build_model(
+            ModelConfig(kind=kind, factors=8), split.train.n_users, split.train.n_items
+        ).to("cuda")
+        batches = make_batches(model, split.train, config, torch.device("cuda"))
+        optimizer = Adam(model, config, config.learning_rate, None)
+        captured = CapturedGradients(model)
+        held_out = validation_candidates(split, config.seed)
+
+        def epoch(
+            graph: CapturedGradients | None = None,
+            model: PairwiseRanker = model,
+            batches: Batches = batches,
+            optimizer: Adam = optimizer,
+        ) -> None:
+            train_epoch(model, batches, batches.n_items, config, optimizer, captured=graph)
+
+        parts: tuple[Callable[[], Any], ...] = (
+            partial(deque, batches, maxlen=0),
+            epoch,
+            partial(epoch, captured),
+            partial(validate, model, held_out),
+        )
+        seconds = [_median_ms(part, 3) / 1e3 for part in parts]
+        rows.append([kind, len(batches), *seconds])
+        print(rows[-1], flush=True)
+    head = ["model", "batches", "draws s", "epoch s", "epoch with a graph s", "validation s"]
+    publish("epochs", head, rows, data="ml-1m", factors=8, negatives=config.negatives)
+
+
+RECIPES = (
+    "default", "next-item-nbpr", "next-item-attention", "als-nbpr",
+    "next-item-two-layer-attention", "auto",
+)  # fmt: skip
 
 
 def recipes(root: Path, names: tuple[str, ...] = RECIPES) -> None:
@@ -450,6 +497,7 @@ if __name__ == "__main__":
         ranker=rank_on_devices,
         catalogue=catalogue,
         training=training,
+        epochs=epochs,
         recipes=recipes,
         service=service,
     )

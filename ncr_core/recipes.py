@@ -251,6 +251,14 @@ def _with_attention() -> Sections:
     return merge_sections(sections, {"model": {"attention_layers": 1}})
 
 
+def _with_two_layers() -> Sections:
+    """More passes than a CPU has time for."""
+    training = {"epochs": 12, "dropout": 0.3}
+    return merge_sections(
+        _with_attention(), {"model": {"attention_layers": 2}, "training": training}
+    )
+
+
 def _neupr_from_next_item() -> Sections:
     """A small tower beside the factors of NBPR, as trained: fine-tuning makes their lists worse."""
     sections = _from_next_item("neupr", negatives=8, alpha=0.95, fine_tune_epochs=0)
@@ -297,14 +305,17 @@ def on_small_data(name: str) -> dict[str, Any]:
     return {key: value for key, value in changes.items() if key in _TRAINING_FIELDS}
 
 
-def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...]:
+def auto_recipes(
+    users: int, items: int, interactions: int, on_gpu: bool = False
+) -> tuple[Recipe, ...]:
     """The recipes that ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
     For many interactions with many items, ALS comes before trainings that start from the closed
     form. Such data are often no sequences, and the time may be too short for both.
 
     Few interactions leave time for many factors of the closed form, and for more passes. There
-    self-attention is left out, because it is no better than the model without it.
+    self-attention is left out, because it is no better than the model without it. A GPU has time
+    for two layers of it.
 
     For many users or items, each recipe has fewer factors. A table of embeddings has at most
     ``MAX_TABLE_CELLS`` numbers, unless that leaves fewer than ``MIN_FACTORS`` factors. The closed
@@ -313,9 +324,9 @@ def auto_recipes(users: int, items: int, interactions: int) -> tuple[Recipe, ...
     """
     most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
     few = interactions <= SMALL_DATA
-    recipes = list(_AUTO)
+    recipes = [*_AUTO, _NEXT_ITEM_TWO_LAYERS] if on_gpu else list(_AUTO)
     if few:
-        plain = [each for each in _AUTO if not each.model.attention_layers]
+        plain = [each for each in recipes if not each.model.attention_layers]
         recipes = [each.with_(**_ON_SMALL_DATA.get(each.name, {})) for each in plain]
     solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
     if items > MAX_DENSE_ITEMS and not few:
@@ -343,6 +354,9 @@ _AUTO = (
     from_sections("als-nbpr", _validated_in_full(_als_nbpr()), 128),
     from_sections("spectral-neupr", _neupr(8), 8),
 )
+
+# Only a GPU trains it in a minute.
+_NEXT_ITEM_TWO_LAYERS = from_sections("next-item-two-layer-attention", _with_two_layers(), 128)
 
 # Its lists are about as good as those of "next-item-nbpr", at a longer training and a slower
 # ranking, so that the choice `auto` leaves it out.
@@ -375,18 +389,22 @@ _NAMED = (
     ),
     *(tuned(method) for method in TUNED),
     *_AUTO,
+    _NEXT_ITEM_TWO_LAYERS,
     _NEXT_ITEM_NEUPR,
 )
 
 SERVICE_RECIPES = (
-    AUTO_RECIPE, "default", "history", *(each.name for each in (*_AUTO, _NEXT_ITEM_NEUPR))
+    AUTO_RECIPE, "default", "history", *(each.name for each in _AUTO),
+    _NEXT_ITEM_TWO_LAYERS.name, _NEXT_ITEM_NEUPR.name,
 )  # fmt: skip
 """The recipes that a request for training may name."""
 
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}
 """All recipes by name: ``default``; ``paper`` with the paper's settings; ``history`` with users'
 vectors pooled from items; each tuned model with 8 factors, such as ``nbpr-pooled``; the recipes
-that ``auto`` chooses from; and ``next-item-neupr``."""
+that ``auto`` chooses from; and ``next-item-neupr``.
+
+``auto`` tries ``next-item-two-layer-attention`` only on a GPU."""
 
 
 def recipe(name: str) -> Recipe:

@@ -65,15 +65,6 @@ def _dncr_next_item() -> Settings:
     return {"model": {**model, "kind": "dncr"}, "training": training}
 
 
-def _two_layers() -> Settings:
-    """Twice the layers of `next-item-attention`, and as many passes as only a GPU has time for."""
-    changes: dict[str, Settings] = {
-        "model": {"attention_layers": 2},
-        "training": {"epochs": 12, "dropout": 0.3, "early_weight": 1.0},
-    }
-    return merge_sections(_of_recipe("next-item-attention")(0), changes)
-
-
 def _dncr_to_the_end(factors: int) -> Settings:
     """Many passes, negatives and dropout: DNCR of 64 factors needs hours of a CPU, or a GPU."""
     training = {
@@ -115,7 +106,10 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item": _of_recipe("next-item-nbpr"),
     "NBPR attention": _of_recipe("next-item-attention"),
-    "NBPR two-layer attention": lambda factors: _two_layers(),
+    # Without the weight of first items, which is there for newcomers.
+    "NBPR two-layer attention": lambda factors: merge_sections(
+        _of_recipe("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
+    ),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     "DNCR next-item": lambda factors: _dncr_next_item(),
     # What ours start from, without training.

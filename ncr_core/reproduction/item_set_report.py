@@ -43,7 +43,7 @@ def item_sets(store: ResultsStore) -> str:
                     row_label(result),
                     figure_text(result.validation),
                     *(with_interval(result, "sets", name) for name in ("recall", "ndcg")),
-                    f"{result.seconds:.0f}",
+                    result.seconds_text,
                     f"{seconds['cpu']:.0f}" if "cpu" in seconds else "",
                 ]
             )

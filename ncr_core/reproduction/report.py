@@ -104,14 +104,15 @@ Statistics:
 - Each p is the result of a paired t-test over users. Holm's method adjusts p for all comparisons
   of this page.
 - Every row is one training with one seed. Intervals and p say nothing about another training. One
-  section has several seeds of two rows.
+  section has several seeds of three rows.
 
 Methods:
 
 - Names in bold are our models, and d is the number of factors.
 - `spectral start`, `ALS start` and `next-item start` are the untrained starts of our models. The
   tables count them as baselines.
-- Seconds cover the whole training, including the models that a NeuPR starts from.
+- Seconds cover the whole training, including the models that a NeuPR starts from. *(GPU)* marks a
+  training on a GPU, of which up to 17 ran at once.
 
 Settings:
 
@@ -119,7 +120,11 @@ Settings:
 - The linear next-item model was chosen by full NDCG@10, as the [experiments](experiments.md) say.
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
 - On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR history, NeuPR
-  history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention and NeuPR next-item.
+  history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention, NBPR two-layer
+  attention and NeuPR next-item.
+- The settings of NBPR two-layer attention were chosen by nine trials on the validation items of the
+  SASRec papers' split, as the [experiments](experiments.md#self-attention) say. Of these 6,040
+  items, 958 are test items of P1.
 - NBPR next-item, NBPR attention and NeuPR next-item have the settings of the recipes
   `next-item-nbpr`, `next-item-attention` and `next-item-neupr`. The recipe `auto` tries the first
   two of these recipes.
@@ -411,7 +416,7 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
         cells += [with_interval(row, kind, name) for kind in _KINDS for name in PANELS]
         for kind in _KINDS:
             cells.append("; ".join(c.text() for c in comparisons.get((_BEST, row.name, kind), ())))
-        lines.append([*cells, f"{row.seconds:.0f}"])
+        lines.append([*cells, row.seconds_text])
     head = ["method", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10"]
     differences = [f"{kind} NDCG@10 against the best baselines" for kind in _KINDS]
     return make_table([*head, *differences, "training, s"], lines)
@@ -445,7 +450,7 @@ def _beside_paper(result: RunResult) -> list[str]:
         ahead = value is not None and paper is not None and value > paper[column]
         cells += [_bold(value, ahead), f"{paper[column]:.4f}" if paper else ""]
     cells += [figure_text(result.metric("full", name)) for name in PANELS]
-    return [*cells, f"{result.seconds:.0f}"]
+    return [*cells, result.seconds_text]
 
 
 def _table2(store: ResultsStore) -> str:
@@ -557,7 +562,7 @@ def _tuning(store: ResultsStore) -> str:
         best = max(results, key=lambda r: r.validation or 0.0)
         rows = [
             [_changes(r), _bold(r.validation, r is best), str(r.payload["rounds"] or ""),
-             f"{r.seconds:.0f}"]
+             r.seconds_text]
             for r in results
         ]  # fmt: skip
         size = f", d = {results[0].factors}" if results[0].factors else ""

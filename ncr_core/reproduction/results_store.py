@@ -109,6 +109,16 @@ class RunResult:
         """Seconds of training, including the training of the models that this run starts from."""
         return float(self.payload["seconds"]["train"]) + sum(part.seconds for part in self.parts)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU trained the model."""
+        return self.payload["machine"]["gpu"] is not None
+
+    @property
+    def seconds_text(self) -> str:
+        """The seconds of training, with a mark if a GPU was used."""
+        return f"{self.seconds:.0f}{' (GPU)' if self.on_gpu else ''}"
+
     def metric(self, kind: str, name: str) -> float | None:
         """A metric: ``kind`` is sampled, full or sets, ``name`` is hr, recall or ndcg.
 

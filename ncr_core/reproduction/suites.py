@@ -97,16 +97,17 @@ STRONG = (
 STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
     "NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history",
-    "NBPR next-item", "NBPR attention", "NeuPR next-item"
+    "NBPR next-item", "NBPR attention", "NBPR two-layer attention", "NeuPR next-item"
 )  # fmt: skip
 ORDERED = (
     "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
-    "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention", "NeuPR next-item"
+    "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention",
+    "NBPR two-layer attention", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
 SEQUENTIAL = (
     "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
-    "NBPR attention", "DNCR next-item", "NeuPR next-item",
+    "NBPR attention", "NBPR two-layer attention", "DNCR next-item", "NeuPR next-item",
     "SASRec CE", "SASRec", "gSASRec"  # hours on a CPU
 )  # fmt: skip
 IN_TIME = (

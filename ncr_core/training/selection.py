@@ -17,6 +17,7 @@ from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import MAX_DENSE_ITEMS, Recipe, auto_recipes
+from ncr_core.train_config import resolve_device
 from ncr_core.training.initializers import als_seconds
 from ncr_core.training.pretraining import (
     PhaseRunner,
@@ -158,7 +159,8 @@ def select_recipe(
     starts: dict[str, float] = {}
     failure: Exception | None = None
     if recipes is None:
-        recipes = auto_recipes(split.train.n_users, split.train.n_items, split.train.nnz)
+        on_gpu = resolve_device(device).type == "cuda"
+        recipes = auto_recipes(split.train.n_users, split.train.n_items, split.train.nnz, on_gpu)
     recipes = [each.with_(device=device, seed=seed) for each in recipes]
     for recipe in recipes:
         started = clock()

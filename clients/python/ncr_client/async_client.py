@@ -546,6 +546,7 @@ class AsyncClient:
             "next-item-attention",
             "als-nbpr",
             "spectral-neupr",
+            "next-item-two-layer-attention",
             "next-item-neupr",
         ]
         | None = None,

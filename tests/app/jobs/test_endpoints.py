@@ -198,6 +198,7 @@ RECIPES = [
     "next-item-attention",
     "als-nbpr",
     "spectral-neupr",
+    "next-item-two-layer-attention",
     "next-item-neupr",
 ]
 

@@ -89,21 +89,24 @@ def test_seeds_are_summed_up_by_mean_and_standard_deviation(
 
 
 def test_what_is_beaten_in_less_time_is_not_the_best_so_far(tmp_path: Path) -> None:
-    def result(method: str, seconds: float, value: float) -> RunResult:
+    def result(method: str, seconds: float, value: float, gpu: str | None = None) -> RunResult:
         configuration = {"method": method, "factors": 0, "settings": {}, "refit": False}
         payload = {
             "cell": f"cells/ml-1m/{method}",
             "configuration": configuration,
             "seconds": {"train": seconds},
             "metrics": {"full": {"ndcg": value}},
+            "machine": {"gpu": gpu},
         }
         return RunResult(payload)
 
     results = [result("slow", 9.0, 0.2), result("quick", 1.0, 0.3), result("best", 20.0, 0.4)]
+    results.append(result("on a GPU", 2.0, 0.5, "a card"))
     text = next_item_report.cost(results, tmp_path / "cost.svg")
     lines = [line for line in text.splitlines() if line.startswith("| ")][2:]
     assert lines == [
         "| quick | 1.0 | 0.3000 | yes |",
+        "| on a GPU | 2.0 (GPU) | 0.5000 |  |",
         "| slow | 9.0 | 0.2000 |  |",
         "| best | 20.0 | 0.4000 | yes |",
     ]

@@ -370,6 +370,9 @@ def test_the_size_of_the_data_says_what_is_tried_and_in_what_order(
     items: int, interactions: int, order: list[str]
 ) -> None:
     assert [each.name for each in auto_recipes(1_000, items, interactions)] == order
+    more = [] if interactions <= 300_000 else ["next-item-two-layer-attention"]
+    on_gpu = auto_recipes(1_000, items, interactions, on_gpu=True)
+    assert [each.name for each in on_gpu] == [*order, *more]
 
 
 def test_progress_names_the_recipe() -> None:
