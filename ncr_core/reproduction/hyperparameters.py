@@ -65,18 +65,6 @@ def _dncr_next_item() -> Settings:
     return {"model": {**model, "kind": "dncr"}, "training": training}
 
 
-def _dncr_to_the_end(factors: int) -> Settings:
-    """Many passes, negatives and dropout: DNCR of 64 factors needs hours of a CPU, or a GPU."""
-    training = {
-        "epochs": 20,
-        "negatives": 16,
-        "learning_rate": 2e-3,
-        "dropout": 0.3,
-        "loss": "listwise",
-    }
-    return merge_sections(TUNED["DNCR"](factors), {"training": training})
-
-
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -90,7 +78,9 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
-    "DNCR listwise": _dncr_to_the_end,
+    "NeuPR from ALS": lambda factors: merge_sections(
+        TUNED["NeuPR"](factors), {"training": {"alpha": 0.9, "fine_tune_epochs": 0}}
+    ),
     # As published on the split of the SASRec line: of Klenitskiy & Vasilev (RecSys 2023), and of
     # the authors' code of gSASRec.
     "SASRec": lambda factors: {"loss": "bce"},
@@ -119,7 +109,11 @@ METHODS: dict[str, Callable[[int], Settings]] = {
 }
 """By method, a function from the number of factors to the settings on MovieLens 1M."""
 
-PARTS = {"NeuPR": ("NBPR", "DNCR"), "NeuPR history": ("NBPR history", "DNCR history")}
+PARTS = {
+    "NeuPR": ("NBPR", "DNCR"),
+    "NeuPR history": ("NBPR history", "DNCR history"),
+    "NeuPR from ALS": ("NBPR from ALS", "DNCR"),
+}
 SIZELESS = ("ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item")
 LARGE = {
     "iALS": 192,

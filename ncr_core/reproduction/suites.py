@@ -96,8 +96,9 @@ STRONG = (
 )  # fmt: skip
 STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
-    "NBPR pooled", "NBPR from ALS", "NBPR history", "DNCR history", "NeuPR history",
-    "NBPR next-item", "NBPR attention", "NBPR two-layer attention", "NeuPR next-item"
+    "NBPR pooled", "NBPR from ALS", "NeuPR from ALS", "NBPR history", "DNCR history",
+    "NeuPR history", "NBPR next-item", "NBPR attention", "NBPR two-layer attention",
+    "NeuPR next-item"
 )  # fmt: skip
 ORDERED = (
     "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
