@@ -303,7 +303,8 @@ def warm_recipe(base: StartingPoint, **overrides: Any) -> Recipe:
     config = base.model.config
     name: str = config.users
     if config.by_length and config.kind == "nbpr":
-        name = "next-item-attention" if config.attention_layers else "next-item-nbpr"
+        by_layers = ("next-item-nbpr", "next-item-attention", "next-item-two-layer-attention")
+        name = by_layers[min(config.attention_layers, 2)]
     named = recipe("default" if name == "free" else name)
     return Recipe("warm", config, replace(named.training, **overrides))
 

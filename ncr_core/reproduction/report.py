@@ -119,12 +119,13 @@ Settings:
 - Validation items chose the settings by sampled NDCG@10, from the [grids](#the-grids) below.
 - The linear next-item model was chosen by full NDCG@10, as the [experiments](experiments.md) say.
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
-- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR history, NeuPR
-  history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention, NBPR two-layer
-  attention and NeuPR next-item.
+- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, NeuPR from ALS,
+  DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention,
+  NBPR two-layer attention and NeuPR next-item.
 - The settings of NBPR two-layer attention were chosen by nine trials on the validation items of the
   SASRec papers' split, as the [experiments](experiments.md#self-attention) say. Of these 6,040
-  items, 958 are test items of P1.
+  items, 958 are test items of P1. Its training has no weight of a user's first items, which NBPR
+  attention has on P1.
 - NBPR next-item, NBPR attention and NeuPR next-item have the settings of the recipes
   `next-item-nbpr`, `next-item-attention` and `next-item-neupr`. The recipe `auto` tries the first
   two of these recipes.

@@ -111,8 +111,8 @@ class RunResult:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU trained the model."""
-        return self.payload["machine"]["gpu"] is not None
+        """Whether the training, or that of a part, had a GPU."""
+        return self.payload["machine"]["gpu"] is not None or any(p.on_gpu for p in self.parts)
 
     @property
     def seconds_text(self) -> str:

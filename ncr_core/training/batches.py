@@ -475,6 +475,15 @@ class Batches:
         for rows in self._batches():
             yield own_rows(rows, self._share)
 
+    def drawn_at_once(self) -> int:
+        """The number of batches, of rows with negatives of their own, that are drawn together.
+
+        A GPU draws many, because each draw waits for the device.
+        """
+        if self._device.type == "cpu":
+            return 1
+        return max(1, DRAWN_CELLS // (self.size * self._negatives))
+
     def generators(self) -> list[torch.Generator]:
         """The generators that draw the batches, to store and restore their states."""
         preferences = [] if self._preferences is None else [self._preferences.generator]
@@ -486,11 +495,7 @@ class Batches:
             return
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
         shares = iter(self._preference_shares(len(self)))
-        # A GPU draws for many batches at once, because each draw waits for the device.
-        at_once = 1
-        if self._device.type != "cpu":
-            at_once = max(1, DRAWN_CELLS // (self.size * self._negatives))
-        for some in torch.split(order, self.size * at_once):
+        for some in torch.split(order, self.size * self.drawn_at_once()):
             negatives = self._sampler.sample(self._users[some], self._negatives)
             parts = zip(
                 torch.split(some, self.size), torch.split(negatives, self.size), strict=True

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
@@ -180,8 +181,10 @@ def select_recipe(
                     starts[_start_of(recipe)] = measured.ndcg
                 trained = _close_to_best([*trained, measured])
                 continue
-        except (ConfigError, DataError, TrainingError) as error:
+        except (ConfigError, DataError, TrainingError, torch.OutOfMemoryError) as error:
             failure, reason = error, str(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                reason = "the device has too little memory for it"
         seconds = clock() - started
         tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:

@@ -6,8 +6,8 @@ with cross-entropy over the whole catalogue, "SASRec+").
 
 Places count from the oldest item of the window, and the weights of the attention start from
 Xavier's distribution, as in the code of Klenitskiy & Vasilev, whose figures the results stand
-beside. Attention and loss ignore the padding. A training takes hours on a CPU, can stop after any
-epoch, and resumes from a file.
+beside. Attention and loss ignore the padding. A training takes hours to days on a CPU, can stop
+after any epoch, and resumes from a file.
 """
 
 from __future__ import annotations
@@ -466,7 +466,8 @@ class _Negatives:
         device: torch.device,
     ) -> None:
         self._config, self._train, self._rng = config, train, rng
-        self._generator = torch.Generator(device).manual_seed((epoch << 32) + config.seed)
+        seed = int(np.random.default_rng((config.seed, epoch, 1)).integers(2**31))
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def of(self, users: IntArray) -> Tensor:
         """(P,) users of the positions → (P, n) items on the device; n is 0 for ``ce``."""

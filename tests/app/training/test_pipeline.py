@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,14 +16,16 @@ from app.core.settings import Settings
 from app.events.training_snapshot import EventSnapshot
 from app.inference.new_items import NewItems
 from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
-from app.training.pipeline import TrainingStart, warm_start
+from app.training.pipeline import TrainingStart, warm_recipe, warm_start
 from app.training.progress import PHASE_SHARES, ProgressReporter
 from app.training.reader import TrainingReader
 from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
-from ncr_core.models import ModelConfig
+from ncr_core.models import ModelConfig, build_model
+from ncr_core.recipes import recipe
 from ncr_core.training import Progress
+from ncr_core.training.warm_start import StartingPoint
 from tests.app.conftest import add_small_data, publish_model, run_job_here
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
 from tests.conftest import ON_SQLITE
@@ -172,6 +175,21 @@ def test_warm_start_falls_back_to_scratch_when_the_served_model_shares_no_users_
         assert report == {"from": "scratch", "because": "v1 knows none of these users"}
     else:  # whose vectors are made of their items
         assert report["from"] == "warm"
+
+
+@pytest.mark.parametrize(
+    ("layers", "name"),
+    [
+        (0, "next-item-nbpr"),
+        (1, "next-item-attention"),
+        (2, "next-item-two-layer-attention"),
+        (3, "next-item-two-layer-attention"),
+    ],
+)
+def test_a_warm_start_trains_as_the_recipe_of_the_served_model(layers: int, name: str) -> None:
+    config = replace(recipe(name).model, factors=8, attention_layers=layers)
+    base = StartingPoint(build_model(config, 5, 6), [], [])
+    assert warm_recipe(base, seed=3).training == replace(recipe(name).training, seed=3)
 
 
 def test_warm_start_falls_back_to_scratch_when_the_served_model_is_unreadable_or_missing() -> None:

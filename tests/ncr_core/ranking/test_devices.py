@@ -28,7 +28,7 @@ from ncr_core.ranking import PAD, ExactRanker, algorithm1
 from ncr_core.ranking.backends.triton_ranker import EAGER_PASSES, TritonRanker
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import train_model
-from ncr_core.training.batches import Rows, SharedRows
+from ncr_core.training.batches import Batches, NegativeSampler, Rows, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.losses import bce_loss
 from ncr_core.training.trainer import Adam, make_batches, train_epoch
@@ -250,18 +250,29 @@ def test_a_graph_gives_the_gradients_of_single_steps(
 
 
 def test_an_epoch_of_batches(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each positive comes once, with items that the user has not had, by whatever is drawn at once.
+    """Each positive comes once, with items that the user has not had.
 
-    A GPU draws for several batches at once, and the last draw is for fewer.
+    Three batches are drawn at once, and fewer at the end.
     """
-    monkeypatch.setattr("ncr_core.training.batches.DRAWN_CELLS", 3 * 100 * 4)
+    draws: list[int] = []
+    sample = NegativeSampler.sample
+
+    def counted(sampler: NegativeSampler, users: torch.Tensor, n: int) -> torch.Tensor:
+        draws.append(len(users))
+        return sample(sampler, users, n)
+
+    monkeypatch.setattr(NegativeSampler, "sample", counted)
+    monkeypatch.setattr(Batches, "drawn_at_once", lambda batches: 3)
     model = build_model(
         ModelConfig(kind="nbpr", factors=4), split.train.n_users, split.train.n_items
     )
     config = TrainConfig(batch_size=100, negatives=4)
     batches = make_batches(model, split.train, config, DEVICE)
     for _ in range(2):
+        draws.clear()
         epoch = list(batches)
+        assert draws[:-1] == [300] * (len(draws) - 1)
+        assert sum(draws) == len(split.train.items)
         assert [len(rows.items) for rows in epoch[:-1]] == [100] * (len(batches) - 1)
         positives = [
             (user, item)
@@ -384,8 +395,7 @@ def test_a_pass_that_exceeds_the_memory(tmp_path: Path) -> None:
         assert set(fallbacks) == {"half"}
         limit(0.0)
         with suppress(torch.OutOfMemoryError):  # takes what it holds and does not use
-            while True:
-                taken.append(torch.empty(2**16, dtype=torch.uint8, device=DEVICE))
+            taken.extend(torch.empty(2**16, device=DEVICE) for _ in range(2**18))
         assert lists(requests[:2]) == expected[:2]
         assert fallbacks[-3:] == ["half", "cpu", "cpu"]
     finally:

@@ -325,6 +325,34 @@ def test_no_recipe_that_can_be_trained_is_the_reason_of_the_last_one() -> None:
         select_recipe(Split(data, np.full(1, -1), np.full(1, -1)), device="cpu")
 
 
+def test_a_recipe_that_exceeds_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(model: ModelConfig, training: TrainConfig, *rest: Any, **more: Any) -> TrainingResult:
+        if training.epochs:
+            raise torch.OutOfMemoryError
+        return train_model(model, training, *rest, **more)
+
+    monkeypatch.setattr(selection, "train_model", train)
+    selected = select_recipe(chain(), recipes=[NEXT_ITEM, NBPR], device="cpu")
+    assert selected.recipe.name == "start"
+    assert selected.tried[1].reason == "the device has too little memory for it"
+    with pytest.raises(torch.OutOfMemoryError):
+        select_recipe(chain(), recipes=[NBPR], device="cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_gpu_has_recipes_of_its_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def recipes(users: int, items: int, interactions: int, on_gpu: bool) -> tuple[Recipe, ...]:
+        asked.append(on_gpu)
+        return (NEXT_ITEM,)
+
+    monkeypatch.setattr(selection, "resolve_device", lambda name: torch.device(device))
+    monkeypatch.setattr(selection, "auto_recipes", recipes)
+    select_recipe(chain(), device="cpu")
+    assert asked == [device == "cuda"]
+
+
 def test_the_budget_grows_with_the_data() -> None:
     data = chain(n_users=300, n_items=200, length=12).all_seen  # 3,600 interactions
     assert default_budget(data) == pytest.approx(60.0 + 0.18 + 0.25)

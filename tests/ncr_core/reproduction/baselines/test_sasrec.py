@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ncr_core.reproduction.baselines.sasrec import (
     SASRec,
     SASRecConfig,
     SASRecEncoder,
+    _Negatives,
     fit_sasrec,
     loss_of,
     padded,
@@ -146,6 +148,19 @@ def test_gbce_by_hand() -> None:
     assert float(plain) == pytest.approx(
         -(log_sigmoid(2.0) + log_sigmoid(-3.0) + log_sigmoid(1.0)), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("loss", ["bce", "gbce"])
+def test_each_epoch_has_negatives_of_its_own(loss: Literal["bce", "gbce"]) -> None:
+    config, train = replace(SMALL, loss=loss, negatives=5), _split().train
+    users = np.arange(train.n_users)
+
+    def drawn(epoch: int) -> torch.Tensor:
+        rng = np.random.default_rng((config.seed, epoch))
+        return _Negatives(config, train, rng, epoch, torch.device("cpu")).of(users)
+
+    assert drawn(0).equal(drawn(0))
+    assert not drawn(0).equal(drawn(1))
 
 
 @pytest.mark.parametrize("loss", ["bce", "gbce", "ce"])
