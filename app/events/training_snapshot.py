@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.event_weights import EventWeights
-from app.events.resolved_events import NO_EVENTS, NONE_AVAILABLE, NONE_POSITIVE, resolve_events
+from app.events.resolved_events import (
+    NO_EVENTS,
+    NONE_AVAILABLE,
+    NONE_POSITIVE,
+    ResolvedEvents,
+    resolve_events,
+)
 from app.events.snapshot_query import EVENT, snapshot_query
-from ncr_core.data.interactions import Interactions
+from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
 from ncr_core.errors import DataError
 
 CheckSizes = Callable[[int, int, int], None]
+
+BLOCK_EVENTS = 2**20
+"""The events that are resolved at once. A block has all events of its users, and may be longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +66,117 @@ class EventSnapshot:
         """
         if len(self) == 0:
             raise DataError(NO_EVENTS)
-        available = np.fromiter(self.item_ids, np.int64, len(self.item_ids))
-        existing = np.fromiter(self.user_ids, np.int64, len(self.user_ids))
-        mask = np.isin(self.item_id, available) & np.isin(self.user_id, existing)
-        if not mask.any():
+        available = np.sort(np.fromiter(self.item_ids, np.int64, len(self.item_ids)))
+        existing = np.sort(np.fromiter(self.user_ids, np.int64, len(self.user_ids)))
+        matrix = _Matrix(available)
+        any_available = False
+        for events, stated in self._blocks():
+            mask = np.isin(self.item_id[events], available)
+            mask &= np.isin(self.user_id[events], existing)
+            any_available |= bool(mask.any())
+            preferences = self.preferences[stated]
+            kept = np.isin(preferences[:, 1:3], available).all(axis=1)
+            kept &= np.isin(preferences[:, 0], existing)
+            resolved = resolve_events(
+                np.stack([self.user_id[events][mask], self.item_id[events][mask]], axis=1),
+                self.weight[events][mask],
+                self.timestamp[events][mask],
+                preferences[kept, :3],
+                self.preference_weight[stated][kept],
+            )
+            matrix.append(resolved, self.user_ids)
+        if not any_available:
             raise DataError(NONE_AVAILABLE)
-        stated = np.isin(self.preferences[:, 1:3], available).all(axis=1)
-        stated &= np.isin(self.preferences[:, 0], existing)
-        resolved = resolve_events(
-            np.stack([self.user_id[mask], self.item_id[mask]], axis=1),
-            self.weight[mask],
-            self.timestamp[mask],
-            self.preferences[stated, :3],
-            self.preference_weight[stated],
-        )
-        if len(resolved.liked) == 0:
+        return matrix.finish(self.item_ids)
+
+    def _blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Ranges of events and of preferences, each of all rows of some users."""
+        start = stated = 0
+        while start < len(self):
+            end, last = start + BLOCK_EVENTS, stated
+            if end < len(self):
+                user = self.user_id[end]
+                end = int(np.searchsorted(self.user_id, user, "right"))
+                last = int(np.searchsorted(self.preferences[:, 0], user, "right"))
+            if end >= len(self):
+                last = len(self.preferences)
+            yield slice(start, end), slice(stated, last)
+            start, stated = end, last
+
+
+class _Matrix:
+    """The matrix of interactions of users in ascending order, made of some users at a time."""
+
+    def __init__(self, items: IntArray) -> None:
+        """``items`` are the ascending internal ids of the items that may be in the matrix."""
+        self._items = items
+        self._names = [""] * len(items)
+        self._used = np.zeros(len(items), dtype=np.bool_)
+        self._user_ids: list[str] = []
+        self._lengths: list[IntArray] = []
+        self._columns: list[IntArray] = []
+        self._weights: list[FloatArray] = []
+        self._times: list[NDArray[np.float64]] = []
+        self._feedback: list[UserFeedback] = []
+
+    def append(self, resolved: ResolvedEvents, names: Mapping[int, str]) -> None:
+        """Adds users, of whom all are after those before."""
+        users = resolved.users
+        self._used[np.searchsorted(self._items, resolved.items)] = True
+        if len(users) == 0:
+            return
+        user_ids = [names[user] for user in users.tolist()]
+        part = resolved.interactions(users, self._items, user_ids, self._names, weighted=True)
+        assert part.weights is not None  # noqa: S101
+        assert part.times is not None  # noqa: S101
+        if part.feedback is not None:
+            rows = np.arange(len(users)) + len(self._user_ids)
+            columns = np.arange(len(self._items))
+            self._feedback.append(part.feedback.reindexed(rows, columns))
+        self._user_ids += user_ids
+        self._lengths.append(np.diff(part.indptr))
+        self._columns.append(part.items)
+        self._weights.append(part.weights)
+        self._times.append(part.times)
+
+    def finish(self, names: Mapping[int, str]) -> Interactions:
+        """The matrix, without the items that no user likes, dislikes or prefers to another.
+
+        Raises DataError if no user likes an item.
+        """
+        lengths = _joined(self._lengths, np.int64)
+        if not lengths.any():
             raise DataError(NONE_POSITIVE)
-        users, items = resolved.users, resolved.items
-        return resolved.interactions(
-            users,
-            items,
-            [self.user_ids[user] for user in users.tolist()],
-            [self.item_ids[item] for item in items.tolist()],
-            weighted=bool(np.ptp(resolved.liked_weights) > 0),
+        new_columns = np.where(self._used, np.cumsum(self._used) - 1, -1)
+        weights = _joined(self._weights, np.float32)
+        rows = np.arange(len(self._user_ids))
+        feedback = [part.reindexed(rows, new_columns) for part in self._feedback]
+        return Interactions(
+            np.concatenate([[0], np.cumsum(lengths)]),
+            new_columns[_joined(self._columns, np.int64)],
+            self._user_ids,
+            [names[item] for item in self._items[self._used].tolist()],
+            weights if np.ptp(weights) > 0 else None,
+            _joined_feedback(feedback),
+            _joined(self._times, np.float64),
         )
+
+
+def _joined(parts: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    """All parts behind one another. The list is empty afterwards, to free its memory."""
+    joined = np.concatenate([np.empty(0, dtype), *parts])
+    parts.clear()
+    return joined
+
+
+def _joined_feedback(parts: Sequence[UserFeedback]) -> UserFeedback | None:
+    if not parts:
+        return None
+    names = [field.name for field in fields(UserFeedback)]
+    joined = UserFeedback(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
+    return joined if len(joined) else None
 
 
 def read_snapshot(
@@ -98,25 +195,31 @@ def read_snapshot(
         check_sizes(n_events, n_users, n_items)
         max_seq, user_ids, item_ids = query.max_seq(), dict(query.users()), dict(query.items())
         preference_rows = list(query.preferences())
-        rows, filled = np.empty(n_events, EVENT), 0
+        # A column at a time, so that the sorted ones are never beside all of the others.
+        columns = {name: np.empty(n_events, EVENT[name]) for name in EVENT.names or ()}
+        filled = 0
         for chunk in query.events():
-            rows[filled : filled + len(chunk)] = chunk
+            for name, column in columns.items():
+                column[filled : filled + len(chunk)] = chunk[name]
             filled += len(chunk)
     # Sorted here: the database would spill a sort of this size to disk.
-    order = np.lexsort((rows["seq"], rows["timestamp"], rows["user_id"]))
+    order = np.lexsort((columns["seq"], columns["timestamp"], columns["user_id"]))
+    for name in columns:
+        columns[name] = columns[name][order]
+    del order
     preferences = np.array(preference_rows, dtype=np.int64).reshape(-1, 5)
-    timestamp, weight = rows["timestamp"][order], rows["weight"][order]
+    timestamp, weight = columns["timestamp"], columns["weight"]
     # Not after the present: an event in the future would make all others old.
     latest = max((int(t.max()) for t in (timestamp, preferences[:, 3]) if len(t)), default=0)
     now = min(now_us(), latest)
     if event_weights.half_life_days is not None:
         weight *= event_weights.decay(timestamp, now)
     return EventSnapshot(
-        user_id=rows["user_id"][order],
-        item_id=rows["item_id"][order],
+        user_id=columns["user_id"],
+        item_id=columns["item_id"],
         timestamp=timestamp,
         weight=weight,
-        seq=rows["seq"][order],
+        seq=columns["seq"],
         preferences=preferences,
         preference_weight=event_weights.decay(preferences[:, 3], now),
         max_seq=max_seq,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app.events.training_snapshot import EventSnapshot
 from app.training.gate import known_at
@@ -283,3 +286,50 @@ def test_a_stated_preference_does_not_count_as_an_event() -> None:
     stated = interactions.select(~np.isin(interactions.items, [split.test[0], split.validation[0]]))
     incumbent = Incumbent(evaluated, interactions.user_ids, interactions.item_ids, none, stated)
     assert fair_hold_out(split, incumbent).has_new_items.all()
+
+
+ROWS = st.tuples(st.integers(0, 9), st.integers(0, 8), st.sampled_from([-1.0, 0.0, 1.0, 1.0, 2.0]))
+STATED = st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 8))
+
+
+@given(
+    events=st.lists(ROWS, max_size=40),
+    stated=st.lists(STATED, max_size=10),
+    equal=st.booleans(),
+    block=st.integers(1, 12),
+)
+@settings(max_examples=150, deadline=None)
+def test_blocks_of_users_give_the_matrix_of_all_users_at_once(
+    events: list[Row], stated: list[tuple[int, int, int]], equal: bool, block: int
+) -> None:
+    """Also for users of preferences alone, and with throw-away users and deleted items (0)."""
+    if equal:
+        events = [(user, item, 1.0) for user, item, _ in events]
+    snapshot = replace(
+        snapshot_of(events, [row for row in stated if row[1] != row[2]]),
+        user_ids={user: name for user, name in USERS.items() if user},
+    )
+
+    def matrix(block_events: int) -> Interactions | str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("app.events.training_snapshot.BLOCK_EVENTS", block_events)
+            try:
+                return snapshot.interactions()
+            except DataError as error:
+                return str(error)
+
+    found, expected = matrix(block), matrix(1_000)
+    if isinstance(found, str) or isinstance(expected, str):
+        assert found == expected
+        return
+    assert (found.user_ids, found.item_ids) == (expected.user_ids, expected.item_ids)
+    assert (found.weights is None, found.feedback is None) == (
+        expected.weights is None,
+        expected.feedback is None,
+    )
+    for name in ("indptr", "items", "times", "weights"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("seen", "disliked", "disliked_weights", "pairs", "pair_weights"):
+        np.testing.assert_array_equal(
+            getattr(found.feedback, name, None), getattr(expected.feedback, name, None)
+        )
