@@ -85,6 +85,11 @@ class Split:
             item_ids=self.train.item_ids,
         )
 
+    def seen_items(self, user: int | np.integer) -> IntArray:
+        """(k,) the items of ``all_seen`` of one user, ascending, without all others in memory."""
+        held = np.array([self.validation[user], self.test[user]])
+        return np.union1d(self.train.items_of(user), held[held >= 0])
+
     def with_validation_in_train(self) -> Self:
         """The split for a refit with the chosen settings: no validation item is held out.
 
@@ -173,6 +178,11 @@ class ItemSetSplit(Split):
     def all_seen(self) -> Interactions:
         """The training and validation items, which lists leave out; no test item is among them."""
         return self.with_validation_in_train().train
+
+    def seen_items(self, user: int | np.integer) -> IntArray:
+        """See ``Split.seen_items``."""
+        held = self.validation[user : user + 1]
+        return np.union1d(self.train.items_of(user), held[held >= 0])
 
 
 @dataclass(frozen=True)
@@ -267,11 +277,12 @@ def _when(seconds: float) -> str:
 
 def check_rankable(split: Split) -> None:
     """Raises DataError if a user has interacted with all items, so that no rival is left."""
-    seen = split.all_seen
-    lengths = seen.indptr[1:] - seen.indptr[:-1]
-    full = (lengths >= seen.n_items).nonzero()[0]
-    if len(full):
+    train = split.train
+    most = np.diff(train.indptr) + (split.validation >= 0) + (split.test >= 0)
+    many = np.flatnonzero(most >= train.n_items)
+    full = [user for user in many if len(split.seen_items(user)) >= train.n_items]
+    if full:
         raise DataError(
-            f"{len(full):,} users, among them {seen.user_ids[full[0]]!r}, have interacted with "
-            f"all {seen.n_items:,} items: leave these users out"
+            f"{len(full):,} users, among them {train.user_ids[int(full[0])]!r}, have interacted with "
+            f"all {train.n_items:,} items: leave these users out"
         )

@@ -169,12 +169,11 @@ def sampled_candidates(
     The held-out item's position is random: at a fixed position the item would gain or lose by every
     tie. Users with fewer unseen items than ``negatives`` get all of their unseen items.
     """
-    rng = np.random.default_rng(seed)
-    seen = split.all_seen
+    rng, n_items = np.random.default_rng(seed), split.train.n_items
     users = np.flatnonzero(held_out >= 0)
     rows = np.full((len(users), negatives + 1), PAD, dtype=np.int64)
     for row, user in enumerate(users):
-        drawn = _unseen_sample(rng, seen.items_of(user), seen.n_items, negatives)
+        drawn = _unseen_sample(rng, split.seen_items(user), n_items, negatives)
         mixed = np.append(drawn, held_out[user])
         rng.shuffle(mixed)
         rows[row, : len(mixed)] = mixed
@@ -239,20 +238,21 @@ def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray,
 
     The array of a block is valid until the next block.
     """
-    seen = split.all_seen
-    block = max(1, min(MAX_BLOCK_USERS, MAX_BLOCK_CELLS // seen.n_items))
+    n_items = split.train.n_items
+    block = max(1, min(MAX_BLOCK_USERS, MAX_BLOCK_CELLS // n_items))
     users = np.flatnonzero(held_out >= 0)
     # One array: with a new one for each block, the allocator may keep the memory of them all.
-    every = np.ones((min(block, len(users)), seen.n_items), dtype=np.bool_)
+    every = np.ones((min(block, len(users)), n_items), dtype=np.bool_)
     for start in range(0, len(users), block):
         part = users[start : start + block]
         allowed = every[: len(part)]
-        for row, user in enumerate(part):
-            allowed[row, seen.items_of(user)] = False
+        seen = [split.seen_items(user) for user in part]
+        for row, items in enumerate(seen):
+            allowed[row, items] = False
         allowed[np.arange(len(part)), held_out[part]] = True
         yield part, allowed
-        for row, user in enumerate(part):
-            allowed[row, seen.items_of(user)] = True
+        for row, items in enumerate(seen):
+            allowed[row, items] = True
 
 
 def of_random_users(held_out: IntArray, most: int) -> IntArray:

@@ -22,6 +22,7 @@ from ncr_core.data import (
 )
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.readers import open_source
+from ncr_core.data.splits import ItemSetSplit
 from ncr_core.errors import TrainingError
 from ncr_core.evaluation import protocols
 from ncr_core.evaluation.metrics import (
@@ -122,6 +123,25 @@ def test_sampled_candidates(split: Split) -> None:
     assert 7 < np.mean(places) < 13  # the held-out item's place is random
     again = sampled_candidates(split, split.test, seed=1, negatives=20)
     assert (again.candidates == chosen.candidates).all()
+
+
+def test_the_seen_items_of_a_user_are_those_of_all_users_together() -> None:
+    """Also if a held-out item was trained on, and without the test items of a set."""
+    train = Interactions.from_arrays(
+        np.array([0, 0, 1, 2, 2, 2]),
+        np.array([3, 1, 2, 0, 4, 3]),
+        user_ids=["a", "b", "c", "d"],
+        item_ids=["0", "1", "2", "3", "4"],
+    )
+    validation, test = np.array([2, -1, 4, 1]), np.array([1, -1, 2, -1])
+    for split in (
+        Split(train, validation, test),
+        ItemSetSplit(train, validation, test, train),
+    ):
+        for user in range(4):
+            expected = sorted(set(split.all_seen.items_of(user).tolist()))
+            assert split.seen_items(user).tolist() == expected
+            assert split.seen_items(np.int64(user)).tolist() == expected
 
 
 def test_users_with_few_unseen_items_get_all_of_them() -> None:
