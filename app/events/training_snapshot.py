@@ -120,7 +120,7 @@ class _Matrix:
         self._feedback: list[UserFeedback] = []
 
     def append(self, resolved: ResolvedEvents, names: Mapping[int, str]) -> None:
-        """Adds users, of whom all are after those before."""
+        """Adds users with larger internal ids than the users before."""
         users = resolved.users
         self._used[np.searchsorted(self._items, resolved.items)] = True
         if len(users) == 0:
