@@ -282,7 +282,8 @@ def check_rankable(split: Split) -> None:
     many = np.flatnonzero(most >= train.n_items)
     full = [user for user in many if len(split.seen_items(user)) >= train.n_items]
     if full:
+        first = train.user_ids[int(full[0])]
         raise DataError(
-            f"{len(full):,} users, among them {train.user_ids[int(full[0])]!r}, have interacted with "
-            f"all {train.n_items:,} items: leave these users out"
+            f"{len(full):,} users, among them {first!r}, have interacted with all "
+            f"{train.n_items:,} items: leave these users out"
         )
