@@ -135,12 +135,14 @@ def _resolve_feedback(events: IntArray, weights: FloatArray) -> FeedbackPosition
 
 def _rows(pairs: IntArray, users: IntArray, items: IntArray) -> IntArray:
     """(n, 1 + k) positions in the matrix of a user and k items; −1 for an id outside the matrix."""
-    columns = [_positions(users, pairs[:, 0])]
-    columns += [_positions(items, column) for column in pairs.T[1:]]
+    columns = [positions(users, pairs[:, 0])]
+    columns += [positions(items, column) for column in pairs.T[1:]]
     return np.stack(columns, axis=1)
 
 
-def _positions(ascending: IntArray, ids: IntArray) -> IntArray:
+def positions(ascending: IntArray, ids: IntArray) -> IntArray:
     """The position of each id among ascending ids; −1 for a missing id."""
+    if len(ascending) == 0:
+        return np.full(ids.shape, -1)
     position = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
     return np.where(ascending[position] == ids, position, -1)

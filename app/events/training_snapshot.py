@@ -17,6 +17,7 @@ from app.events.resolved_events import (
     NONE_AVAILABLE,
     NONE_POSITIVE,
     ResolvedEvents,
+    positions,
     resolve_events,
 )
 from app.events.snapshot_query import EVENT, snapshot_query
@@ -71,12 +72,12 @@ class EventSnapshot:
         matrix = _Matrix(available)
         any_available = False
         for events, stated in self._blocks():
-            mask = np.isin(self.item_id[events], available)
-            mask &= np.isin(self.user_id[events], existing)
+            mask = positions(available, self.item_id[events]) >= 0
+            mask &= positions(existing, self.user_id[events]) >= 0
             any_available |= bool(mask.any())
             preferences = self.preferences[stated]
-            kept = np.isin(preferences[:, 1:3], available).all(axis=1)
-            kept &= np.isin(preferences[:, 0], existing)
+            kept = (positions(available, preferences[:, 1:3]) >= 0).all(axis=1)
+            kept &= positions(existing, preferences[:, 0]) >= 0
             resolved = resolve_events(
                 np.stack([self.user_id[events][mask], self.item_id[events][mask]], axis=1),
                 self.weight[events][mask],
@@ -199,8 +200,8 @@ def read_snapshot(
         columns = {name: np.empty(n_events, EVENT[name]) for name in EVENT.names or ()}
         filled = 0
         for chunk in query.events():
-            for name, column in columns.items():
-                column[filled : filled + len(chunk)] = chunk[name]
+            for name in columns:
+                columns[name][filled : filled + len(chunk)] = chunk[name]
             filled += len(chunk)
     # Sorted here: the database would spill a sort of this size to disk.
     order = np.lexsort((columns["seq"], columns["timestamp"], columns["user_id"]))

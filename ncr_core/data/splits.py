@@ -86,9 +86,8 @@ class Split:
         )
 
     def seen_items(self, user: int | np.integer) -> IntArray:
-        """(k,) the items of ``all_seen`` of one user, ascending, without all others in memory."""
-        held = np.array([self.validation[user], self.test[user]])
-        return np.union1d(self.train.items_of(user), held[held >= 0])
+        """(k,) the items of ``all_seen`` of one user, without all others in memory."""
+        return _with_items(self.train.items_of(user), {self.validation[user], self.test[user]})
 
     def with_validation_in_train(self) -> Self:
         """The split for a refit with the chosen settings: no validation item is held out.
@@ -109,6 +108,12 @@ class Split:
             feedback=self.train.feedback,
         )
         return replace(self, train=train, validation=np.full_like(self.validation, -1))
+
+
+def _with_items(items: IntArray, more: set[np.int64]) -> IntArray:
+    """The items and those of ``more`` that are not among them; −1 is none."""
+    new = [item for item in more if item >= 0 and not (items == item).any()]
+    return np.append(items, np.array(new, dtype=np.int64))
 
 
 def leave_latest_out(interactions: Interactions, users: BoolArray | None = None) -> Split:
@@ -181,8 +186,7 @@ class ItemSetSplit(Split):
 
     def seen_items(self, user: int | np.integer) -> IntArray:
         """See ``Split.seen_items``."""
-        held = self.validation[user : user + 1]
-        return np.union1d(self.train.items_of(user), held[held >= 0])
+        return _with_items(self.train.items_of(user), {self.validation[user]})
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,8 @@ def test_the_seen_items_of_a_user_are_those_of_all_users_together() -> None:
     ):
         for user in range(4):
             expected = sorted(set(split.all_seen.items_of(user).tolist()))
-            assert split.seen_items(user).tolist() == expected
-            assert split.seen_items(np.int64(user)).tolist() == expected
+            assert sorted(split.seen_items(user).tolist()) == expected
+            assert sorted(split.seen_items(np.int64(user)).tolist()) == expected
 
 
 def test_users_with_few_unseen_items_get_all_of_them() -> None:
