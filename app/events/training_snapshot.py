@@ -111,6 +111,7 @@ class _Matrix:
     def __init__(self, items: IntArray) -> None:
         """``items`` are the ascending internal ids of the items that may be in the matrix."""
         self._items = items
+        self._all_columns = np.arange(len(items))
         self._names = [""] * len(items)
         self._used = np.zeros(len(items), dtype=np.bool_)
         self._user_ids: list[str] = []
@@ -132,8 +133,7 @@ class _Matrix:
         assert part.times is not None  # noqa: S101
         if part.feedback is not None:
             rows = np.arange(len(users)) + len(self._user_ids)
-            columns = np.arange(len(self._items))
-            self._feedback.append(part.feedback.reindexed(rows, columns))
+            self._feedback.append(part.feedback.reindexed(rows, self._all_columns))
         self._user_ids += user_ids
         self._lengths.append(np.diff(part.indptr))
         self._columns.append(part.items)
