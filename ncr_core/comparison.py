@@ -110,8 +110,10 @@ def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
     test[fair] = column[split.test[fair]]
     validation[fair] = column[split.validation[fair]]  # learned by neither, and no candidate
     takes_part = test >= 0
-    common_train = train.reindex(train.user_ids, [train.item_ids[item] for item in common.tolist()])
-    common_train = common_train.select(takes_part[common_train.users])
+    # The users first: of all users the other items would take several times the matrix's memory.
+    of_these_users = train.select(train.entries_of(takes_part))
+    common_ids = [train.item_ids[item] for item in common.tolist()]
+    common_train = of_these_users.reindex(train.user_ids, common_ids)
     learned_entries = knowledge.learned(common_train.users, common[common_train.items])
     has_new_items = takes_part & (knowledge.snapshot_rows < 0)
     has_new_items[common_train.users[~learned_entries]] = True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,25 @@ class EventSnapshot:
         if not any_available:
             raise DataError(NONE_AVAILABLE)
         return matrix.finish(self.item_ids)
+
+    def of_users(self, user_ids: Collection[str]) -> EventSnapshot:
+        """The events and preferences of some users alone, by the clients' ids of the users."""
+        wanted = set(user_ids)
+        kept = {user: name for user, name in self.user_ids.items() if name in wanted}
+        ids = np.fromiter(kept, np.int64, len(kept))
+        events = np.isin(self.user_id, ids)
+        stated = np.isin(self.preferences[:, 0], ids)
+        return replace(
+            self,
+            user_id=self.user_id[events],
+            item_id=self.item_id[events],
+            timestamp=self.timestamp[events],
+            weight=self.weight[events],
+            seq=self.seq[events],
+            preferences=self.preferences[stated],
+            preference_weight=self.preference_weight[stated],
+            user_ids=kept,
+        )
 
     def _blocks(self) -> Iterator[tuple[slice, slice]]:
         """Ranges of events and of preferences, each of all rows of some users."""

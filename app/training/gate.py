@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,10 @@ class IncumbentComparison:
         self._events = events
         self._serving_model: ServingModel | None = None
 
+    def keep_users(self, user_ids: Collection[str]) -> None:
+        """Forgets the events of all other users, which need much memory during a training."""
+        self._events = self._events.of_users(user_ids)
+
     def load(
         self, interactions: Interactions, users: BoolArray
     ) -> tuple[ServingModel, Incumbent] | None:
@@ -77,7 +81,7 @@ class IncumbentComparison:
 
         Args:
             interactions: The challenger's data.
-            users: (n_users,) mask of the users to compare on.
+            users: (n_users,) mask of the users to compare on, all of them users that were kept.
 
         Raises:
             ServingModelReadError: The checkpoint is damaged or gone.
@@ -127,6 +131,9 @@ def known_at(
     """
     preferences = snapshot.preferences
     named = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
+    mask, rows = interactions.entries_of(users), np.flatnonzero(users)
+    theirs = interactions.of_rows(rows)
+    keys = rows[theirs.users] * interactions.n_items + theirs.items
 
     def select(user_id: IntArray, item_id: IntArray, seqs: IntArray) -> Interactions:
         """The users' interactions among these pairs of internal ids, up to ``seq``."""
@@ -135,8 +142,6 @@ def known_at(
         item = _rows_by_name(item_id[old], snapshot.item_ids, interactions.item_ids)
         known = (user >= 0) & (item >= 0)
         known &= users[user]  # −1 is any user, and left out already
-        mask = users[interactions.users]
-        keys = interactions.users[mask] * interactions.n_items + interactions.items[mask]
         selected = mask.copy()
         selected[mask] = np.isin(keys, user[known] * interactions.n_items + item[known])
         return interactions.select(selected)

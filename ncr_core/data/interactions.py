@@ -165,7 +165,15 @@ class Interactions:
     @cached_property
     def keys(self) -> IntArray:
         """(nnz,) user · n_items + item, ascending: for look-ups by binary search."""
-        return np.sort(self.users * self.n_items + self.items)
+        # Not by `users`, which would stay in memory.
+        keys = np.repeat(np.arange(self.n_users) * self.n_items, np.diff(self.indptr))
+        keys += self.items
+        keys.sort()
+        return keys
+
+    def entries_of(self, users: BoolArray) -> BoolArray:
+        """(nnz,) mask of the entries of some users, by the (n_users,) mask of the users."""
+        return np.repeat(users, np.diff(self.indptr))
 
     def items_of(self, user: int | np.integer) -> IntArray:
         """The user's items, oldest first."""
@@ -194,8 +202,7 @@ class Interactions:
 
     def select(self, mask: BoolArray) -> Interactions:
         """The same users and items with only the entries where ``mask`` (nnz,) holds."""
-        indptr = np.zeros(self.n_users + 1, dtype=np.int64)
-        np.cumsum(np.bincount(self.users[mask], minlength=self.n_users), out=indptr[1:])
+        indptr = np.concatenate([[0], np.cumsum(mask)])[self.indptr]
         weights = None if self.weights is None else self.weights[mask]
         times = None if self.times is None else self.times[mask]
         return replace(self, indptr=indptr, items=self.items[mask], weights=weights, times=times)

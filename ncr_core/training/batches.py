@@ -350,11 +350,11 @@ def learned_and_seen(train: Interactions) -> tuple[Interactions, Interactions]:
     """
     seen = train.with_seen()
     has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
-    is_useful = has_unseen[train.users]
+    is_useful = train.entries_of(has_unseen)
     if not is_useful.any():
         raise _nothing_to_learn(train)
     learned = train if is_useful.all() else train.select(is_useful)
-    return learned, learned if seen is train else seen.select(has_unseen[seen.users])
+    return learned, learned if seen is train else seen.select(seen.entries_of(has_unseen))
 
 
 def _nothing_to_learn(train: Interactions) -> DataError:
@@ -390,7 +390,7 @@ class TrainingPart:
         lengths[full] = 0
         if not lengths.any():
             raise _nothing_to_learn(train)
-        learned = train.select(~full[train.users]) if full.any() else train
+        learned = train.select(train.entries_of(~full)) if full.any() else train
         for rank in range(ranks):
             own = np.arange(rank, train.n_users, ranks)
             yield cls(learned.of_rows(own), Share(rank, ranks, lengths))

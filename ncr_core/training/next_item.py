@@ -182,8 +182,9 @@ def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
         return train.items, train.indptr
     order = np.random.default_rng(seed).permutation(train.n_users)
     lengths = np.diff(train.indptr)[order]
-    users = order[: max(1, int(np.searchsorted(lengths.cumsum(), MAX_ROWS)))]
-    part = train.select(np.isin(train.users, users))
+    users = np.zeros(train.n_users, dtype=np.bool_)
+    users[order[: max(1, int(np.searchsorted(lengths.cumsum(), MAX_ROWS)))]] = True
+    part = train.select(train.entries_of(users))
     return part.items, part.indptr
 
 

@@ -248,6 +248,22 @@ def test_known_at_tells_events_and_stated_preferences_up_to_a_seq() -> None:
     assert {user for user, _ in pairs(done) | pairs(stated)} == {"cem"}
 
 
+@pytest.mark.parametrize("kept", [["ann"], ["cem", "ben", "nobody"], []])
+def test_the_events_of_some_users_tell_the_same_about_them(kept: list[str]) -> None:
+    events = training_events()
+    interactions = events.interactions()
+    users = np.isin(interactions.user_ids, kept)
+    few = events.of_users(kept)
+    assert set(few.user_ids.values()) == set(PEOPLE.values()) & set(kept)
+    assert len(few) == 4 * users.sum()
+    assert len(few.preferences) == len(few.preference_weight) == users.sum()
+    for seq in (3, TRAINED_SEQ, 200):
+        of_all = known_at(events, interactions, users, seq)
+        assert [pairs(x) for x in known_at(few, interactions, users, seq)] == [
+            pairs(x) for x in of_all
+        ]
+
+
 def test_a_stated_preference_about_a_held_out_item_counts_as_learned() -> None:
     events = training_events()
     interactions = events.interactions()

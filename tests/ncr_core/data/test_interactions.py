@@ -83,6 +83,21 @@ def test_contains() -> None:
     assert matrix.contains(users, items).tolist() == [[True, True, True], [True, False, True]]
 
 
+def test_a_selection_by_users_has_all_entries_of_these_users() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        rows = rng.integers(0, 6, (rng.integers(0, 30), 2))  # with users that have no entries
+        ids = [str(n) for n in range(6)]
+        matrix = Interactions.from_arrays(rows[:, 0], rows[:, 1], user_ids=ids, item_ids=ids)
+        users = rng.random(6) < 0.5
+        entries = matrix.entries_of(users)
+        assert entries.tolist() == users[matrix.users].tolist()
+        part = matrix.select(entries)
+        for user in range(6):
+            wanted = matrix.items_of(user).tolist() if users[user] else []
+            assert part.items_of(user).tolist() == wanted
+
+
 def test_reindex_drops_what_the_new_index_does_not_know() -> None:
     matrix = build_interactions(ROWS).reindex(["new", "bob"], ["z", "x"])
     assert matrix.nnz == 2
