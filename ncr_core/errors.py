@@ -40,3 +40,17 @@ class TrainingError(NcrError):
         super().__init__(message)
         self.model = model
         self.history = history
+
+
+_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")  # the last one of cuBLAS
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error says that the machine or a device lacks memory.
+
+    torch and the libraries below it have several errors for it, of several types.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return any(words in text for words in _OF_MEMORY)

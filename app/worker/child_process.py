@@ -251,7 +251,7 @@ def main() -> None:
 
     from app.jobs.schemas import TASK
     from app.training.reader import database_errors
-    from ncr_core.errors import NcrError
+    from ncr_core.errors import NcrError, lacks_memory
 
     task = TASK.validate_json(line)
 
@@ -276,8 +276,7 @@ def main() -> None:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
     except RuntimeError as error:  # torch's
-        text = str(error)
-        if "out of memory" not in text.lower() and "ALLOC_FAILED" not in text:
+        if not lacks_memory(error):
             raise
         _answer(answers, {"failed": "the device has not enough memory for this job"})
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ncr_core.checkpoint import Checkpoint
+from ncr_core.errors import lacks_memory
 from ncr_core.explain.elicitation import QuestionPool
 from ncr_core.explain.influence import InfluenceExplainer
 from ncr_core.fold_in import Evidence, FoldIn
@@ -100,7 +101,7 @@ def _within_memory(
             with torch.inference_mode():
                 return run(engine, requests)
         except RuntimeError as error:
-            if not _is_of_memory(error):
+            if not lacks_memory(error):
                 raise
             # What the pass held is let go of when this block ends.
         engine.ranker.free_graphs()
@@ -116,16 +117,6 @@ def _within_memory(
             return run(on_cpu, requests)
 
     return within_memory
-
-
-def _is_of_memory(error: RuntimeError) -> bool:
-    """Whether a device lacked memory: torch's libraries have errors of their own for it."""
-    text = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError)
-        or "CUDA error: out of memory" in text
-        or "ALLOC_FAILED" in text
-    )
 
 
 def _by_boost(

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from ncr_core.errors import NcrError
+from ncr_core.errors import NcrError, lacks_memory
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.phase_files import (
     RESULT,
@@ -142,12 +142,12 @@ def end_rank() -> NoReturn:
 
 def resource_problem(error: BaseException) -> str | None:
     """The message for an error of memory or disk; None for any other error."""
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+    if lacks_memory(error):
         return (
             "has too little memory: use a machine with more memory, fewer ranks on it, "
             "NCR_TRAIN_TABLES=sharded, or fewer factors"
         )
+    text = str(error).lower()
     if "no space left" in text or "quota exceeded" in text:
         return "has too little disk: the folder NCR_TRAIN_FOLDER takes about 15 times the tables"
     return None

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
-from ncr_core.errors import ConfigError, DataError, TrainingError
+from ncr_core.errors import ConfigError, DataError, TrainingError, lacks_memory
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, ndcg_of_each
 from ncr_core.evaluation.protocols import K, ModelRanks
 from ncr_core.models import PairwiseRanker
@@ -181,10 +180,12 @@ def select_recipe(
                     starts[_start_of(recipe)] = measured.ndcg
                 trained = _close_to_best([*trained, measured])
                 continue
-        except (ConfigError, DataError, TrainingError, torch.OutOfMemoryError) as error:
+        except (ConfigError, DataError, TrainingError) as error:
             failure, reason = error, str(error)
-            if isinstance(error, torch.OutOfMemoryError):
-                reason = "the device has too little memory for it"
+        except (RuntimeError, MemoryError) as error:
+            if not lacks_memory(error):
+                raise
+            failure, reason = error, "the device has too little memory for it"
         seconds = clock() - started
         tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:

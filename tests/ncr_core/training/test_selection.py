@@ -325,18 +325,40 @@ def test_no_recipe_that_can_be_trained_is_the_reason_of_the_last_one() -> None:
         select_recipe(Split(data, np.full(1, -1), np.full(1, -1)), device="cpu")
 
 
-def test_a_recipe_that_exceeds_the_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_a_recipe_that_exceeds_the_memory_is_left_out(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(model: ModelConfig, training: TrainConfig, *rest: Any, **more: Any) -> TrainingResult:
         if training.epochs:
-            raise torch.OutOfMemoryError
+            raise error
         return train_model(model, training, *rest, **more)
 
     monkeypatch.setattr(selection, "train_model", train)
     selected = select_recipe(chain(), recipes=[NEXT_ITEM, NBPR], device="cpu")
     assert selected.recipe.name == "start"
     assert selected.tried[1].reason == "the device has too little memory for it"
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)):
         select_recipe(chain(), recipes=[NBPR], device="cpu")
+
+
+def test_a_fault_of_the_program_ends_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(model: ModelConfig, training: TrainConfig, *rest: Any, **more: Any) -> TrainingResult:
+        if training.epochs:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)")
+        return train_model(model, training, *rest, **more)
+
+    monkeypatch.setattr(selection, "train_model", train)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        select_recipe(chain(), recipes=[NEXT_ITEM, NBPR], device="cpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
