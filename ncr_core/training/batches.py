@@ -232,10 +232,13 @@ def _position_weights(learned: Interactions, early_weight: float) -> FloatArray 
     """The weights of positives, times ``early_weight`` for each user's first ``EARLY``."""
     if early_weight == 1.0:
         return learned.weights
+    weights = (
+        np.ones(learned.nnz, np.float32) if learned.weights is None else learned.weights.copy()
+    )
     lengths = np.diff(learned.indptr)
-    position = np.arange(learned.nnz) - np.repeat(learned.indptr[:-1], lengths)
-    weights = np.where(position < EARLY, early_weight, 1.0).astype(np.float32)
-    return weights if learned.weights is None else weights * learned.weights
+    for position in range(EARLY):
+        weights[learned.indptr[:-1][lengths > position] + position] *= early_weight
+    return weights
 
 
 MAX_CELLS = 2**26  # of the scores of one batch's users for its shared negatives
