@@ -6,9 +6,12 @@ A database on SQLite has so many events (`World`), one user for every 20, and 20
 jobs train the recipe `next-item-nbpr` with 64 factors for one epoch, because more epochs take no
 more memory. The gate compares the second model with the first, which is served by then. The peak is
 that of the largest process of a job (Linux). The last column is what the peak grew by since the
-next smaller number of events, divided by the events that came: `EVENT_BYTES` of
-`app/training/reader.py` is to be above it. SCRATCH is a folder with room for the largest database
-(12 million events: 3 GB).
+next smaller number of events, divided by the events that came. `EVENT_BYTES` of
+`app/training/reader.py` is to be `SURPLUS` times as large. SCRATCH is a folder with room for the
+largest database (12 million events: 3 GB).
+
+All events are likes of equal weight, and the users' vectors are part of the figures. Events of
+several weights, or preferences, take more.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ def main(scratch: Path = Path("var/training_memory"), events: tuple[int, ...] = 
     columns = ["events", "training", "seconds", "peak MiB", "B an event"]
     rows: list[list[Any]] = []
     before: dict[str, tuple[int, float]] = {}
-    for size in events or EVENTS:
+    for size in sorted(set(events or EVENTS)):
         with own_place(scratch / str(size), "sqlite", ""):
             for name, seconds, peak in trained((scratch / str(size)).resolve(), world_of(size)):
                 grown = None

@@ -42,15 +42,22 @@ class TrainingError(NcrError):
         self.history = history
 
 
-_OF_MEMORY = ("out of memory", "allocate memory", "alloc_failed")  # the last one of cuBLAS
+_OF_DEVICE_MEMORY = ("out of memory", "outofmemory", "alloc_failed", "allocation_failed")
+_OF_HOST_MEMORY = ("allocate memory", "not enough memory", "low on memory", "bad_alloc")
+
+
+def lacks_device_memory(error: BaseException) -> bool:
+    """Whether an error says that a GPU lacks memory.
+
+    torch and the libraries of CUDA have several errors for it, of several types.
+    """
+    text = f"{type(error).__name__} {error}".lower()
+    return any(words in text for words in _OF_DEVICE_MEMORY)
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that the machine or a device lacks memory.
-
-    torch and the libraries below it have several errors for it, of several types.
-    """
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    """Whether an error says that the machine or a GPU lacks memory."""
+    if isinstance(error, MemoryError) or lacks_device_memory(error):
         return True
     text = str(error).lower()
-    return any(words in text for words in _OF_MEMORY)
+    return any(words in text for words in _OF_HOST_MEMORY)

@@ -32,7 +32,10 @@ BLOCK_EVENTS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class EventSnapshot:
-    """Every event up to ``max_seq``, ordered by user, time and seq. Ids are internal."""
+    """Every event up to ``max_seq``, ordered by user, time and seq. Ids are internal.
+
+    Those of some users alone after `of_users`.
+    """
 
     user_id: NDArray[np.int64]
     """(n,) like every array of events."""

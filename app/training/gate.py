@@ -120,7 +120,7 @@ def known_at(
     """The parts of some users' interactions that were known at ``seq``.
 
     Args:
-        snapshot: The events that the interactions were made of.
+        snapshot: The events of these users that the interactions were made of.
         interactions: All interactions.
         users: (n_users,) mask of the users.
         seq: The seq up to which the incumbent was trained.

@@ -251,7 +251,7 @@ def main() -> None:
 
     from app.jobs.schemas import TASK
     from app.training.reader import database_errors
-    from ncr_core.errors import NcrError, lacks_memory
+    from ncr_core.errors import NcrError, lacks_device_memory, lacks_memory
 
     task = TASK.validate_json(line)
 
@@ -265,8 +265,6 @@ def main() -> None:
         _answer(answers, {"done": summary})
     except NcrError as error:
         _answer(answers, {"failed": str(error)})
-    except MemoryError:
-        _answer(answers, {"failed": "not enough memory for this job"})
     except database_errors() as error:
         # By its type alone: a driver's message may name hosts and accounts.
         reason = f"the database was unavailable or refused the query ({type(error).__name__})"
@@ -275,10 +273,11 @@ def main() -> None:
         # A full disk, above all.
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
-    except RuntimeError as error:  # torch's
+    except (RuntimeError, MemoryError) as error:  # torch's and numpy's
         if not lacks_memory(error):
             raise
-        _answer(answers, {"failed": "the device has not enough memory for this job"})
+        where = "on the GPU " if lacks_device_memory(error) else ""
+        _answer(answers, {"failed": f"not enough memory {where}for this job"})
 
 
 def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict[str, Any]:

@@ -202,10 +202,11 @@ class Interactions:
 
     def select(self, mask: BoolArray) -> Interactions:
         """The same users and items with only the entries where ``mask`` (nnz,) holds."""
-        indptr = np.concatenate([[0], np.cumsum(mask)])[self.indptr]
-        weights = None if self.weights is None else self.weights[mask]
-        times = None if self.times is None else self.times[mask]
-        return replace(self, indptr=indptr, items=self.items[mask], weights=weights, times=times)
+        kept = np.flatnonzero(mask)
+        indptr = np.searchsorted(kept, self.indptr)
+        weights = None if self.weights is None else self.weights[kept]
+        times = None if self.times is None else self.times[kept]
+        return replace(self, indptr=indptr, items=self.items[kept], weights=weights, times=times)
 
     def of_rows(self, rows: IntArray) -> Interactions:
         """The interactions of these users alone, renumbered, without their ids and feedback."""

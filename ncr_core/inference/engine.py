@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ncr_core.checkpoint import Checkpoint
-from ncr_core.errors import lacks_memory
+from ncr_core.errors import lacks_device_memory
 from ncr_core.explain.elicitation import QuestionPool
 from ncr_core.explain.influence import InfluenceExplainer
 from ncr_core.fold_in import Evidence, FoldIn
@@ -101,7 +101,7 @@ def _within_memory(
             with torch.inference_mode():
                 return run(engine, requests)
         except RuntimeError as error:
-            if not lacks_memory(error):
+            if not lacks_device_memory(error):
                 raise
             # What the pass held is let go of when this block ends.
         engine.ranker.free_graphs()

@@ -142,9 +142,7 @@ class RayPhases:
         try:
             trainer.fit()
         except Exception as error:  # those of Ray have no common root
-            text = str(error)
-            of_memory = MemoryError() if "memory" in text.lower() else error
-            reason = resource_problem(of_memory)
+            reason = resource_problem(error)
             what = f"a rank {reason}" if reason else f"at last by {type(error).__name__}"
             return (
                 f"the Ray cluster lost the ranks {1 + MAX_RESTARTS} times: {what}; the logs of "

@@ -181,11 +181,12 @@ def select_recipe(
                 trained = _close_to_best([*trained, measured])
                 continue
         except (ConfigError, DataError, TrainingError) as error:
-            failure, reason = error, str(error)
+            failure, reason = error.with_traceback(None), str(error)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
-            failure, reason = error, "the device has too little memory for it"
+            # The frames of the traceback hold the model and its batches.
+            failure, reason = error.with_traceback(None), "there is too little memory for it"
         seconds = clock() - started
         tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, seconds, reason=reason)
     if not trained:

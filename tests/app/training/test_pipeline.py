@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +17,14 @@ from fastapi import FastAPI
 from app.core.settings import Settings
 from app.events.training_snapshot import EventSnapshot
 from app.inference.new_items import NewItems
+from app.jobs.schemas import TrainParams
 from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
-from app.training.pipeline import TrainingStart, warm_recipe, warm_start
+from app.training.pipeline import (
+    TrainingStart,
+    train_and_evaluate,
+    warm_recipe,
+    warm_start,
+)
 from app.training.progress import PHASE_SHARES, ProgressReporter
 from app.training.reader import TrainingReader
 from app.wiring import Services
@@ -26,7 +34,7 @@ from ncr_core.models import ModelConfig, build_model
 from ncr_core.recipes import recipe
 from ncr_core.training import Progress
 from ncr_core.training.warm_start import StartingPoint
-from tests.app.conftest import add_small_data, publish_model, run_job_here
+from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
 from tests.conftest import ON_SQLITE
 from tests.ncr_core.conftest import wild_model
@@ -133,6 +141,39 @@ NO_EVENTS = EventSnapshot(
     user_ids={},
     item_ids={},
 )
+
+
+def test_a_training_keeps_the_events_of_the_compared_users_alone(tmp_path: Path) -> None:
+    users, events_each = 1_200, 4  # 1,000 of the users are compared
+    n = users * events_each
+    user_id = np.arange(n) // events_each
+    events = replace(
+        NO_EVENTS,
+        user_id=user_id,
+        item_id=(np.arange(n) * 7 + user_id) % 40,
+        timestamp=np.arange(n),
+        weight=np.ones(n, dtype=np.float32),
+        seq=np.arange(n),
+        user_ids={user: f"u{user}" for user in range(users)},
+        item_ids={item: f"i{item}" for item in range(40)},
+    )
+    interactions = events.interactions()
+    reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: None))
+    comparison = IncumbentComparison(reader, events, 0.05)
+    all_events = weakref.ref(events.seq)
+    del events
+    kept: list[bool] = []
+    params = TrainParams.model_validate(QUICK)
+    train_and_evaluate(
+        interactions,
+        params,
+        "cpu",
+        tmp_path / "version",
+        lambda progress: kept.append(all_events() is not None),
+        comparison,
+    )
+    assert kept
+    assert not any(kept)
 
 
 def start_after(

@@ -345,7 +345,7 @@ def test_a_recipe_that_exceeds_the_memory_is_left_out(
     monkeypatch.setattr(selection, "train_model", train)
     selected = select_recipe(chain(), recipes=[NEXT_ITEM, NBPR], device="cpu")
     assert selected.recipe.name == "start"
-    assert selected.tried[1].reason == "the device has too little memory for it"
+    assert selected.tried[1].reason == "there is too little memory for it"
     with pytest.raises(type(error)):
         select_recipe(chain(), recipes=[NBPR], device="cpu")
 
