@@ -18,13 +18,15 @@ from ncr_core.data.interactions import Interactions
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import NBPR, NeuPR, PairwiseRanker
 from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
+from ncr_core.recipes import SMALL_DATA
 from ncr_core.train_config import Start
 from ncr_core.training.next_item import DECAY, LAGS, next_item_factors
 
 SCORE_SCALE = 10.0  # both starts give scores below about 1, and a logit needs room
 
 ALS_SWEEPS, SPARSE_ALS_SWEEPS = 8, 4
-MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE = 0.1, 6.0  # α₀ at most, and beside the density
+MAX_ALS_UNOBSERVED_WEIGHT = 0.1  # α₀ at most
+ALS_UNOBSERVED_SHARE, SMALL_ALS_UNOBSERVED_SHARE = 6.0, 24.0  # α₀ beside the density
 ALS_L2 = 0.01  # λ
 ALS_PROBE_USERS = 1_000
 MAX_CELLS = 2**24  # of the padded rows that are solved at once
@@ -56,7 +58,7 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     items = torch.randn(train.n_items, d, generator=generator, device=device) * 0.1 / d**0.5
     weight = unobserved_weight(train)
     by_item = torch.argsort(columns, stable=True)
-    for _ in range(_sweeps(weight)):
+    for _ in range(_sweeps(train)):
         users = _least_squares(items, rows, columns, train.n_users, weight)
         items = _least_squares(users, columns[by_item], rows[by_item], train.n_items, weight)
     users = _least_squares(items, rows, columns, train.n_users, weight)
@@ -67,15 +69,18 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 def unobserved_weight(train: Interactions) -> float:
     """α₀, with which all pairs together weigh six times the observed pairs; α₀ is at most 0.1.
 
-    With one observed pair in thousands, a constant α₀ would drown the observed pairs.
+    With one observed pair in thousands, a constant α₀ would drown the observed pairs. Up to
+    ``SMALL_DATA`` interactions all pairs weigh 24 times the observed ones.
     """
     density = train.nnz / max(1, train.n_users * train.n_items)
-    return min(MAX_ALS_UNOBSERVED_WEIGHT, ALS_UNOBSERVED_SHARE * density)
+    share = SMALL_ALS_UNOBSERVED_SHARE if train.nnz <= SMALL_DATA else ALS_UNOBSERVED_SHARE
+    return min(MAX_ALS_UNOBSERVED_WEIGHT, share * density)
 
 
-def _sweeps(unobserved: float) -> int:
-    """The number of sweeps; more than four sweeps fit the noise of sparse data."""
-    return ALS_SWEEPS if unobserved == MAX_ALS_UNOBSERVED_WEIGHT else SPARSE_ALS_SWEEPS
+def _sweeps(train: Interactions) -> int:
+    """The number of sweeps; more than four sweeps fit the noise of large sparse data."""
+    is_dense = unobserved_weight(train) == MAX_ALS_UNOBSERVED_WEIGHT
+    return ALS_SWEEPS if is_dense or train.nnz <= SMALL_DATA else SPARSE_ALS_SWEEPS
 
 
 @torch.no_grad()
@@ -98,7 +103,7 @@ def als_seconds(factors: int, train: Interactions, device: torch.device) -> floa
         _wait_for(device)
         seconds = min(seconds, time.perf_counter() - started)
     share = max((train.n_users + train.n_items) / users, 2 * train.nnz / part.nnz)
-    return _sweeps(unobserved_weight(train)) * seconds * share
+    return _sweeps(train) * seconds * share
 
 
 def _wait_for(device: torch.device) -> None:

@@ -193,13 +193,14 @@ def test_an_als_half_step_solves_each_row_exactly(
 
 
 @pytest.mark.parametrize(
-    ("n_users", "n_items", "weight"),
+    ("n_users", "n_items", "small_data", "weight"),
     # 8 of 32 cells, and of 8,000: six times 1/4 is more than a tenth, six times 1/1,000 is not.
-    [(4, 8, 0.1), (80, 100, 0.006)],
+    [(4, 8, 7, 0.1), (80, 100, 7, 0.006), (80, 100, 8, 0.024)],
 )
 def test_what_was_not_observed_weighs_by_the_density(
-    n_users: int, n_items: int, weight: float
+    n_users: int, n_items: int, small_data: int, weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(initializers, "SMALL_DATA", small_data)
     observed = np.arange(8)
     train = Interactions.from_arrays(
         observed % 4,
@@ -222,6 +223,7 @@ def test_the_seconds_of_als_go_by_the_rows_that_it_solves(monkeypatch: pytest.Mo
         user_ids=[f"u{n}" for n in range(30)],
         item_ids=[f"i{n}" for n in range(70)],
     )
+    monkeypatch.setattr(initializers, "SMALL_DATA", 29)
     monkeypatch.setattr(initializers, "MAX_ALS_UNOBSERVED_WEIGHT", 1.0)  # sparse: 4 sweeps
     assert als_seconds(3, train, torch.device("cpu")) == pytest.approx(40.0)
     assert solved == [10, 10, 10]
