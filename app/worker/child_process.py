@@ -43,6 +43,7 @@ EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
 PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
 WAKE_SECONDS = 1.0  # between two looks of the watchdog: its timer stands while a machine sleeps
+SPINS = "1000"  # some microseconds; by default some hundred times as many
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -152,6 +153,10 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     If the worker runs from a checkout instead of installed packages, PYTHONPATH gets the checkout,
     so that the child runs the same code.
+
+    The threads of libgomp look only ``SPINS`` times for each other before they sleep, unless the
+    operator has set their wait policy. Beside another busy process they would otherwise wait most
+    of the time for a thread without a core.
     """
     root = str(Path(app.__file__).resolve().parent.parent)
     installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
@@ -159,6 +164,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     entries = environment.get("PYTHONPATH", "").split(os.pathsep)
     path += [entry for entry in entries if Path(entry).is_absolute()]
     child = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    if "OMP_WAIT_POLICY" not in child:
+        child.setdefault("GOMP_SPINCOUNT", SPINS)
     return child | ({"PYTHONPATH": os.pathsep.join(dict.fromkeys(path))} if path else {})
 
 

@@ -26,7 +26,7 @@ from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.training.reader import Retry
 from app.wiring import Services
-from app.worker.child_process import EXIT_LEASE_OVER, child_environment, clock, run_task
+from app.worker.child_process import EXIT_LEASE_OVER, SPINS, child_environment, clock, run_task
 from ncr_core import atomic_files
 from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
@@ -189,6 +189,12 @@ def test_only_absolute_entries_of_pythonpath_reach_the_child() -> None:
     assert path[-1] == "/opt/extra"
     assert path.count("/opt/extra") == 1
     assert all(Path(entry).is_absolute() for entry in path)
+
+
+def test_the_threads_of_a_child_wait_briefly_unless_the_operator_says_otherwise() -> None:
+    assert child_environment({})["GOMP_SPINCOUNT"] == SPINS
+    assert child_environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in child_environment({"OMP_WAIT_POLICY": "ACTIVE"})
 
 
 @pytest.mark.slow
