@@ -15,22 +15,20 @@ DATA   ?=
 demo: setup
 	@$(BIN)/ncr demo --port $(PORT) $(if $(DATA),--data "$(DATA)")
 
-# The fast ones first, and tests that start and kill services after them. Two at a time have a core
-# each: with several threads they would wait for each other, in twice the time.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
-
+# The fast ones first. Tests that start processes come last and one by one: they stop, kill and
+# time them.
 test: setup-dev
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -m "not slow and not e2e and not browser"
-	$(PYTEST) -m "slow and not e2e and not browser"
-	$(PYTEST) -m e2e
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not e2e and not browser"
+	$(BIN)/python -m pytest -m e2e
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-fast: setup-dev
-	$(PYTEST) -m "not slow and not e2e and not browser"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
 
 site: setup-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
