@@ -7,8 +7,8 @@ jobs train the recipe `next-item-nbpr` with 64 factors for one epoch, because mo
 more memory. The gate compares the second model with the first, which is served by then. The peak is
 that of the largest process of a job (Linux). The last column is what the peak grew by since the
 next smaller number of events, divided by the events that came. `EVENT_BYTES` of
-`app/training/reader.py` is to be `SURPLUS` times as large. SCRATCH is a folder with room for the
-largest database (12 million events: 3 GB).
+`app/training/reader.py` is to be at least `SURPLUS` times as large. SCRATCH is a folder with room
+for the largest database (12 million events: 3 GB).
 
 All events are likes of equal weight, and the users' vectors are part of the figures. Events of
 several weights, or preferences, take more.

@@ -42,8 +42,17 @@ class TrainingError(NcrError):
         self.history = history
 
 
-_OF_DEVICE_MEMORY = ("out of memory", "outofmemory", "alloc_failed", "allocation_failed")
-_OF_HOST_MEMORY = ("allocate memory", "not enough memory", "low on memory", "bad_alloc")
+_OF_DEVICE_MEMORY = ("out of memory", "outofmemory", "alloc_failed", "device_allocation_failed")
+_OF_HOST_MEMORY = (
+    "memoryerror",
+    "allocate memory",
+    "unable to allocate",
+    "not enough memory",
+    "low on memory",
+    "high memory usage",
+    "bad_alloc",
+    "host_allocation_failed",
+)
 
 
 def lacks_device_memory(error: BaseException) -> bool:
@@ -56,7 +65,10 @@ def lacks_device_memory(error: BaseException) -> bool:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that the machine or a GPU lacks memory."""
+    """Whether an error says that the machine or a GPU lacks memory.
+
+    The error may be one of Ray's, whose text has that of the rank.
+    """
     if isinstance(error, MemoryError) or lacks_device_memory(error):
         return True
     text = str(error).lower()

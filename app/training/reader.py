@@ -161,8 +161,8 @@ class TrainingReader:
 SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
 READ_EVENT_BYTES = 120  # the snapshot, the matrix of it, and what is sorted to make it
-# The matrix, whole and split, while models are compared: SURPLUS times the figure of
-# benchmarks/results/training_memory.json, and as much for weights or an ALS start.
+# The matrix, whole and split, while models are compared: SURPLUS times the 91 B of
+# benchmarks/results/training_memory.json, and 64 B for weights or an ALS start.
 EVENT_BYTES = 200
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most

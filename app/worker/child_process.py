@@ -154,9 +154,9 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     If the worker runs from a checkout instead of installed packages, PYTHONPATH gets the checkout,
     so that the child runs the same code.
 
-    The threads of libgomp look only ``SPINS`` times for each other before they sleep, unless the
-    operator has set their wait policy. Beside another busy process they would otherwise wait most
-    of the time for a thread without a core.
+    The threads of libgomp look only ``SPINS`` times for each other before they sleep, unless their
+    wait policy is set, as `ncr serve` does. Beside another busy process they would otherwise wait
+    most of the time for a thread without a core.
     """
     root = str(Path(app.__file__).resolve().parent.parent)
     installed = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
