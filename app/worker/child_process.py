@@ -43,7 +43,7 @@ EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
 PROGRESS_SECONDS = 0.2  # between two writes of progress: epochs may take milliseconds
 WAKE_SECONDS = 1.0  # between two looks of the watchdog: its timer stands while a machine sleeps
-SPINS = "1000"  # some microseconds; by default some hundred times as many
+SPINS = "1000"  # rounds of busy waiting; the default of libgomp is 300,000
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

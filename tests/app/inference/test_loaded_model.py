@@ -350,6 +350,21 @@ def test_a_gpu_with_too_little_memory_ranks_in_halves_and_then_on_the_cpu(
     assert fallbacks == ["half", "cpu", "cpu"]
 
 
+def test_a_machine_with_too_little_memory_makes_no_second_copy_of_the_model(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fallbacks: list[str] = []
+    model = LoadedModel(ROW, model.trained.checkpoint, CANDIDATES, on_fallback=fallbacks.append)
+
+    def bound(*arguments: Any) -> BoundRanker:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    monkeypatch.setattr(ExactRanker, "bind", bound)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        rows(model, ask(0), ask(1))
+    assert fallbacks == []
+
+
 def test_a_filter_is_what_is_visible_in_a_category_and_not_excluded() -> None:
     """By ids of which the model has some; an id it does not have hides no row."""
     random = np.random.default_rng(5)
