@@ -30,6 +30,7 @@ SEEN = -1e9  # the logit of an item that the user has had
 POPULARITY_RIDGE = 1e-3
 FIT_STEPS = 100
 MAX_FACTORS = 64  # of the start that breaks are predicted with
+BLOCK = 2**20  # interactions whose gaps are in memory at once
 
 
 @torch.no_grad()
@@ -81,14 +82,26 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 
 def _breaks(train: Interactions, rng: np.random.Generator) -> dict[int, IntArray]:
     """For each gap class above 0, the places of the interactions after such a gap."""
-    gaps = train.gaps()
-    assert gaps is not None  # noqa: S101 - the caller looked
-    classes = np.searchsorted(GAPS_SECONDS, gaps)
+    classes = _gap_classes(train)
     most = min(MAX_RETURNS, int(MAX_HELD_SHARE * train.nnz))
-    return {
-        number: np.sort(rng.permutation(np.flatnonzero(classes == number))[:most])
-        for number in range(1, len(GAPS_SECONDS) + 1)
-    }
+    returns = {}
+    for number in range(1, len(GAPS_SECONDS) + 1):
+        places = np.flatnonzero(classes == number)
+        rng.shuffle(places)
+        returns[number] = np.sort(places[:most])
+    return returns
+
+
+def _gap_classes(train: Interactions) -> npt.NDArray[np.uint8]:
+    """(nnz,) the class of the gap before each interaction; 0 for a user's first."""
+    times = train.times
+    assert times is not None  # noqa: S101 - the caller looked
+    classes = np.zeros(train.nnz, dtype=np.uint8)
+    for first in range(1, train.nnz, BLOCK):  # all gaps at once would take as much as the times
+        gaps = np.diff(times[first - 1 : first + BLOCK])
+        classes[first : first + BLOCK] = np.searchsorted(GAPS_SECONDS, gaps)
+    classes[train.indptr[:-1][np.diff(train.indptr) > 0]] = 0
+    return classes
 
 
 def _start_within_breaks(
@@ -116,7 +129,7 @@ def _break_scores(
     compared = np.union1d(targets, rng.permutation(train.n_items)[:MAX_ITEMS])
     column = np.full(train.n_items, -1, dtype=np.int64)
     column[compared] = np.arange(len(compared))
-    first = train.indptr[train.users[at]]
+    first = train.indptr[np.searchsorted(train.indptr, at, "right") - 1]
     before = [train.items[begin:end] for begin, end in zip(first, at, strict=True)]
     seen = np.zeros((len(at), len(compared)), dtype=np.bool_)
     for row, items in zip(seen, before, strict=True):
