@@ -11,7 +11,7 @@ own, whose peak of memory counts:
 
 import      `ncr import` of a Parquet file
 count       the recount of popularity
-snapshot    all events as arrays, and the matrix of interactions made of them
+snapshot    the matrix of interactions, read from the database by way of files
 train       a training job: the next-item model, from which most others of `auto` start, with the
             factors that `auto` gives it at this size
 candidates  the candidates of the 10,000 most active users
@@ -74,11 +74,12 @@ def count() -> str:
 def snapshot() -> str:
     """What a training reads."""
     from app.core.settings import load_settings
-    from app.events.training_snapshot import read_snapshot
+    from app.events.training_snapshot import take_snapshot
 
     settings = load_settings()
     started = time.perf_counter()
-    made = read_snapshot(settings).interactions()
+    with take_snapshot(settings, settings.effective_train_folder) as taken:
+        made = taken.interactions()
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 
 

@@ -11,13 +11,17 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
 PRIVATE = 0o600
 _FOLDER_MODE = 0o755
+LEFTOVER_SECONDS = 86_400.0
+_SCRATCH = ".scratch"
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -99,6 +103,24 @@ def atomic_folder(
     finally:
         for path in (staging, old):
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder for temporary files, which is removed at the end.
+
+    The function also removes folders of this prefix that killed processes left a day ago.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            is_old = old.stat().st_mtime < time.time() - LEFTOVER_SECONDS
+            if is_old and (old / _SCRATCH).is_file():  # made here, whatever else is there
+                shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        folder = Path(name)
+        (folder / _SCRATCH).touch()
+        yield folder
 
 
 def sync(path: Path) -> None:

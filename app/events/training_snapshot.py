@@ -1,13 +1,23 @@
-"""Training snapshot: all events and preferences in one consistent state, and their matrix."""
+"""Training snapshot: all events and preferences in one consistent state, divided by user on disk.
+
+One pass over the database divides the rows by a hash of the user into files of fixed-length
+records. A part has all rows of its users, so each part is sorted and resolved alone. The largest
+part, and some ten bytes an item, bound the memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, fields
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from app.core.settings import Settings
 from app.core.tables import now_us
@@ -20,232 +30,368 @@ from app.events.resolved_events import (
     positions,
     resolve_events,
 )
-from app.events.snapshot_query import EVENT, snapshot_query
-from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
+from app.events.snapshot_query import (
+    CHUNK_IDS,
+    EVENT,
+    Named,
+    SnapshotQuery,
+    snapshot_query,
+)
+from ncr_core.atomic_files import scratch_folder
+from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
+from ncr_core.data.snapshot import (
+    Ids,
+    SnapshotManifest,
+    SnapshotWriter,
+    concatenated,
+    part_of,
+    snapshot_folder,
+    suitable_parts,
+)
 from ncr_core.errors import DataError
+
+Report = Callable[[str, int, int], None]
+"""Called with the name of a step, the number of finished units, and the number of all units."""
 
 CheckSizes = Callable[[int, int, int], None]
 
-BLOCK_EVENTS = 2**20
-"""The events that are resolved at once. A block has all events of its users, and may be longer."""
+PREFIX = ".ncr-events-"
+_PREFERENCE_COLUMNS = 5
+_NOTHING = np.zeros((0, 3), dtype=np.int64)
+_NAMES = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def take_snapshot(
+    settings: Settings, parent: Path, check_sizes: CheckSizes = lambda *sizes: None
+) -> TrainingSnapshot:
+    """Reads the database into a snapshot, which the caller has to close. The function blocks.
+
+    Args:
+        settings: The settings of the database and of the event weights.
+        parent: The parent of the snapshot's folder. Its disk needs some 65 bytes an event.
+        check_sizes: Called with the numbers of events, users and items before the events are read.
+            An error that the function raises ends the reading.
+    """
+    with ExitStack() as stack:
+        with snapshot_query(settings) as query:
+            sizes = query.sizes()
+            check_sizes(*sizes)
+            snapshot = stack.enter_context(
+                TrainingSnapshot(parent, suitable_parts(sizes[0], at_least=1))
+            )
+            snapshot.fill(query)
+        snapshot.resolve(EventWeights.from_settings(settings))
+        stack.pop_all()
+    return snapshot
+
+
+def write_parts(
+    settings: Settings,
+    folder: Path,
+    *,
+    parts: int | None = None,
+    hash_seed: int = 0,
+    report: Report = lambda *_: None,
+) -> SnapshotManifest:
+    """Writes the snapshot into a new folder, which appears whole or not at all.
+
+    The function blocks. The matrix is that of `TrainingSnapshot.interactions`, with the users in
+    the order of the parts.
+
+    Args:
+        settings: The settings of the database and of the event weights.
+        folder: The folder of the snapshot. Its disk needs some 65 bytes an event meanwhile.
+        parts: The number of parts; by default `suitable_parts` of the events.
+        hash_seed: The seed of the hash that divides the users.
+        report: Called with the progress.
+
+    Raises:
+        DataError: No user likes an available item, or the folder exists or cannot be written.
+    """
+    with ExitStack() as stack:
+        staging = stack.enter_context(snapshot_folder(folder))
+        with snapshot_query(settings) as query:
+            number = parts or suitable_parts(query.sizes()[0])
+            snapshot = stack.enter_context(TrainingSnapshot(folder.parent, number, hash_seed))
+            snapshot.fill(query, report)
+        snapshot.resolve(EventWeights.from_settings(settings), report)
+        return snapshot.write(staging, report)
 
 
 @dataclass(frozen=True, slots=True)
-class EventSnapshot:
-    """Every event up to ``max_seq``, ordered by user, time and seq. Ids are internal.
+class NamedItems:
+    """The items that some users of a matrix had named, by rows and columns of the matrix."""
 
-    Those of some users alone after `of_users`.
+    events: IntArray
+    """(n, 3) user, item and seq of each event of any weight."""
+    preferences: IntArray
+    """(p, 3) user, item and seq: two for each stated preference."""
+
+
+class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
+    """The snapshot in temporary files, with the rows of each part in files of their own.
+
+    The methods `fill` and `resolve` make it. Ids are internal until then.
     """
 
-    user_id: NDArray[np.int64]
-    """(n,) like every array of events."""
-    item_id: NDArray[np.int64]
-    timestamp: NDArray[np.int64]
-    """Microseconds since 1970, UTC."""
-    weight: NDArray[np.float32]
-    """The event's weight, see `EventWeights`, decayed to the latest event or preference."""
-    seq: NDArray[np.int64]
-    preferences: NDArray[np.int64]
-    """(P, 5) stated preferences in the same order: user, winner, loser, timestamp, seq."""
-    preference_weight: NDArray[np.float32]
-    """(P,) the decay of each preference, at most 1."""
-    max_seq: int
-    user_ids: dict[int, str]
-    """Clients' ids by internal ids, of all users but throw-away ones."""
-    item_ids: dict[int, str]
-    """Clients' ids by internal ids, of all items but deleted ones."""
+    def __init__(self, parent: Path, parts: int, hash_seed: int = 0) -> None:
+        """Makes the folder of the files in a folder, which may not exist yet."""
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(scratch_folder(parent, PREFIX))
+        self._parts, self._hash_seed = parts, hash_seed
+        self._latest, self._n_liked = 0, 0
+        self._used: BoolArray = np.zeros(0, dtype=np.bool_)  # items by internal id
+        self._weights: set[float] = set()
+        self.last_seq = 0
+        """The highest seq of an event, a preference or a deletion."""
 
-    def __len__(self) -> int:
-        return len(self.seq)
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the files."""
+        self._stack.close()
+
+    def fill(self, query: SnapshotQuery, report: Report = lambda *_: None) -> None:
+        """Reads the database in chunks, and divides the rows into files.
+
+        Raises:
+            DataError: The database has no events.
+        """
+        n_events, done = query.sizes()[0], 0
+        if n_events == 0:
+            raise DataError(NO_EVENTS)
+        self.last_seq = query.max_seq()
+        for events in query.events():
+            self._latest = max(self._latest, int(events["timestamp"].max(initial=0)))
+            self._append("events", events["user_id"], events)
+            done += len(events)
+            report("read events", done, n_events)
+        preferences = query.preferences()
+        while chunk := list(islice(preferences, CHUNK_IDS)):
+            stated = np.array(chunk, dtype=np.int64)
+            self._latest = max(self._latest, int(stated[:, 3].max()))
+            self._append("preferences", stated[:, 0], stated)
+        self._append_names(query.users())
+        items = self._folder / "items"
+        with items.open("wb") as file, pa.ipc.new_stream(file, _NAMES) as stream:
+            for ids, names in _chunks(query.items()):
+                stream.write_batch(_batch(ids, pa.array(names, pa.string())))
+
+    def resolve(self, event_weights: EventWeights, report: Report = lambda *_: None) -> None:
+        """Resolves the events and preferences of each part, see `resolve_events`.
+
+        Raises:
+            DataError: No user likes an available item.
+        """
+        # Not after the present: an event in the future would make all others old.
+        now = min(now_us(), self._latest)
+        available = self._available()
+        self._used = np.zeros_like(available)
+        any_available = False
+        for part in range(self._parts):
+            events = self._rows("events", part, EVENT)
+            events = events[_among(available, events["item_id"])]
+            users = np.sort(self._names_of(part)["id"].to_numpy())
+            events = events[np.isin(events["user_id"], users)]
+            # Sorted here: the database would spill a sort of this size to disk.
+            order = np.lexsort((events["seq"], events["timestamp"], events["user_id"]))
+            events = events[order]
+            any_available |= len(events) > 0
+            stated = self._preferences(part)
+            kept = _among(available, stated[:, 1]) & _among(available, stated[:, 2])
+            stated = stated[kept & np.isin(stated[:, 0], users)]
+            timestamps, weights = events["timestamp"].copy(), events["weight"].copy()
+            if event_weights.half_life_days is not None:
+                weights *= event_weights.decay(timestamps, now)
+            resolved = resolve_events(
+                np.stack([events["user_id"], events["item_id"]], axis=1),
+                weights,
+                timestamps,
+                stated[:, :3],
+                event_weights.decay(stated[:, 3], now),
+            )
+            del events, order
+            self._used[resolved.items] = True
+            self._n_liked += len(resolved.liked)
+            if len(resolved.liked):
+                low, high = resolved.liked_weights.min(), resolved.liked_weights.max()
+                self._weights |= {float(low), float(high)}
+            np.savez(
+                self._path("resolved", part),
+                **{field.name: getattr(resolved, field.name) for field in fields(resolved)},
+            )
+            report("resolve parts", part + 1, self._parts)
+        if not any_available:
+            raise DataError(NONE_AVAILABLE)
+        if self._n_liked == 0:
+            raise DataError(NONE_POSITIVE)
 
     def interactions(self) -> Interactions:
         """Builds the matrix of interactions, with the users' other feedback.
 
         Of a user's events about an item, the latest with a non-zero weight counts, see
-        `resolve_feedback`. The matrix leaves out users and items without a client's id, and users
-        without a like or a preference.
-
-        Raises:
-            DataError: No user likes an available item.
+        `resolve_feedback`. The matrix leaves out users and items without a client's id, users
+        without a like or a preference, and items that no user likes, dislikes or prefers to
+        another. The users of a part are in the order of their internal ids.
         """
-        if len(self) == 0:
-            raise DataError(NO_EVENTS)
-        available = np.sort(np.fromiter(self.item_ids, np.int64, len(self.item_ids)))
-        existing = np.sort(np.fromiter(self.user_ids, np.int64, len(self.user_ids)))
-        matrix = _Matrix(available)
-        any_available = False
-        for events, stated in self._blocks():
-            mask = positions(available, self.item_id[events]) >= 0
-            mask &= positions(existing, self.user_id[events]) >= 0
-            any_available |= bool(mask.any())
-            preferences = self.preferences[stated]
-            kept = (positions(available, preferences[:, 1:3]) >= 0).all(axis=1)
-            kept &= positions(existing, preferences[:, 0]) >= 0
-            resolved = resolve_events(
-                np.stack([self.user_id[events][mask], self.item_id[events][mask]], axis=1),
-                self.weight[events][mask],
-                self.timestamp[events][mask],
-                preferences[kept, :3],
-                self.preference_weight[stated][kept],
+        return concatenated(self._matrices(), self._n_liked, self._item_ids())
+
+    def write(self, folder: Path, report: Report = lambda *_: None) -> SnapshotManifest:
+        """Writes the matrix in parts."""
+        item_ids = self._item_ids()
+        writer = SnapshotWriter(
+            folder,
+            len(item_ids),
+            timed=True,
+            weighted=self._is_weighted,
+            hash_seed=self._hash_seed,
+            last_seq=self.last_seq,
+        )
+        for part, matrix in enumerate(self._matrices()):
+            writer.add_part(matrix)
+            report("write parts", part + 1, self._parts)
+        return writer.finish(item_ids)
+
+    def named_items(self, interactions: Interactions, users: BoolArray) -> NamedItems:
+        """The items that some users named, also in events that do not count in the matrix.
+
+        Args:
+            interactions: A matrix made of this snapshot. It may lack users and items since.
+            users: (n_users,) mask of the users.
+        """
+        rows = np.flatnonzero(users)
+        ids = pa.array([interactions.user_ids[row] for row in rows.tolist()], pa.string())
+        events, preferences = [_NOTHING], [_NOTHING]
+        for part in range(self._parts):
+            names = self._names_of(part)
+            place = pc.index_in(names["name"], ids).fill_null(-1).to_numpy()
+            own = np.flatnonzero(place >= 0)
+            own = own[np.argsort(names["id"].to_numpy()[own])]
+            internal, row_of = names["id"].to_numpy()[own], rows[place[own]]
+            of_part = self._rows("events", part, EVENT)
+            columns = [of_part[name] for name in ("user_id", "item_id", "seq")]
+            stated = self._preferences(part)
+            for found, named in (
+                (events, np.stack(columns, axis=1)),
+                (preferences, stated[:, [0, 1, 4]]),
+                (preferences, stated[:, [0, 2, 4]]),
+            ):
+                at = positions(internal, named[:, 0])
+                theirs = named[at >= 0]
+                theirs[:, 0] = row_of[at[at >= 0]]
+                found.append(theirs)
+        return NamedItems(*(self._in_matrix(each, interactions) for each in (events, preferences)))
+
+    def _in_matrix(self, parts: Sequence[IntArray], interactions: Interactions) -> IntArray:
+        """The rows of parts with the columns of their items, without items of other matrices."""
+        named = np.concatenate(parts)
+        items, inverse = np.unique(named[:, 1], return_inverse=True)
+        names = _read_names(self._folder / "items")
+        place = pc.index_in(pa.array(items), names["id"].combine_chunks())
+        item_ids = names["name"].combine_chunks().take(place).to_pylist()
+        named[:, 1] = row_indices(item_ids, interactions.item_ids)[inverse]
+        return named[named[:, 1] >= 0]
+
+    def _matrices(self) -> Iterator[Interactions]:
+        """The matrix of each part, with the same columns."""
+        items, item_ids = np.flatnonzero(self._used), self._item_ids()
+        for part in range(self._parts):
+            with np.load(self._path("resolved", part), allow_pickle=False) as arrays:
+                resolved = ResolvedEvents(**{name: arrays[name] for name in arrays.files})
+            users = resolved.users
+            user_ids = _ids_of(users, self._names_of(part))
+            yield resolved.interactions(
+                users, items, user_ids, item_ids, weighted=self._is_weighted
             )
-            matrix.append(resolved, self.user_ids)
-        if not any_available:
-            raise DataError(NONE_AVAILABLE)
-        return matrix.finish(self.item_ids)
 
-    def of_users(self, user_ids: Collection[str]) -> EventSnapshot:
-        """The events and preferences of some users alone, by the clients' ids of the users."""
-        wanted = set(user_ids)
-        kept = {user: name for user, name in self.user_ids.items() if name in wanted}
-        ids = np.fromiter(kept, np.int64, len(kept))
-        events = np.isin(self.user_id, ids)
-        stated = np.isin(self.preferences[:, 0], ids)
-        return replace(
-            self,
-            user_id=self.user_id[events],
-            item_id=self.item_id[events],
-            timestamp=self.timestamp[events],
-            weight=self.weight[events],
-            seq=self.seq[events],
-            preferences=self.preferences[stated],
-            preference_weight=self.preference_weight[stated],
-            user_ids=kept,
-        )
+    @property
+    def _is_weighted(self) -> bool:
+        return len(self._weights) > 1
 
-    def _blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Ranges of events and of preferences, each of all rows of some users."""
-        start = stated = 0
-        while start < len(self):
-            end, last = start + BLOCK_EVENTS, stated
-            if end < len(self):
-                user = self.user_id[end]
-                end = int(np.searchsorted(self.user_id, user, "right"))
-                last = int(np.searchsorted(self.preferences[:, 0], user, "right"))
-            if end >= len(self):
-                last = len(self.preferences)
-            yield slice(start, end), slice(stated, last)
-            start, stated = end, last
+    def _path(self, kind: str, part: int) -> Path:
+        return self._folder / f"{kind}-{part}{'.npz' if kind == 'resolved' else ''}"
 
+    def _append(self, kind: str, users: IntArray, rows: NDArray[Any]) -> None:
+        """Appends rows to the files of their users' parts."""
+        for part, mine in self._divided(users):
+            with self._path(kind, part).open("ab") as file:
+                file.write(rows[mine].tobytes())
 
-class _Matrix:
-    """The matrix of interactions of users in ascending order, made of some users at a time."""
+    def _append_names(self, users: Iterator[Named]) -> None:
+        for ids, names in _chunks(users):
+            strings = pa.array(names, pa.string())
+            for part, mine in self._divided(ids):
+                batch = _batch(ids[mine], strings.take(pa.array(mine)))
+                path = self._path("users", part)
+                with path.open("ab") as file, pa.ipc.new_stream(file, _NAMES) as stream:
+                    stream.write_batch(batch)
 
-    def __init__(self, items: IntArray) -> None:
-        """``items`` are the ascending internal ids of the items that may be in the matrix."""
-        self._items = items
-        self._all_columns = np.arange(len(items))
-        self._names = [""] * len(items)
-        self._used = np.zeros(len(items), dtype=np.bool_)
-        self._user_ids: list[str] = []
-        self._lengths: list[IntArray] = []
-        self._columns: list[IntArray] = []
-        self._weights: list[FloatArray] = []
-        self._times: list[NDArray[np.float64]] = []
-        self._feedback: list[UserFeedback] = []
+    def _divided(self, users: IntArray) -> Iterator[tuple[int, IntArray]]:
+        """Each part with some of the users, and the positions of these users."""
+        division = part_of(users, self._parts, self._hash_seed)
+        order = np.argsort(division, kind="stable")
+        stops = np.cumsum(np.bincount(division, minlength=self._parts))
+        for part, mine in enumerate(np.split(order, stops[:-1])):
+            if len(mine):
+                yield part, mine
 
-    def append(self, resolved: ResolvedEvents, names: Mapping[int, str]) -> None:
-        """Adds users with larger internal ids than the users before."""
-        users = resolved.users
-        self._used[np.searchsorted(self._items, resolved.items)] = True
-        if len(users) == 0:
-            return
-        user_ids = [names[user] for user in users.tolist()]
-        part = resolved.interactions(users, self._items, user_ids, self._names, weighted=True)
-        assert part.weights is not None  # noqa: S101
-        assert part.times is not None  # noqa: S101
-        if part.feedback is not None:
-            rows = np.arange(len(users)) + len(self._user_ids)
-            self._feedback.append(part.feedback.reindexed(rows, self._all_columns))
-        self._user_ids += user_ids
-        self._lengths.append(np.diff(part.indptr))
-        self._columns.append(part.items)
-        self._weights.append(part.weights)
-        self._times.append(part.times)
+    def _rows(self, kind: str, part: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        path = self._path(kind, part)
+        return np.fromfile(path, dtype) if path.exists() else np.empty(0, dtype)
 
-    def finish(self, names: Mapping[int, str]) -> Interactions:
-        """The matrix, without the items that no user likes, dislikes or prefers to another.
+    def _preferences(self, part: int) -> IntArray:
+        """(p, 5) user, winner, loser, timestamp and seq, in the order of user, time and seq."""
+        stated = self._rows("preferences", part, np.dtype("i8"))
+        return stated.reshape(-1, _PREFERENCE_COLUMNS)
 
-        Raises DataError if no user likes an item.
-        """
-        lengths = _joined(self._lengths, np.int64)
-        if not lengths.any():
-            raise DataError(NONE_POSITIVE)
-        new_columns = np.where(self._used, np.cumsum(self._used) - 1, -1)
-        weights = _joined(self._weights, np.float32)
-        rows = np.arange(len(self._user_ids))
-        feedback = [part.reindexed(rows, new_columns) for part in self._feedback]
-        return Interactions(
-            np.concatenate([[0], np.cumsum(lengths)]),
-            new_columns[_joined(self._columns, np.int64)],
-            self._user_ids,
-            [names[item] for item in self._items[self._used].tolist()],
-            weights if np.ptp(weights) > 0 else None,
-            _joined_feedback(feedback),
-            _joined(self._times, np.float64),
-        )
+    def _names_of(self, part: int) -> pa.Table:
+        """Internal ids and names of the users of a part."""
+        return _read_names(self._path("users", part))
+
+    def _available(self) -> BoolArray:
+        """Whether an item may be recommended, by its internal id."""
+        ids = _read_names(self._folder / "items")["id"].to_numpy()
+        available = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
+        available[ids] = True
+        return available
+
+    def _item_ids(self) -> Ids:
+        """The ids of the items of the matrix."""
+        return _ids_of(np.flatnonzero(self._used), _read_names(self._folder / "items"))
 
 
-def _joined(parts: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
-    """All parts behind one another. The list is empty afterwards, to free its memory."""
-    joined = np.concatenate([np.empty(0, dtype), *parts])
-    parts.clear()
-    return joined
+def _among(available: BoolArray, ids: IntArray) -> BoolArray:
+    mask = ids < len(available)
+    mask[mask] = available[ids[mask]]
+    return mask
 
 
-def _joined_feedback(parts: Sequence[UserFeedback]) -> UserFeedback | None:
-    if not parts:
-        return None
-    names = [field.name for field in fields(UserFeedback)]
-    joined = UserFeedback(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    )
-    return joined if len(joined) else None
+def _ids_of(ids: IntArray, names: pa.Table) -> Ids:
+    """The names of ascending internal ids, all of which are in the table."""
+    known = names["id"].to_numpy()
+    order = np.argsort(known)
+    rows = order[np.searchsorted(known, ids, sorter=order)]
+    return Ids(names["name"].combine_chunks().take(pa.array(rows)))
 
 
-def read_snapshot(
-    settings: Settings, check_sizes: CheckSizes = lambda *sizes: None
-) -> EventSnapshot:
-    """Read the snapshot. The function blocks, so callers need a thread.
+def _chunks(rows: Iterator[Named]) -> Iterator[tuple[IntArray, Sequence[str]]]:
+    while chunk := list(islice(rows, CHUNK_IDS)):
+        ids, names = zip(*chunk, strict=True)
+        yield np.array(ids, dtype=np.int64), names
 
-    Args:
-        settings: the settings of the database and of the event weights.
-        check_sizes: called with the numbers of events, users and items before the events are read.
-            An error that the function raises ends the reading.
-    """
-    event_weights = EventWeights.from_settings(settings)
-    with snapshot_query(settings) as query:
-        n_events, n_users, n_items = query.sizes()
-        check_sizes(n_events, n_users, n_items)
-        max_seq, user_ids, item_ids = query.max_seq(), dict(query.users()), dict(query.items())
-        preference_rows = list(query.preferences())
-        # A column at a time, so that the sorted ones are never beside all of the others.
-        columns = {name: np.empty(n_events, EVENT[name]) for name in EVENT.names or ()}
-        filled = 0
-        for chunk in query.events():
-            for name in columns:
-                columns[name][filled : filled + len(chunk)] = chunk[name]
-            filled += len(chunk)
-    # Sorted here: the database would spill a sort of this size to disk.
-    order = np.lexsort((columns["seq"], columns["timestamp"], columns["user_id"]))
-    for name in columns:
-        columns[name] = columns[name][order]
-    del order
-    preferences = np.array(preference_rows, dtype=np.int64).reshape(-1, 5)
-    timestamp, weight = columns["timestamp"], columns["weight"]
-    # Not after the present: an event in the future would make all others old.
-    latest = max((int(t.max()) for t in (timestamp, preferences[:, 3]) if len(t)), default=0)
-    now = min(now_us(), latest)
-    if event_weights.half_life_days is not None:
-        weight *= event_weights.decay(timestamp, now)
-    return EventSnapshot(
-        user_id=columns["user_id"],
-        item_id=columns["item_id"],
-        timestamp=timestamp,
-        weight=weight,
-        seq=columns["seq"],
-        preferences=preferences,
-        preference_weight=event_weights.decay(preferences[:, 3], now),
-        max_seq=max_seq,
-        user_ids=user_ids,
-        item_ids=item_ids,
-    )
+
+def _batch(ids: IntArray, names: pa.Array) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(ids), names], schema=_NAMES)
+
+
+def _read_names(path: Path) -> pa.Table:
+    """The rows of a file with one Arrow stream after another."""
+    if not path.exists():
+        return _NAMES.empty_table()
+    batches, size = [], path.stat().st_size
+    with pa.memory_map(str(path)) as file:
+        while file.tell() < size:
+            with pa.ipc.open_stream(file) as stream:
+                batches += list(stream)
+    return pa.Table.from_batches(batches, _NAMES)

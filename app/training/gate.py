@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from app.events.training_snapshot import EventSnapshot
+from app.events.training_snapshot import NamedItems, TrainingSnapshot
 from app.training.progress import ProgressReporter
 from app.training.reader import Features, TrainingReader
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
@@ -58,19 +58,21 @@ class IncumbentComparison:
 
     Args:
         reader: Reads the served model.
-        events: The events that the challenger's data were made of.
+        snapshot: The snapshot that the challenger's data were made of.
         margin: The share of the incumbent's NDCG@10 by which the challenger may be worse.
     """
 
-    def __init__(self, reader: TrainingReader, events: EventSnapshot, margin: float) -> None:
+    def __init__(self, reader: TrainingReader, snapshot: TrainingSnapshot, margin: float) -> None:
         self.margin = margin
         self._reader = reader
-        self._events = events
+        self._snapshot = snapshot
+        self._named: NamedItems | None = None
         self._serving_model: ServingModel | None = None
 
-    def keep_users(self, user_ids: Collection[str]) -> None:
-        """Forgets the events of all other users, which need much memory during a training."""
-        self._events = self._events.of_users(user_ids)
+    def keep_users(self, interactions: Interactions, users: BoolArray) -> None:
+        """Reads what these users named from the snapshot, and removes the snapshot's files."""
+        self._named = self._snapshot.named_items(interactions, users)
+        self._snapshot.close()
 
     def load(
         self, interactions: Interactions, users: BoolArray
@@ -81,7 +83,8 @@ class IncumbentComparison:
 
         Args:
             interactions: The challenger's data.
-            users: (n_users,) mask of the users to compare on, all of them users that were kept.
+            users: (n_users,) mask of the users to compare on, all of them users that were kept of
+                these interactions.
 
         Raises:
             ServingModelReadError: The checkpoint is damaged or gone.
@@ -96,7 +99,8 @@ class IncumbentComparison:
             # It has learned everything that there was: only newer interactions are fair.
             rows = np.arange(len(checkpoint.user_ids))
             evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
-        known = known_at(self._events, interactions, users, serving.trained_seq)
+        assert self._named is not None  # noqa: S101 - the training has kept its users
+        known = known_at(self._named, interactions, users, serving.trained_seq)
         return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
 
     async def _load_serving_model(self, features: Features) -> ServingModel | None:
@@ -115,12 +119,12 @@ class IncumbentComparison:
 
 
 def known_at(
-    snapshot: EventSnapshot, interactions: Interactions, users: BoolArray, seq: int
+    named: NamedItems, interactions: Interactions, users: BoolArray, seq: int
 ) -> tuple[Interactions, Interactions]:
     """The parts of some users' interactions that were known at ``seq``.
 
     Args:
-        snapshot: The events of these users that the interactions were made of.
+        named: The items that these users named.
         interactions: All interactions.
         users: (n_users,) mask of the users.
         seq: The seq up to which the incumbent was trained.
@@ -129,31 +133,18 @@ def known_at(
         The interactions with an event of any weight by then, and the interactions whose item the
         user had named by then in a preference, even if the preference was taken back later.
     """
-    preferences = snapshot.preferences
-    named = np.concatenate([preferences[:, [0, 1, 4]], preferences[:, [0, 2, 4]]])
     mask, rows = interactions.entries_of(users), np.flatnonzero(users)
     theirs = interactions.of_rows(rows)
     keys = rows[theirs.users] * interactions.n_items + theirs.items
 
-    def select(user_id: IntArray, item_id: IntArray, seqs: IntArray) -> Interactions:
-        """The users' interactions among these pairs of internal ids, up to ``seq``."""
-        old = seqs <= seq
-        user = _rows_by_name(user_id[old], snapshot.user_ids, interactions.user_ids)
-        item = _rows_by_name(item_id[old], snapshot.item_ids, interactions.item_ids)
-        known = (user >= 0) & (item >= 0)
-        known &= users[user]  # −1 is any user, and left out already
+    def select(named: IntArray) -> Interactions:
+        """The users' interactions among these users and items, up to ``seq``."""
+        user, item, _ = named[named[:, 2] <= seq].T
         selected = mask.copy()
-        selected[mask] = np.isin(keys, user[known] * interactions.n_items + item[known])
+        selected[mask] = np.isin(keys, user * interactions.n_items + item)
         return interactions.select(selected)
 
-    return select(snapshot.user_id, snapshot.item_id, snapshot.seq), select(*named.T)
-
-
-def _rows_by_name(ids: IntArray, names: dict[int, str], row_names: Sequence[str]) -> IntArray:
-    """Matrix rows of internal ids by their clients' ids; −1 for ids without a row."""
-    distinct, inverse = np.unique(ids, return_inverse=True)
-    rows: IntArray = row_indices([names.get(i, "") for i in distinct.tolist()], row_names)[inverse]
-    return rows
+    return select(named.events), select(named.preferences)
 
 
 def gate_report(

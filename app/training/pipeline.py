@@ -109,9 +109,7 @@ def train_and_evaluate(
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
     if comparison is not None:
-        comparison.keep_users(
-            [interactions.user_ids[user] for user in np.flatnonzero(held_out).tolist()]
-        )
+        comparison.keep_users(interactions, held_out)
     split = leave_latest_out(interactions, held_out)
     start = TrainingStart(split, None, {"from": "scratch"})
     if params.start == "warm":

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +27,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.events import training_snapshot
 from app.events.service import EventService
-from app.events.training_snapshot import EventSnapshot
+from app.events.training_snapshot import TrainingSnapshot
 from app.events.user_service import UserService
 from app.jobs.schemas import TrainParams
 from app.registry.checkpoint_store import CheckpointStore
@@ -120,22 +120,28 @@ class TrainingReader:
 
         return self.retry(lambda: asyncio.run(connect_and_query()), *database_errors(), *failures)
 
-    def read_events(self, params: TrainParams) -> tuple[Interactions, EventSnapshot]:
-        """The interactions for a training, and the events that they are made of.
+    def read_events(self, params: TrainParams) -> tuple[Interactions, TrainingSnapshot]:
+        """The interactions for a training, and their snapshot, which the caller has to close.
 
         Raises:
             TrainingError: The training does not fit in memory.
+            OSError: The folder of running trainings cannot be written.
         """
         limit = self.settings.train_memory_bytes
         ranks = RanksHere.of(self.settings)
 
-        def read() -> tuple[Interactions, EventSnapshot]:
-            events = training_snapshot.read_snapshot(
-                self.settings, lambda *sizes: check_memory(params, sizes, limit, ranks)
+        def read() -> TrainingSnapshot:
+            return training_snapshot.take_snapshot(
+                self.settings,
+                self.settings.effective_train_folder,
+                lambda *sizes: check_memory(params, sizes, limit, ranks),
             )
-            return events.interactions(), events
 
-        return self.retry(read, *database_errors())
+        with ExitStack() as stack:
+            snapshot = stack.enter_context(self.retry(read, *database_errors()))
+            interactions = snapshot.interactions()
+            stack.pop_all()
+        return interactions, snapshot
 
     def check_store(self, version: str) -> None:
         """Checks, before a long training, that the files of a version may be written.
@@ -160,7 +166,6 @@ class TrainingReader:
 # By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
 SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
-READ_EVENT_BYTES = 120  # the snapshot, the matrix of it, and what is sorted to make it
 # The matrix, whole and split, while models are compared: SURPLUS times the 91 B of
 # benchmarks/results/training_memory.json, and 64 B for weights or an ALS start.
 EVENT_BYTES = 200
@@ -224,9 +229,8 @@ def training_bytes(
     auto = params.recipe == AUTO_RECIPE
     recipes = auto_recipes(users, items, events) if auto else [params.configured_recipe()]
     models = max(_model_bytes(each, events, users, items) for each in recipes)
-    reading, training = READ_EVENT_BYTES * events, EVENT_BYTES * events + models
-    of_ranks = ranks.bytes(events, models)
-    return BASE_BYTES + ROW_BYTES * (users + items) + max(reading, training + of_ranks)
+    of_events, of_ranks = EVENT_BYTES * events, ranks.bytes(events, models)
+    return BASE_BYTES + ROW_BYTES * (users + items) + of_events + models + of_ranks
 
 
 def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:

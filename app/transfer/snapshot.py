@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from app.core.settings import Settings
-from app.events.snapshot_parts import Report, write_parts
+from app.events.training_snapshot import Report, write_parts
 from ncr_core.data.snapshot import SnapshotManifest, check_free, is_url, upload_snapshot
 
 

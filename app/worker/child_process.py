@@ -325,26 +325,24 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
-    interactions, events = reader.read_events(task.params)
-    trained_seq = events.max_seq
-    comparison = IncumbentComparison(reader, events, task.gate_margin)
-    del events  # the training needs those of a few users alone
-    wanted = task.params.attributes
-    names = settings.attribute_names if wanted is None else None if wanted == "auto" else wanted
-    descriptions = None if names == [] else Descriptions.of(reader, names)
-    summary = train_and_evaluate(
-        interactions,
-        task.params,
-        task.device,
-        store.folder(task.version).resolve(),
-        report,
-        comparison,
-        expected_seconds,
-        settings.train_budget,
-        retry,
-        run_phase,
-        descriptions,
-    ) | {"trained_seq": trained_seq}
+    interactions, snapshot = reader.read_events(task.params)
+    with snapshot:
+        wanted = task.params.attributes
+        names = settings.attribute_names if wanted is None else None if wanted == "auto" else wanted
+        descriptions = None if names == [] else Descriptions.of(reader, names)
+        summary = train_and_evaluate(
+            interactions,
+            task.params,
+            task.device,
+            store.folder(task.version).resolve(),
+            report,
+            IncumbentComparison(reader, snapshot, task.gate_margin),
+            expected_seconds,
+            settings.train_budget,
+            retry,
+            run_phase,
+            descriptions,
+        ) | {"trained_seq": snapshot.last_seq}
     if store.remote:
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)

@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,12 +153,12 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.parquet"
 
 
-def suitable_parts(events: int) -> int:
-    """The number of parts of some hundred thousand events: a power of two from 16 to 4,096.
+def suitable_parts(events: int, at_least: int = MIN_PARTS) -> int:
+    """The number of parts of some hundred thousand events: a power of two of at most 4,096.
 
     At most as many readers can share the parts. The memory of a part is some hundred MB.
     """
-    parts = MIN_PARTS
+    parts = at_least
     while parts * PART_EVENTS < events and parts < MAX_PARTS:
         parts *= 2
     return parts
@@ -309,7 +309,9 @@ class Snapshot:
             StoreUnavailable: The store cannot be used.
         """
         numbers = range(len(self.manifest.parts)) if parts is None else parts
-        return concatenated([self._read_part(number) for number in numbers], self.item_ids)
+        entries = [self.manifest.parts[number] for number in numbers]
+        n_interactions = sum(entry.interactions for entry in entries)
+        return concatenated(map(self._read_part, numbers), n_interactions, self.item_ids)
 
     def _read_part(self, number: int) -> Interactions:
         entry = self.manifest.parts[number]
@@ -331,28 +333,55 @@ class Snapshot:
             raise DataError(f"{entry.file} is not a Parquet file") from None
 
 
-def concatenated(parts: Sequence[Interactions], item_ids: Sequence[str]) -> Interactions:
-    """One matrix of several with the same items, with their users one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    lengths = [np.diff(part.indptr) for part in parts]
-    firsts = np.cumsum([0, *(part.n_users for part in parts)])
-    weights = [part.weights for part in parts if part.weights is not None]
-    times = [part.times for part in parts if part.times is not None]
-    feedback = [
-        _of_users_from(part.feedback, int(first))
-        for part, first in zip(parts, firsts[:-1], strict=True)
-        if part.feedback is not None
-    ]
+def concatenated(
+    parts: Iterable[Interactions], n_interactions: int, item_ids: Sequence[str]
+) -> Interactions:
+    """One matrix of several with the same items, with their users one after the other.
+
+    Args:
+        parts: The matrices. They take turns in memory, if they come from a generator. All of them
+            have times or none, and all have weights or none.
+        n_interactions: The number of interactions of all parts, or more.
+        item_ids: The ids of the items.
+    """
+    arrays: dict[str, Array] = {}
+    lengths: list[IntArray] = []
+    users: list[pa.Array] = []
+    feedback: list[UserFeedback] = []
+    n = first = 0
+    for part in parts:
+        for name, values in _of_interactions(part).items():
+            if name not in arrays:
+                arrays[name] = np.empty(n_interactions, values.dtype)
+            arrays[name][n : n + part.nnz] = values
+        if part.feedback is not None:
+            feedback.append(_of_users_from(part.feedback, first))
+        lengths.append(np.diff(part.indptr))
+        users.append(_arrow_ids(part.user_ids))
+        n, first = n + part.nnz, first + part.n_users
+    for values in arrays.values():
+        values.resize(n, refcheck=False)
     return Interactions(
         np.concatenate([[0], np.cumsum(np.concatenate([[], *lengths]))]).astype(np.int64),
-        np.concatenate([np.zeros(0, np.int64), *(part.items for part in parts)]),
-        Ids(pa.array([user for part in parts for user in part.user_ids], pa.string())),
+        arrays.get("items", np.zeros(0, np.int64)),
+        Ids(pa.concat_arrays(users) if users else pa.array([], pa.large_string())),
         item_ids,
-        np.concatenate(weights) if weights else None,
+        arrays.get("weights"),
         _joined(feedback) if feedback else None,
-        np.concatenate(times) if times else None,
+        arrays.get("times"),
     )
+
+
+def _of_interactions(part: Interactions) -> dict[str, Array]:
+    """The arrays with an entry for each interaction."""
+    arrays = {"items": part.items, "weights": part.weights, "times": part.times}
+    return {name: values for name, values in arrays.items() if values is not None}
+
+
+def _arrow_ids(ids: Sequence[str]) -> pa.Array:
+    """Ids with offsets of 64 bits: all ids together may have over 2 GB."""
+    strings = ids._ids if isinstance(ids, Ids) else pa.array(list(ids), pa.string())
+    return strings.cast(pa.large_string())
 
 
 class SnapshotWriter:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ncr_core.atomic_files import atomic_write
+from ncr_core.atomic_files import atomic_write, scratch_folder
 from ncr_core.data.interactions import Interactions, UserFeedback
 from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
@@ -36,7 +32,6 @@ ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
 LENGTHS = "lengths.safetensors"
 OUTCOME, RESULT = "outcome.json", "result.safetensors"
 PHASE_PREFIX = "ncr-phase-"
-LEFTOVER_SECONDS = 86_400.0
 _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 
 
@@ -180,22 +175,6 @@ def _sum_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def phase_folder(parent: Path) -> Iterator[Path]:
-    """Makes a new folder for the files of a phase, and removes the folder at the end.
-
-    The function also removes the folders of killed trainings that are a day old.
-    """
-    parent.mkdir(parents=True, exist_ok=True)
-    for old in parent.glob(f"{PHASE_PREFIX}*"):
-        with suppress(OSError):
-            is_old = old.stat().st_mtime < time.time() - LEFTOVER_SECONDS
-            if is_old and (old / ORDER).is_file():  # made here, whatever else is in the folder
-                shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=PHASE_PREFIX, dir=parent) as name:
-        yield Path(name)
-
-
 def remove_outcome(folder: Path) -> None:
     """Removes the outcome of ranks that were lost after they had written it."""
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -252,7 +231,7 @@ def carry_out(
         DataError: There is nothing to learn from.
         OSError: The folder cannot be written.
     """
-    with phase_folder(parent) as folder:
+    with scratch_folder(parent, PHASE_PREFIX) as folder:
         order.save(folder, parts)
         problem = run(folder)
         history = load_result(folder, order.model)

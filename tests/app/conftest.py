@@ -25,7 +25,7 @@ from app.core.redis import RedisClient
 from app.core.settings import Settings, load_settings, normalise_database_url
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
-from app.events.training_snapshot import EventSnapshot, read_snapshot
+from app.events.training_snapshot import take_snapshot
 from app.jobs.repository import Claim
 from app.jobs.schemas import TASK, JobRow, Task, TrainParams
 from app.main import create_app
@@ -60,17 +60,18 @@ async def add_small_data(services: Services, first_us: int = 0) -> None:
     )
 
 
-def snapshot_of(services: Services) -> EventSnapshot:
+def interactions_of(services: Services) -> Interactions:
     """What a training would read now."""
-    return read_snapshot(services.settings)
+    with take_snapshot(services.settings, services.settings.effective_train_folder) as snapshot:
+        return snapshot.interactions()
 
 
 async def publish_model(services: Services, **params: Any) -> str:
     """Trains on what is in the database and publishes, without a job; the new version."""
     wanted = TrainParams.model_validate(QUICK | params | {"force": True})
-    snapshot = snapshot_of(services)
+    last_seq = await services.events.last_seq()
     version = services.models.new_version()
-    summary = _trained(snapshot.interactions(), wanted, services.models.folder(version))
+    summary = _trained(interactions_of(services), wanted, services.models.folder(version))
     row = ModelRow(
         version=version,
         status="published",
@@ -78,7 +79,7 @@ async def publish_model(services: Services, **params: Any) -> str:
         factors=int(wanted.factors or 0),
         path=services.models.stored_path(version),
         checksum=summary["checksum"],
-        trained_seq=snapshot.max_seq,
+        trained_seq=last_seq,
         users=summary["users"],
         items=summary["items"],
         interactions=summary["interactions"],

@@ -4,13 +4,22 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from ncr_core import atomic_files
-from ncr_core.atomic_files import PRIVATE, atomic_file, atomic_folder, atomic_write
+from ncr_core.atomic_files import (
+    LEFTOVER_SECONDS,
+    PRIVATE,
+    atomic_file,
+    atomic_folder,
+    atomic_write,
+    scratch_folder,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -180,3 +189,31 @@ def test_a_file_in_the_place_of_a_parent_is_told_apart_from_a_taken_name(tmp_pat
     (tmp_path / "taken").write_bytes(b"mine")
     with pytest.raises(NotADirectoryError, match="taken"):
         atomic_write(tmp_path / "taken" / "file", b"x")
+
+
+def test_a_scratch_folder_goes_at_the_end_and_an_old_one_of_a_killed_process_with_it(
+    tmp_path: Path,
+) -> None:
+    parent = tmp_path / "new" / "parent"
+    with pytest.raises(ZeroDivisionError), scratch_folder(parent, ".work-") as folder:
+        (folder / "file").write_text("x")
+        raise ZeroDivisionError
+    assert list(parent.iterdir()) == []
+
+    def left_by_a_killed_process(age: float) -> Path:
+        with scratch_folder(parent, ".work-") as folder:
+            left = folder.with_name(folder.name + "-left")
+            folder.rename(left)
+            folder.mkdir()
+        os.utime(left, (time.time() - age,) * 2)
+        return left
+
+    old = left_by_a_killed_process(LEFTOVER_SECONDS + 60)
+    other = parent / ".work-by-somebody-else"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    recent = left_by_a_killed_process(60)
+    assert not old.exists()
+    with scratch_folder(parent, ".work-"):
+        assert recent.is_dir()
+    assert sorted(parent.iterdir()) == sorted([other, recent])

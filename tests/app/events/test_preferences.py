@@ -9,7 +9,7 @@ import pytest
 from app.core.errors import Unavailable
 from app.events.schemas import AppendResult
 from app.wiring import Services
-from tests.app.conftest import snapshot_of
+from tests.app.conftest import interactions_of
 from tests.app.events.conftest import add, event, item_names, prefer
 
 pytestmark = pytest.mark.anyio
@@ -64,8 +64,9 @@ async def test_erasing_a_user_erases_their_preferences(services: Services) -> No
     await prefer(services, "ba", user="v")
     await services.events.delete_user("u")
     assert (await services.events.profiles.get("u")).is_newcomer
-    snapshot = snapshot_of(services)
-    assert len(snapshot.preferences) == 1
+    feedback = interactions_of(services).feedback
+    assert feedback is not None
+    assert len(feedback.pairs) == 1
     async with services.database.read() as conn:
         count = (await conn.exec_driver_sql("SELECT count(*) FROM preferences")).scalar_one()
     assert count == 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.core.settings import Settings
 from app.core.tables import now_us
 from app.events.schemas import NewEvent
-from app.events.training_snapshot import read_snapshot
+from app.events.snapshot_query import snapshot_query
+from app.events.training_snapshot import take_snapshot
 from app.wiring import Services, build_services
-from tests.app.conftest import snapshot_of
+from tests.app.conftest import interactions_of
 from tests.app.events.conftest import add, event
 
 pytestmark = pytest.mark.anyio
@@ -39,31 +42,28 @@ async def test_popularity_counts_users_with_positive_events_only(weighted: Servi
 FEEDBACK = r"""{"b%'\"": 5, "rating": [{"from": 4, "weight": 1}, {"weight": -0.5}]}"""
 
 
-async def test_the_snapshot_holds_every_event_in_order(services: Services) -> None:
-    empty = snapshot_of(services)
-    assert (len(empty), empty.max_seq) == (0, 0)
+async def test_a_snapshot_reads_every_event(services: Services) -> None:
     rows = [
         NewEvent(f"e{k}", f"u{k % 3}", f"i{k % 4}", "t" if k % 5 else "dislike", k / 8, 10**15 - k)
         for k in range(40)
     ]
     await services.events.import_rows(rows)
-    loaded = snapshot_of(services)
-    assert (len(loaded), loaded.max_seq) == (40, 40)
-
-    users, items = loaded.user_ids, loaded.item_ids
-    order = []
-    for row_index in range(40):
-        row = rows[int(loaded.seq[row_index]) - 1]
-        assert users[int(loaded.user_id[row_index])] == row.user
-        assert items[int(loaded.item_id[row_index])] == row.item
-        assert int(loaded.timestamp[row_index]) == row.timestamp
-        assert float(loaded.weight[row_index]) == (1 if row.type == "t" else -1)
-        order.append((int(loaded.user_id[row_index]), row.timestamp))
-    assert order == sorted(order)
+    with snapshot_query(services.settings) as query:
+        assert (query.sizes(), query.max_seq()) == ((40, 3, 4), 40)
+        users, items = dict(query.users()), dict(query.items())
+        events = np.concatenate(list(query.events()))
+    found = {
+        int(seq): (users[user], items[item], time, weight)
+        for user, item, time, weight, seq in events.tolist()
+    }
+    assert found == {
+        seq: (row.user, row.item, row.timestamp, 1 if row.type == "t" else -1)
+        for seq, row in enumerate(rows, 1)
+    }
 
 
 async def test_a_user_who_is_erased_while_the_snapshot_is_read_is_whole_in_it(
-    services: Services,
+    services: Services, tmp_path: Path
 ) -> None:
     """Events without a name would end the training."""
     await add(services, event("u", "a"), event("v", "a"), event("v", "b"))
@@ -73,10 +73,12 @@ async def test_a_user_who_is_erased_while_the_snapshot_is_read_is_whole_in_it(
         deleting = asyncio.run_coroutine_threadsafe(services.events.delete_user("v"), loop)
         deleting.result(timeout=10)
 
-    during = await asyncio.to_thread(read_snapshot, services.settings, erase)
-    assert list(during.interactions().user_ids) == ["u", "v"]
-    assert len(during) == 3
-    assert list(snapshot_of(services).interactions().user_ids) == ["u"]
+    during = await asyncio.to_thread(take_snapshot, services.settings, tmp_path, erase)
+    with during:
+        matrix = during.interactions()
+    assert (list(matrix.user_ids), matrix.nnz) == (["u", "v"], 3)
+    assert list(interactions_of(services).user_ids) == ["u"]
+    assert list(tmp_path.glob(".ncr-*")) == []
 
 
 async def test_times_by_item_are_those_of_all_events_of_the_users(services: Services) -> None:
@@ -100,7 +102,9 @@ async def test_times_by_item_are_those_of_all_events_of_the_users(services: Serv
     assert (await services.events.times_by_item([])).shape == (0, 3)
 
 
-async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings) -> None:
+async def test_snapshot_weights_depend_on_type_value_and_age(
+    settings: Settings, tmp_path: Path
+) -> None:
     day = 86_400 * 10**6
     changed = {"feedback": FEEDBACK, "feedback_half_life_days": 10.0}
     services = await build_services(settings.model_copy(update=changed))
@@ -117,19 +121,23 @@ async def test_snapshot_weights_depend_on_type_value_and_age(settings: Settings)
         pair = {"user": "v", "winner": "a", "loser": "b"}
         pairs = [pair | {"timestamp": 30 * 86_400}, pair | {"loser": "c", "timestamp": 0}]
         await services.events.add_preferences(pairs, 0)
-        snapshot = snapshot_of(services)
-        by_seq = dict(zip(snapshot.seq.tolist(), snapshot.weight.tolist(), strict=True))
+        matrix = interactions_of(services)
         # Decayed to the latest of all, which is a preference of the 30th day.
-        assert by_seq == {1: 2.5, 2: 0.25, 3: -0.0625, 4: 0, 5: 0.25}
-        assert snapshot.preference_weight.tolist() == [0.125, 1]
-        ids = await services.catalog.ids_of({"a", "b", "c"})
-        assert snapshot.preferences[:, 1:3].tolist() == [
-            [ids["a"], ids["c"]],
-            [ids["a"], ids["b"]],
+        assert [matrix.item_ids[item] for item in matrix.items_of(0)] == ["b", "d", "a"]
+        assert matrix.weights is not None
+        assert matrix.weights.tolist() == [0.25, 0.25, 2.5]
+        feedback, column = matrix.feedback, matrix.item_ids.index
+        assert feedback is not None
+        assert feedback.disliked.tolist() == [[0, column("c")]]
+        assert feedback.disliked_weights.tolist() == [0.0625]
+        assert feedback.pairs.tolist() == [
+            [1, column("a"), column("c")],
+            [1, column("a"), column("b")],
         ]
-        assert snapshot.preferences[:, 4].tolist() == [7, 6]
-        assert snapshot.max_seq == 7
-        assert len(snapshot.user_ids) == 2
+        assert feedback.pair_weights.tolist() == [0.125, 1]
+        assert list(matrix.user_ids) == ["u", "v"]
+        with take_snapshot(services.settings, tmp_path) as snapshot:
+            assert snapshot.last_seq == 7
     finally:
         await services.close()
 
@@ -143,7 +151,7 @@ async def test_an_event_in_the_future_does_not_decay_all_others(settings: Settin
         await services.events.import_rows(
             [NewEvent(str(at), "u", str(at), timestamp=at) for at in (now - 10 * day, now, far)]
         )
-        weights = snapshot_of(services).weight
+        weights = interactions_of(services).weights
         assert weights == pytest.approx([0.5, 1, 1], abs=0.001)
     finally:
         await services.close()

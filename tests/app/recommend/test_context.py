@@ -26,7 +26,7 @@ from app.recommend.context import (
 from app.recommend.schemas import RecommendationQuery
 from app.wiring import Services
 from ncr_core.data.synthetic import synthetic_sittings
-from tests.app.conftest import publish_model, refresh, snapshot_of
+from tests.app.conftest import interactions_of, publish_model, refresh
 from tests.app.recommend.conftest import ITEMS, ask, ids, post, serving, sources
 
 SEARCHED = SearchedItems.of(np.ones(10, dtype=np.bool_))
@@ -116,9 +116,11 @@ async def test_a_fast_clock_does_not_outweigh_a_dislike(
     await post(client, "/events", user="user-2", item=item, type="dislike")
     assert item not in ids(await ask(client, "user-2", n=100, exclude_seen=False))
     services: Services = app.state.services
-    snapshot = snapshot_of(services)
-    own = (await services.events.profiles.get("user-2")).disliked
-    assert (snapshot.weight[snapshot.item_id == own[0]] < 0).sum() == 1
+    assert len((await services.events.profiles.get("user-2")).disliked) == 1
+    learned = interactions_of(services)
+    assert learned.feedback is not None
+    disliked = [learned.user_ids.index("user-2"), learned.item_ids.index(item)]
+    assert learned.feedback.disliked.tolist() == [disliked]
     events = (await client.get("/users/user-2/events?n=2")).json()["items"]
     assert events[1]["timestamp"] > events[0]["timestamp"]  # told as it was given
 

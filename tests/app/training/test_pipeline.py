@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.core.settings import Settings
-from app.events.training_snapshot import EventSnapshot
+from app.events.training_snapshot import NamedItems, TrainingSnapshot
 from app.inference.new_items import NewItems
 from app.jobs.schemas import TrainParams
 from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
@@ -35,6 +34,7 @@ from ncr_core.recipes import recipe
 from ncr_core.training import Progress
 from ncr_core.training.warm_start import StartingPoint
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here
+from tests.app.events.given_rows import GivenRows
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
 from tests.conftest import ON_SQLITE
 from tests.ncr_core.conftest import wild_model
@@ -131,49 +131,33 @@ INTERACTIONS = build_interactions(
 )
 
 
-NO_EVENTS = EventSnapshot(
-    *[np.zeros(0, dtype=np.int64)] * 3,
-    weight=np.zeros(0, dtype=np.float32),
-    seq=np.zeros(0, dtype=np.int64),
-    preferences=np.zeros((0, 5), dtype=np.int64),
-    preference_weight=np.zeros(0, dtype=np.float32),
-    max_seq=0,
-    user_ids={},
-    item_ids={},
-)
-
-
-def test_a_training_keeps_the_events_of_the_compared_users_alone(tmp_path: Path) -> None:
+def test_a_training_needs_the_snapshot_until_it_knows_the_compared_users(tmp_path: Path) -> None:
     users, events_each = 1_200, 4  # 1,000 of the users are compared
-    n = users * events_each
-    user_id = np.arange(n) // events_each
-    events = replace(
-        NO_EVENTS,
-        user_id=user_id,
-        item_id=(np.arange(n) * 7 + user_id) % 40,
-        timestamp=np.arange(n),
-        weight=np.ones(n, dtype=np.float32),
-        seq=np.arange(n),
-        user_ids={user: f"u{user}" for user in range(users)},
-        item_ids={item: f"i{item}" for item in range(40)},
+    rows = [
+        (n // events_each, (n * 7 + n // events_each) % 40, n, 1.0, n)
+        for n in range(users * events_each)
+    ]
+    user_ids = {user: f"u{user}" for user in range(users)}
+    snapshot = GivenRows(rows, [], user_ids, {item: f"i{item}" for item in range(40)}).snapshot(
+        tmp_path / "running", parts=4
     )
-    interactions = events.interactions()
-    reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: None))
-    comparison = IncumbentComparison(reader, events, 0.05)
-    all_events = weakref.ref(events.seq)
-    del events
-    kept: list[bool] = []
-    params = TrainParams.model_validate(QUICK)
+    interactions = snapshot.interactions()
+    files: list[int] = []
     train_and_evaluate(
         interactions,
-        params,
+        TrainParams.model_validate(QUICK),
         "cpu",
         tmp_path / "version",
-        lambda progress: kept.append(all_events() is not None),
-        comparison,
+        lambda progress: files.append(len(list((tmp_path / "running").iterdir()))),
+        comparison := IncumbentComparison(NO_SERVED_MODEL, snapshot, 0.05),
     )
-    assert kept
-    assert not any(kept)
+    assert files
+    assert not any(files)
+    assert comparison._named is not None
+    assert len(comparison._named.events) == 1_000 * events_each
+
+
+NO_SERVED_MODEL = cast(TrainingReader, SimpleNamespace(read=lambda *_: None))
 
 
 def start_after(
@@ -181,12 +165,12 @@ def start_after(
 ) -> TrainingStart:
     """The start of a training of this configuration that is to be warm."""
     reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: serving_model()))
-    start = warm_start(
-        config,
-        INTERACTIONS,
-        leave_latest_out(INTERACTIONS, np.ones(INTERACTIONS.n_users, dtype=np.bool_)),
-        IncumbentComparison(reader, NO_EVENTS, 0.05),
-    )
+    everyone = np.ones(INTERACTIONS.n_users, dtype=np.bool_)
+    nothing = NamedItems(*[np.zeros((0, 3), dtype=np.int64)] * 2)
+    snapshot = SimpleNamespace(named_items=lambda *_: nothing, close=lambda: None)
+    comparison = IncumbentComparison(reader, cast(TrainingSnapshot, snapshot), 0.05)
+    comparison.keep_users(INTERACTIONS, everyone)
+    start = warm_start(config, INTERACTIONS, leave_latest_out(INTERACTIONS, everyone), comparison)
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start
 

@@ -18,7 +18,7 @@ from app.training.gate import IncumbentComparison, ServingModel
 from app.training.reader import Retry, TrainingReader
 from app.wiring import Services, build_services
 from ncr_core.errors import StoreUnavailable, TrainingError
-from tests.app.conftest import add_small_data, publish_model, run_job_here, snapshot_of
+from tests.app.conftest import add_small_data, publish_model, run_job_here
 from tests.app.registry.conftest import ObjectStore
 
 
@@ -44,12 +44,13 @@ async def test_the_served_model_is_loaded_anew_only_when_another_is_served(
     loads = CountedLoads(monkeypatch)
     reads = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
     await add_small_data(services)
-    events = snapshot_of(services)
-    interactions = events.interactions()
-    comparison = IncumbentComparison(reads, events, 0.05)
+    interactions, snapshot = await asyncio.to_thread(reads.read_events, TrainParams())
+    everyone = np.ones(interactions.n_users, dtype=np.bool_)
+    comparison = IncumbentComparison(reads, snapshot, 0.05)
+    comparison.keep_users(interactions, everyone)
 
     def load() -> ServingModel | None:
-        loaded = comparison.load(interactions, np.ones(interactions.n_users, dtype=np.bool_))
+        loaded = comparison.load(interactions, everyone)
         return None if loaded is None else loaded[0]
 
     assert await asyncio.to_thread(load) is None

@@ -2,57 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.events.event_weights import DAY_MICROSECONDS, EventWeights
 from app.events.resolved_events import resolve_events
-from app.events.training_snapshot import EventSnapshot
+from app.events.training_snapshot import TrainingSnapshot
 from app.training.gate import known_at
 from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison import Incumbent, fair_hold_out, leaked_users
 from ncr_core.data import Interactions, leave_latest_out
-from ncr_core.data.interactions import BoolArray
+from ncr_core.data.interactions import BoolArray, compact
 from ncr_core.errors import DataError
 from ncr_core.models import ModelConfig
+from tests.app.events.given_rows import GivenRows
+from tests.app.events.test_training_snapshot import assert_same
 from tests.ncr_core.conftest import wild_model
 
 Row = tuple[int, int, float]
 """User, item and weight."""
-
-
-def snapshot_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> EventSnapshot:
-    """Each user's events and statements oldest first, a microsecond apart."""
-    order = sorted(range(len(events)), key=lambda index: (events[index][0], index))
-    rows = [events[index] for index in order]
-    stated = sorted(
-        ((user, win, lose, time, time) for time, (user, win, lose) in enumerate(pairs)),
-        key=lambda row: (row[0], row[3]),
-    )
-    return EventSnapshot(
-        user_id=np.array([row[0] for row in rows], dtype=np.int64),
-        item_id=np.array([row[1] for row in rows], dtype=np.int64),
-        timestamp=np.array(order, dtype=np.int64),
-        weight=np.array([row[2] for row in rows], dtype=np.float32),
-        seq=np.array(order, dtype=np.int64),
-        preferences=np.array(stated, dtype=np.int64).reshape(-1, 5),
-        preference_weight=np.array([0.5 + row[3] for row in stated], dtype=np.float32),
-        max_seq=len(events) + len(pairs),
-        user_ids=USERS,
-        item_ids=ITEMS,
-    )
-
-
 USERS = {user: f"u{user}" for user in range(20)}
 ITEMS = {item: f"i{item}" for item in range(1, 20)}
+MICROSECOND = 1 / DAY_MICROSECONDS
 
 
-def matrix_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> Interactions:
-    return snapshot_of(events, pairs).interactions()
+def rows_of(events: Sequence[Row], pairs: Sequence[tuple[int, int, int]] = ()) -> GivenRows:
+    """The events and statements of each user oldest first, a microsecond apart."""
+    rows = [(user, item, at, weight, at) for at, (user, item, weight) in enumerate(events)]
+    stated = [(user, win, lose, at, at) for at, (user, win, lose) in enumerate(pairs)]
+    return GivenRows(rows, sorted(stated, key=lambda row: (row[0], row[3])), USERS, ITEMS)
+
+
+def matrix_of(
+    events: Sequence[Row],
+    pairs: Sequence[tuple[int, int, int]] = (),
+    half_life_days: float | None = None,
+) -> Interactions:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rows_of(events, pairs).snapshot(Path(folder), 1, half_life_days) as snapshot,
+    ):
+        return snapshot.interactions()
 
 
 def named(matrix: Interactions, rows: np.ndarray) -> list[tuple[str, ...]]:
@@ -117,6 +114,7 @@ def test_stated_preferences_add_users_and_items() -> None:
     matrix = matrix_of(
         [(1, 1, 1), (2, 1, 1)],
         [(7, 2, 3), (1, 1, 9), (7, 3, 4), (7, 3, 2), (7, 4, 2)],  # 7: 2>3 is taken back, a cycle
+        MICROSECOND,
     )
     assert list(matrix.user_ids) == ["u1", "u2", "u7"]
     assert list(matrix.item_ids) == ["i1", "i2", "i3", "i4", "i9"]
@@ -128,7 +126,7 @@ def test_stated_preferences_add_users_and_items() -> None:
         ("u7", "i3", "i2"),
         ("u7", "i4", "i2"),
     ]
-    assert matrix.feedback.pair_weights.tolist() == [1.5, 2.5, 3.5, 4.5]
+    assert matrix.feedback.pair_weights.tolist() == [0.125, 0.25, 0.5, 1]
 
 
 def test_items_that_may_not_be_recommended_are_left_out_everywhere() -> None:
@@ -209,21 +207,11 @@ TRAINED_SEQ = 100
 PREFERENCES = [(1, 4, 5, 0, 50), (2, 4, 5, 0, 150), (3, 5, 4, 0, 60), (4, 7, 8, 0, 70)]
 
 
-def training_events() -> EventSnapshot:
-    rows = np.array(sorted(EVENTS, key=lambda row: (row[0], row[2])), dtype=np.int64)
-    seq = np.where(rows[:, 1] == 4, 100 + rows[:, 2], rows[:, 2])
-    return EventSnapshot(
-        user_id=rows[:, 0],
-        item_id=rows[:, 1],
-        timestamp=rows[:, 2],
-        weight=np.ones(len(rows), dtype=np.float32),
-        seq=seq,
-        preferences=np.array(PREFERENCES, dtype=np.int64),
-        preference_weight=np.ones(len(PREFERENCES), dtype=np.float32),
-        max_seq=200,
-        user_ids=PEOPLE,
-        item_ids=THINGS,
-    )
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Iterator[TrainingSnapshot]:
+    rows = [(user, item, at, 1.0, at + 100 * (item == 4)) for user, item, at in EVENTS]
+    with GivenRows(rows, PREFERENCES, PEOPLE, THINGS).snapshot(tmp_path, parts=3) as made:
+        yield made
 
 
 def pairs(matrix: Interactions) -> set[tuple[str, str]]:
@@ -235,38 +223,54 @@ def everyone(matrix: Interactions) -> BoolArray:
     return np.ones(matrix.n_users, dtype=np.bool_)
 
 
-def test_known_at_tells_events_and_stated_preferences_up_to_a_seq() -> None:
-    events = training_events()
-    interactions = events.interactions()
-    done, stated = known_at(events, interactions, everyone(interactions), TRAINED_SEQ)
+def test_known_at_tells_events_and_stated_preferences_up_to_a_seq(
+    snapshot: TrainingSnapshot,
+) -> None:
+    interactions = snapshot.interactions()
+    named = snapshot.named_items(interactions, everyone(interactions))
+    done, stated = known_at(named, interactions, everyone(interactions), TRAINED_SEQ)
     assert pairs(done) == {(user, f"i{n}") for user in PEOPLE.values() for n in (1, 2, 3)}
     assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
-    done, stated = known_at(events, interactions, everyone(interactions), 200)
+    done, stated = known_at(named, interactions, everyone(interactions), 200)
     assert pairs(done) == pairs(interactions)
     assert pairs(stated) == {("ann", "i4"), ("ben", "i4"), ("cem", "i4")}
-    done, stated = known_at(events, interactions, np.arange(interactions.n_users) == 2, 200)
+    cem = np.array([user == "cem" for user in interactions.user_ids])
+    done, stated = known_at(named, interactions, cem, 200)
     assert {user for user, _ in pairs(done) | pairs(stated)} == {"cem"}
 
 
-@pytest.mark.parametrize("kept", [["ann"], ["cem", "ben", "nobody"], []])
-def test_the_events_of_some_users_tell_the_same_about_them(kept: list[str]) -> None:
-    events = training_events()
-    interactions = events.interactions()
-    users = np.isin(interactions.user_ids, kept)
-    few = events.of_users(kept)
-    assert set(few.user_ids.values()) == set(PEOPLE.values()) & set(kept)
-    assert len(few) == 4 * users.sum()
-    assert len(few.preferences) == len(few.preference_weight) == users.sum()
+@pytest.mark.parametrize("kept", [["ann"], ["cem", "ben"], []])
+def test_what_some_users_named_tells_the_same_about_them(
+    snapshot: TrainingSnapshot, kept: list[str]
+) -> None:
+    interactions = snapshot.interactions()
+    users = np.isin(list(interactions.user_ids), kept)
+    of_all = snapshot.named_items(interactions, everyone(interactions))
+    of_some = snapshot.named_items(interactions, users)
+    assert len(of_some.events) == 4 * len(kept)
     for seq in (3, TRAINED_SEQ, 200):
-        of_all = known_at(events, interactions, users, seq)
-        assert [pairs(x) for x in known_at(few, interactions, users, seq)] == [
-            pairs(x) for x in of_all
+        assert [pairs(x) for x in known_at(of_some, interactions, users, seq)] == [
+            pairs(x) for x in known_at(of_all, interactions, users, seq)
         ]
 
 
-def test_a_stated_preference_about_a_held_out_item_counts_as_learned() -> None:
-    events = training_events()
-    interactions = events.interactions()
+def test_what_users_named_is_of_the_matrix_that_a_training_has_left(
+    snapshot: TrainingSnapshot,
+) -> None:
+    """The training may drop rare items, and number all others anew."""
+    whole = snapshot.interactions()
+    fewer = compact(whole.select(whole.items != whole.item_ids.index("i1")))
+    assert list(fewer.item_ids) == ["i2", "i3", "i4"]
+    named = snapshot.named_items(fewer, everyone(fewer))
+    done, stated = known_at(named, fewer, everyone(fewer), TRAINED_SEQ)
+    assert pairs(done) == {(user, f"i{n}") for user in PEOPLE.values() for n in (2, 3)}
+    assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
+
+
+def test_a_stated_preference_about_a_held_out_item_counts_as_learned(
+    snapshot: TrainingSnapshot,
+) -> None:
+    interactions = snapshot.interactions()
     model = wild_model(
         ModelConfig(kind="nbpr", factors=3), interactions.n_users, interactions.n_items
     )
@@ -274,24 +278,24 @@ def test_a_stated_preference_about_a_held_out_item_counts_as_learned() -> None:
     for user in range(interactions.n_users):  # as it was held out then: the items 3 and 2
         held_out[user] = [interactions.item_ids.index("i3"), interactions.item_ids.index("i2")]
     evaluated = EvaluationSnapshot(model, np.arange(interactions.n_users), held_out)
-    done, stated = known_at(events, interactions, everyone(interactions), TRAINED_SEQ)
+    named = snapshot.named_items(interactions, everyone(interactions))
+    done, stated = known_at(named, interactions, everyone(interactions), TRAINED_SEQ)
     incumbent = Incumbent(evaluated, interactions.user_ids, interactions.item_ids, done, stated)
     split = leave_latest_out(interactions)
     found = fair_hold_out(split, incumbent)
-    assert [interactions.user_ids[user] for user in found.users] == ["ben", "dan"]
+    assert {interactions.user_ids[user] for user in found.users} == {"ben", "dan"}
     assert found.excluded["held-out item learned by the incumbent"] == 2
     learned = leaked_users(split, incumbent)  # and so a training that goes on from it
-    assert [interactions.user_ids[user] for user in np.flatnonzero(learned)] == ["ann", "cem"]
+    assert {interactions.user_ids[user] for user in np.flatnonzero(learned)} == {"ann", "cem"}
 
     # What was held out then was in nothing that the copy was trained on: not in what was said.
     held_out[:, 1] = interactions.item_ids.index("i4")
     assert not leaked_users(split, incumbent).any()
 
 
-def test_a_stated_preference_does_not_count_as_an_event() -> None:
+def test_a_stated_preference_does_not_count_as_an_event(snapshot: TrainingSnapshot) -> None:
     """A user who did something with an item since is behind, whatever was said about it before."""
-    events = training_events()
-    interactions = events.interactions()
+    interactions = snapshot.interactions()
     model = wild_model(
         ModelConfig(kind="nbpr", factors=3), interactions.n_users, interactions.n_items
     )
@@ -305,26 +309,32 @@ def test_a_stated_preference_does_not_count_as_an_event() -> None:
     assert fair_hold_out(split, incumbent).has_new_items.all()
 
 
-def all_at_once(snapshot: EventSnapshot) -> Interactions | None:
+def all_at_once(given: GivenRows, half_life_days: float | None) -> Interactions | None:
     """The matrix by the events of all users in one piece; None without a like."""
-    available, existing = list(snapshot.item_ids), list(snapshot.user_ids)
-    mask = np.isin(snapshot.item_id, available) & np.isin(snapshot.user_id, existing)
-    stated = np.isin(snapshot.preferences[:, 1:3], available).all(axis=1)
-    stated &= np.isin(snapshot.preferences[:, 0], existing)
+    rows = sorted(given.rows, key=lambda row: (row[0], row[2], row[4]))
+    rows = [row for row in rows if row[0] in given.user_ids and row[1] in given.item_ids]
+    stated = [
+        row
+        for row in given.stated
+        if row[0] in given.user_ids and {row[1], row[2]} <= given.item_ids.keys()
+    ]
+    latest = max([row[2] for row in given.rows] + [row[3] for row in given.stated], default=0)
+    decay = EventWeights({}, 1.0, half_life_days).decay
+    columns = np.array([row[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
+    said = np.array(stated, dtype=np.int64).reshape(-1, 5)
+    weights = np.array([row[3] for row in rows], dtype=np.float32)
+    if half_life_days is not None:
+        weights *= decay(columns[:, 2], latest)
     resolved = resolve_events(
-        np.stack([snapshot.user_id[mask], snapshot.item_id[mask]], axis=1),
-        snapshot.weight[mask],
-        snapshot.timestamp[mask],
-        snapshot.preferences[stated, :3],
-        snapshot.preference_weight[stated],
+        columns[:, :2], weights, columns[:, 2], said[:, :3], decay(said[:, 3], latest)
     )
     if len(resolved.liked) == 0:
         return None
     return resolved.interactions(
         resolved.users,
         resolved.items,
-        [snapshot.user_ids[user] for user in resolved.users.tolist()],
-        [snapshot.item_ids[item] for item in resolved.items.tolist()],
+        [given.user_ids[user] for user in resolved.users.tolist()],
+        [given.item_ids[item] for item in resolved.items.tolist()],
         weighted=bool(np.ptp(resolved.liked_weights) > 0),
     )
 
@@ -338,37 +348,33 @@ STATED = st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 8))
     events=st.lists(ROWS, max_size=40),
     stated=st.lists(STATED, max_size=10),
     equal=st.booleans(),
-    block=st.integers(1, 12),
+    parts=st.integers(1, 6),
+    half_life=st.sampled_from([None, 8 * MICROSECOND]),
 )
 @settings(max_examples=150, deadline=None)
-def test_blocks_of_users_give_the_matrix_of_all_users_at_once(
-    events: list[Row], stated: list[tuple[int, int, int]], equal: bool, block: int
+def test_parts_give_the_matrix_of_all_users_at_once(
+    events: list[Row],
+    stated: list[tuple[int, int, int]],
+    equal: bool,
+    parts: int,
+    half_life: float | None,
 ) -> None:
     """Also for users of preferences alone, and with throw-away users and deleted items (0)."""
     if equal:
         events = [(user, item, 1.0) for user, item, _ in events]
-    snapshot = replace(
-        snapshot_of(events, [row for row in stated if row[1] != row[2]]),
-        user_ids={user: name for user, name in USERS.items() if user},
-    )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.events.training_snapshot.BLOCK_EVENTS", block)
+    rows = rows_of(events, [row for row in stated if row[1] != row[2]])
+    rows = replace(rows, user_ids={user: name for user, name in USERS.items() if user})
+    expected = all_at_once(rows, half_life)
+    with tempfile.TemporaryDirectory() as folder:
         try:
-            found = snapshot.interactions()
+            with rows.snapshot(Path(folder), parts, half_life) as snapshot:
+                found = snapshot.interactions()
         except DataError:
-            assert all_at_once(snapshot) is None
+            assert expected is None
             return
-    expected = all_at_once(snapshot)
+        finally:
+            assert list(Path(folder).iterdir()) == []
     assert expected is not None
-    assert (found.user_ids, found.item_ids) == (expected.user_ids, expected.item_ids)
-    assert (found.weights is None, found.feedback is None) == (
-        expected.weights is None,
-        expected.feedback is None,
-    )
-    for name in ("indptr", "items", "times", "weights"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    for name in ("seen", "disliked", "disliked_weights", "pairs", "pair_weights"):
-        np.testing.assert_array_equal(
-            getattr(found.feedback, name, None), getattr(expected.feedback, name, None)
-        )
+    assert_same(found, expected)
+    if parts == 1:
+        assert list(found.user_ids) == list(expected.user_ids)

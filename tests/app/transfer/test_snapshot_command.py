@@ -14,7 +14,7 @@ from app.wiring import Services
 from ncr_core.data.dataset import load_interactions
 from ncr_core.data.snapshot import MANIFEST, Snapshot, part_name
 from ncr_core.errors import DataError, StoreUnavailable
-from tests.app.conftest import add_small_data, snapshot_of
+from tests.app.conftest import add_small_data, interactions_of
 
 if TYPE_CHECKING:
     from tests.app.registry.conftest import ObjectStore
@@ -28,7 +28,7 @@ async def test_a_snapshot_in_a_folder_is_a_data_set(
     folder = tmp_path / "new" / "snapshot"
     manifest = await asyncio.to_thread(write_snapshot, settings, str(folder), parts=3)
     loaded = load_interactions(folder).interactions
-    whole = snapshot_of(services).interactions()
+    whole = interactions_of(services)
     back = loaded.reindex(whole.user_ids, whole.item_ids)
     assert back.items.tolist() == whole.items.tolist()
     assert manifest.n_interactions == whole.nnz

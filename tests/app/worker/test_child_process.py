@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
-from app.events.training_snapshot import EventSnapshot, read_snapshot
+from app.events.training_snapshot import TrainingSnapshot, take_snapshot
 from app.jobs.schemas import TASK, PrecomputeTask, TaskSettings, TrainingTask, TrainOrder
 from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
@@ -240,15 +240,15 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     fail_to_read, fail_to_load = failing_at_first([error] * 2), failing_at_first([error] * 2)
     serving = ModelRegistry.serving
 
-    def flaky_read(*arguments: Any) -> EventSnapshot:
+    def flaky_read(*arguments: Any) -> TrainingSnapshot:
         fail_to_read()
-        return read_snapshot(*arguments)
+        return take_snapshot(*arguments)
 
     async def flaky_serving(self: ModelRegistry) -> ModelRow | None:
         fail_to_load()
         return await serving(self)
 
-    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", flaky_read)
+    monkeypatch.setattr("app.events.training_snapshot.take_snapshot", flaky_read)
     monkeypatch.setattr(ModelRegistry, "serving", flaky_serving)
     pauses: list[float] = []
     summary = await asyncio.to_thread(
@@ -308,7 +308,7 @@ async def test_a_store_that_cannot_be_written_ends_a_training_before_it_begins(
 ) -> None:
     await add_small_data(services)
     (settings.data_dir / "models").write_text("a file in place of the folder")
-    monkeypatch.setattr("app.events.training_snapshot.read_snapshot", lambda *_: 1 / 0)
+    monkeypatch.setattr("app.events.training_snapshot.take_snapshot", lambda *_: 1 / 0)
     with pytest.raises(CheckpointError, match=r"models cannot be written: "):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
 

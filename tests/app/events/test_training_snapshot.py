@@ -1,4 +1,4 @@
-"""The training snapshot in parts: the same matrix as in one piece, on either database."""
+"""The training snapshot: the same matrix in parts as in one piece, on either database."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 
 from app.core.settings import Settings
 from app.events.schemas import NewEvent
-from app.events.snapshot_parts import write_parts
 from app.events.snapshot_query import _copied
-from app.events.training_snapshot import read_snapshot
+from app.events.training_snapshot import take_snapshot, write_parts
 from app.wiring import Services, build_services
 from ncr_core.data import Interactions
 from ncr_core.data.snapshot import Snapshot
@@ -89,16 +88,17 @@ async def test_parts_are_the_matrix_of_the_snapshot(
         await add_history(services, seed=3)
     finally:
         await services.close()
-    whole = await asyncio.to_thread(read_snapshot, changed)
+    with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
+        whole, last_seq = taken.interactions(), taken.last_seq
     for parts, hash_seed in ((1, 0), (5, 0), (5, 99), (64, 1)):
         folder = tmp_path / f"{parts}-{hash_seed}"
         manifest = await asyncio.to_thread(
             write_parts, changed, folder, parts=parts, hash_seed=hash_seed
         )
-        assert manifest.last_seq == whole.max_seq
+        assert manifest.last_seq == last_seq
         snapshot = Snapshot.open(folder)
         assert len(snapshot.manifest.parts) == parts
-        assert_same(snapshot.read(), whole.interactions())
+        assert_same(snapshot.read(), whole)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
