@@ -110,10 +110,12 @@ def train_and_evaluate(
     held_out, snapshot_users = hold_out_users(interactions)
     if comparison is not None:
         comparison.keep_users(interactions, held_out)
-    split = leave_latest_out(interactions, held_out)
+    # The times, which `learn_gaps` alone needs, stay out of the copies that are trained on.
+    untimed = replace(interactions, times=None)
+    split = leave_latest_out(untimed, held_out)
     start = TrainingStart(split, None, {"from": "scratch"})
     if params.start == "warm":
-        start = warm_start(wanted, interactions, split, comparison)
+        start = warm_start(wanted, untimed, split, comparison)
         split = start.split
 
     choice_seconds = 0.0
