@@ -11,17 +11,18 @@ import errno
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
 PRIVATE = 0o600
 _FOLDER_MODE = 0o755
 LEFTOVER_SECONDS = 86_400.0
-_SCRATCH = ".scratch"
+_OWNER = ".owner"
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
@@ -109,18 +110,42 @@ def atomic_folder(
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder for temporary files, which is removed at the end.
 
-    The function also removes folders of this prefix that killed processes left a day ago.
+    The function also removes folders of this prefix that killed processes left: those of this host
+    as soon as their process has ended, and those of other hosts after a day.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{prefix}*"):
-        with suppress(OSError):
-            is_old = old.stat().st_mtime < time.time() - LEFTOVER_SECONDS
-            if is_old and (old / _SCRATCH).is_file():  # made here, whatever else is there
-                shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        if _is_left(old):
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / _SCRATCH).touch()
-        yield folder
+        with (folder / _OWNER).open("w") as owner:
+            _try_to_lock(owner)
+            owner.write(socket.gethostname())
+            owner.flush()
+            yield folder
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether the process that made a scratch folder has ended, as far as one can know."""
+    try:
+        with (folder / _OWNER).open() as owner:  # other folders have no such file
+            if owner.read() == socket.gethostname() and _try_to_lock(owner):
+                return True
+            return os.fstat(owner.fileno()).st_mtime < time.time() - LEFTOVER_SECONDS
+    except OSError:
+        return False
+
+
+def _try_to_lock(file: IO[str]) -> bool:
+    """Locks a file until it is closed, or its process ends; false if that is impossible."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Windows; locked, or a file system without locks
+        return False
+    return True
 
 
 def sync(path: Path) -> None:

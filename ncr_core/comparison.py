@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from ncr_core.checkpoint import EvaluationSnapshot
-from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
+from ncr_core.data.interactions import (
+    BoolArray,
+    IntArray,
+    Interactions,
+    ids_of_rows,
+    row_indices,
+)
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
 from ncr_core.evaluation.protocols import (
@@ -112,7 +118,7 @@ def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
     takes_part = test >= 0
     # The users first: of all users the other items would take several times the matrix's memory.
     of_these_users = train.select(train.entries_of(takes_part))
-    common_ids = [train.item_ids[item] for item in common.tolist()]
+    common_ids = ids_of_rows(train.item_ids, common)
     common_train = of_these_users.reindex(train.user_ids, common_ids)
     learned_entries = knowledge.learned(common_train.users, common[common_train.items])
     has_new_items = takes_part & (knowledge.snapshot_rows < 0)

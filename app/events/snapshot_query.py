@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -206,7 +206,8 @@ class _PostgreSQLQuery:
 @contextmanager
 def _postgresql_query(url: URL, event_weights: EventWeights) -> Iterator[SnapshotQuery]:
     conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(conninfo) as connection:
+    # Closed without a rollback: in the middle of a COPY it fails, and a log names the host.
+    with closing(psycopg.connect(conninfo)) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         connection.execute("SELECT 1")  # begins the transaction

@@ -1,12 +1,14 @@
 """Training snapshot: all events and preferences in one consistent state, divided by user on disk.
 
 One pass over the database divides the rows by a hash of the user into files of fixed-length
-records. A part has all rows of its users, so each part is sorted and resolved alone. The largest
-part, and some ten bytes an item, bound the memory.
+records. A part has all rows of its users, so each part is sorted and resolved alone. Beside a
+matrix in memory, the largest part and the ids of the items bound the memory.
 """
 
 from __future__ import annotations
 
+import errno
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
@@ -38,7 +40,13 @@ from app.events.snapshot_query import (
     snapshot_query,
 )
 from ncr_core.atomic_files import scratch_folder
-from ncr_core.data.interactions import BoolArray, IntArray, Interactions, row_indices
+from ncr_core.data.interactions import (
+    BoolArray,
+    IntArray,
+    Interactions,
+    ids_of_rows,
+    row_indices,
+)
 from ncr_core.data.snapshot import (
     Ids,
     SnapshotManifest,
@@ -58,7 +66,7 @@ CheckSizes = Callable[[int, int, int], None]
 PREFIX = ".ncr-events-"
 _PREFERENCE_COLUMNS = 5
 _NOTHING = np.zeros((0, 3), dtype=np.int64)
-_NAMES = pa.schema([("id", pa.int64()), ("name", pa.string())])
+_NAMES = pa.schema([("id", pa.int64()), ("name", pa.large_string())])
 
 
 def take_snapshot(
@@ -68,7 +76,8 @@ def take_snapshot(
 
     Args:
         settings: The settings of the database and of the event weights.
-        parent: The parent of the snapshot's folder. Its disk needs some 65 bytes an event.
+        parent: The parent of the snapshot's folder. Its disk needs some 65 bytes an event, and some
+            15 bytes and the id for each user and item.
         check_sizes: Called with the numbers of events, users and items before the events are read.
             An error that the function raises ends the reading.
     """
@@ -79,7 +88,7 @@ def take_snapshot(
             snapshot = stack.enter_context(
                 TrainingSnapshot(parent, suitable_parts(sizes[0], at_least=1))
             )
-            snapshot.fill(query)
+            snapshot.fill(query, sizes[0])
         snapshot.resolve(EventWeights.from_settings(settings))
         stack.pop_all()
     return snapshot
@@ -100,7 +109,7 @@ def write_parts(
 
     Args:
         settings: The settings of the database and of the event weights.
-        folder: The folder of the snapshot. Its disk needs some 65 bytes an event meanwhile.
+        folder: The folder of the snapshot. Its disk needs some 40 bytes an event meanwhile.
         parts: The number of parts; by default `suitable_parts` of the events.
         hash_seed: The seed of the hash that divides the users.
         report: Called with the progress.
@@ -111,10 +120,11 @@ def write_parts(
     with ExitStack() as stack:
         staging = stack.enter_context(snapshot_folder(folder))
         with snapshot_query(settings) as query:
-            number = parts or suitable_parts(query.sizes()[0])
+            n_events = query.sizes()[0]
+            number = parts or suitable_parts(n_events)
             snapshot = stack.enter_context(TrainingSnapshot(folder.parent, number, hash_seed))
-            snapshot.fill(query, report)
-        snapshot.resolve(EventWeights.from_settings(settings), report)
+            snapshot.fill(query, n_events, report)
+        snapshot.resolve(EventWeights.from_settings(settings), report, keep_rows=False)
         return snapshot.write(staging, report)
 
 
@@ -131,7 +141,10 @@ class NamedItems:
 class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
     """The snapshot in temporary files, with the rows of each part in files of their own.
 
-    The methods `fill` and `resolve` make it. Ids are internal until then.
+    `fill` comes first and `resolve` second. Then either `interactions` or `write` can be called,
+    once. The rows of the files have internal ids.
+
+    All methods raise OSError if files cannot be written, or have disappeared.
     """
 
     def __init__(self, parent: Path, parts: int, hash_seed: int = 0) -> None:
@@ -142,6 +155,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         self._latest, self._n_liked = 0, 0
         self._used: BoolArray = np.zeros(0, dtype=np.bool_)  # items by internal id
         self._weights: set[float] = set()
+        self._sizes: Counter[Path] = Counter()  # of the files with rows, in bytes
         self.last_seq = 0
         """The highest seq of an event, a preference or a deletion."""
 
@@ -152,16 +166,15 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """Removes the files."""
         self._stack.close()
 
-    def fill(self, query: SnapshotQuery, report: Report = lambda *_: None) -> None:
-        """Reads the database in chunks, and divides the rows into files.
+    def fill(self, query: SnapshotQuery, n_events: int, report: Report = lambda *_: None) -> None:
+        """Reads the ``n_events`` of the database in chunks, and divides all rows into files.
 
         Raises:
             DataError: The database has no events.
         """
-        n_events, done = query.sizes()[0], 0
         if n_events == 0:
             raise DataError(NO_EVENTS)
-        self.last_seq = query.max_seq()
+        self.last_seq, done = query.max_seq(), 0
         for events in query.events():
             self._latest = max(self._latest, int(events["timestamp"].max(initial=0)))
             self._append("events", events["user_id"], events)
@@ -176,10 +189,21 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         items = self._folder / "items"
         with items.open("wb") as file, pa.ipc.new_stream(file, _NAMES) as stream:
             for ids, names in _chunks(query.items()):
-                stream.write_batch(_batch(ids, pa.array(names, pa.string())))
+                stream.write_batch(_batch(ids, pa.array(names, pa.large_string())))
 
-    def resolve(self, event_weights: EventWeights, report: Report = lambda *_: None) -> None:
+    def resolve(
+        self,
+        event_weights: EventWeights,
+        report: Report = lambda *_: None,
+        *,
+        keep_rows: bool = True,
+    ) -> None:
         """Resolves the events and preferences of each part, see `resolve_events`.
+
+        Args:
+            event_weights: The decay of the weights.
+            report: Called with the progress.
+            keep_rows: Whether to keep the rows on the disk, for `named_items`.
 
         Raises:
             DataError: No user likes an available item.
@@ -221,6 +245,9 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
                 self._path("resolved", part),
                 **{field.name: getattr(resolved, field.name) for field in fields(resolved)},
             )
+            if not keep_rows:
+                for kind in ("events", "preferences"):
+                    self._path(kind, part).unlink(missing_ok=True)
             report("resolve parts", part + 1, self._parts)
         if not any_available:
             raise DataError(NONE_AVAILABLE)
@@ -257,11 +284,11 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """The items that some users named, also in events that do not count in the matrix.
 
         Args:
-            interactions: A matrix made of this snapshot. It may lack users and items since.
+            interactions: The matrix of this snapshot. It may lack users and items since.
             users: (n_users,) mask of the users.
         """
         rows = np.flatnonzero(users)
-        ids = pa.array([interactions.user_ids[row] for row in rows.tolist()], pa.string())
+        ids = pa.array(list(ids_of_rows(interactions.user_ids, rows)), pa.large_string())
         events, preferences = [_NOTHING], [_NOTHING]
         for part in range(self._parts):
             names = self._names_of(part)
@@ -297,8 +324,10 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """The matrix of each part, with the same columns."""
         items, item_ids = np.flatnonzero(self._used), self._item_ids()
         for part in range(self._parts):
-            with np.load(self._path("resolved", part), allow_pickle=False) as arrays:
+            path = self._path("resolved", part)
+            with np.load(path, allow_pickle=False) as arrays:
                 resolved = ResolvedEvents(**{name: arrays[name] for name in arrays.files})
+            path.unlink()
             users = resolved.users
             user_ids = _ids_of(users, self._names_of(part))
             yield resolved.interactions(
@@ -315,17 +344,20 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
     def _append(self, kind: str, users: IntArray, rows: NDArray[Any]) -> None:
         """Appends rows to the files of their users' parts."""
         for part, mine in self._divided(users):
-            with self._path(kind, part).open("ab") as file:
-                file.write(rows[mine].tobytes())
+            path = self._path(kind, part)
+            with path.open("ab") as file:
+                self._sizes[path] += file.write(rows[mine].tobytes())
 
     def _append_names(self, users: Iterator[Named]) -> None:
         for ids, names in _chunks(users):
-            strings = pa.array(names, pa.string())
+            strings = pa.array(names, pa.large_string())
             for part, mine in self._divided(ids):
                 batch = _batch(ids[mine], strings.take(pa.array(mine)))
                 path = self._path("users", part)
-                with path.open("ab") as file, pa.ipc.new_stream(file, _NAMES) as stream:
-                    stream.write_batch(batch)
+                with path.open("ab") as file:
+                    with pa.ipc.new_stream(file, _NAMES) as stream:
+                        stream.write_batch(batch)
+                    self._sizes[path] = file.tell()
 
     def _divided(self, users: IntArray) -> Iterator[tuple[int, IntArray]]:
         """Each part with some of the users, and the positions of these users."""
@@ -337,8 +369,18 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
                 yield part, mine
 
     def _rows(self, kind: str, part: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        path = self._file(kind, part)
+        return np.empty(0, dtype) if path is None else np.fromfile(path, dtype)
+
+    def _file(self, kind: str, part: int) -> Path | None:
+        """The file with these rows of a part; None if the part has no such row."""
         path = self._path(kind, part)
-        return np.fromfile(path, dtype) if path.exists() else np.empty(0, dtype)
+        size = self._sizes[path]
+        if size == 0:
+            return None
+        if path.stat().st_size != size:
+            raise OSError(errno.EIO, "the file is not as it was written", str(path))
+        return path
 
     def _preferences(self, part: int) -> IntArray:
         """(p, 5) user, winner, loser, timestamp and seq, in the order of user, time and seq."""
@@ -347,7 +389,8 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
 
     def _names_of(self, part: int) -> pa.Table:
         """Internal ids and names of the users of a part."""
-        return _read_names(self._path("users", part))
+        path = self._file("users", part)
+        return _NAMES.empty_table() if path is None else _read_names(path)
 
     def _available(self) -> BoolArray:
         """Whether an item may be recommended, by its internal id."""
@@ -387,8 +430,6 @@ def _batch(ids: IntArray, names: pa.Array) -> pa.RecordBatch:
 
 def _read_names(path: Path) -> pa.Table:
     """The rows of a file with one Arrow stream after another."""
-    if not path.exists():
-        return _NAMES.empty_table()
     batches, size = [], path.stat().st_size
     with pa.memory_map(str(path)) as file:
         while file.tell() < size:

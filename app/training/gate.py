@@ -69,8 +69,8 @@ class IncumbentComparison:
         self._named: NamedItems | None = None
         self._serving_model: ServingModel | None = None
 
-    def keep_users(self, interactions: Interactions, users: BoolArray) -> None:
-        """Reads what these users named from the snapshot, and removes the snapshot's files."""
+    def read_users(self, interactions: Interactions, users: BoolArray) -> None:
+        """Reads what these users named, and closes the snapshot, which nobody needs any more."""
         self._named = self._snapshot.named_items(interactions, users)
         self._snapshot.close()
 
@@ -83,7 +83,7 @@ class IncumbentComparison:
 
         Args:
             interactions: The challenger's data.
-            users: (n_users,) mask of the users to compare on, all of them users that were kept of
+            users: (n_users,) mask of the users to compare on, all of them users that were read of
                 these interactions.
 
         Raises:
@@ -99,7 +99,7 @@ class IncumbentComparison:
             # It has learned everything that there was: only newer interactions are fair.
             rows = np.arange(len(checkpoint.user_ids))
             evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
-        assert self._named is not None  # noqa: S101 - the training has kept its users
+        assert self._named is not None  # noqa: S101 - the training has read its users
         known = known_at(self._named, interactions, users, serving.trained_seq)
         return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
 

@@ -109,7 +109,7 @@ def train_and_evaluate(
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)
     if comparison is not None:
-        comparison.keep_users(interactions, held_out)
+        comparison.read_users(interactions, held_out)
     # The times, which `learn_gaps` alone needs, stay out of the copies that are trained on.
     untimed = replace(interactions, times=None)
     split = leave_latest_out(untimed, held_out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -65,7 +66,7 @@ class Retry:
                 self.sleep(RETRY_PAUSE_SECONDS)
 
     def write(self, folder: Path, work: Callable[[], T]) -> T:
-        """Does work that writes into a folder of checkpoints.
+        """Does work that writes into a folder.
 
         Raises:
             CheckpointError: The folder could not be written for ``seconds``.
@@ -124,21 +125,26 @@ class TrainingReader:
         """The interactions for a training, and their snapshot, which the caller has to close.
 
         Raises:
-            TrainingError: The training does not fit in memory.
-            OSError: The folder of running trainings cannot be written.
+            TrainingError: The training does not fit in memory, or its files on the disk.
+            CheckpointError: The files cannot be written.
+            DataError: No user likes an available item.
         """
         limit = self.settings.train_memory_bytes
         ranks = RanksHere.of(self.settings)
+        # Not the folder of ranks, which may be on another machine: the disk is written in pieces.
+        folder = self.settings.data_dir.resolve() / "trainings"
+
+        def check(*sizes: int) -> None:
+            check_memory(params, (sizes[0], sizes[1], sizes[2]), limit, ranks)
+            check_disk(folder, sizes[0], sizes[1] + sizes[2])
 
         def read() -> TrainingSnapshot:
-            return training_snapshot.take_snapshot(
-                self.settings,
-                self.settings.effective_train_folder,
-                lambda *sizes: check_memory(params, sizes, limit, ranks),
-            )
+            return training_snapshot.take_snapshot(self.settings, folder, check)
 
         with ExitStack() as stack:
-            snapshot = stack.enter_context(self.retry(read, *database_errors()))
+            snapshot = stack.enter_context(
+                self.retry.write(folder, lambda: self.retry(read, *database_errors()))
+            )
             interactions = snapshot.interactions()
             stack.pop_all()
         return interactions, snapshot
@@ -175,6 +181,9 @@ SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solv
 RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
 RANK_EVENT_BYTES = 60  # its matrix, and what is drawn from it
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
+
+FILE_EVENT_BYTES = 70  # on the disk, of which 66 were measured
+FILE_ROW_BYTES = 80  # of a user or an item, with the id
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -303,4 +312,25 @@ def check_memory(
             f"{users:,} users, {items:,} items) and {there / 2**30:.1f} GiB {source}: run the "
             "worker on a larger machine, or request fewer factors"
             + (" or fewer ranks (NCR_TRAIN_RANKS)" if ranks.number else "")
+        )
+
+
+def check_disk(folder: Path, events: int, rows: int) -> None:
+    """Refuses a training whose files do not fit on the disk, which others may need too.
+
+    Args:
+        folder: The parent of the files. It may not exist yet.
+        events: The number of events.
+        rows: The number of users and items.
+
+    Raises:
+        TrainingError: The disk has too little room; the message has both amounts.
+    """
+    needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * rows
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise TrainingError(
+            f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} while it "
+            f"reads {events:,} events, and {free / 2**30:.1f} GiB are free: make room there"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from app.core.settings import Settings
 from app.events.training_snapshot import Report, write_parts
+from ncr_core.atomic_files import scratch_folder
 from ncr_core.data.snapshot import SnapshotManifest, check_free, is_url, upload_snapshot
 
 
@@ -27,9 +27,8 @@ def write_snapshot(
     if not is_url(address):
         return write_parts(settings, Path(address).absolute(), parts=parts, report=report)
     check_free(address)  # before the database is read, which may take an hour
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".snapshot-", dir=settings.data_dir) as local:
-        folder = Path(local) / "snapshot"
+    with scratch_folder(settings.data_dir, ".snapshot-") as local:
+        folder = local / "snapshot"
         manifest = write_parts(settings, folder, parts=parts, report=report)
         upload_snapshot(folder, address)
     return manifest

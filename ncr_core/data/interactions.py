@@ -293,6 +293,13 @@ def row_indices(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> IntArra
     return np.fromiter((index.get(key, -1) for key in ids), np.int64, len(ids))
 
 
+def ids_of_rows(ids: Sequence[str], rows: IntArray) -> Sequence[str]:
+    """The ids of some rows."""
+    take = getattr(ids, "take", None)  # of `snapshot.Ids`, whose ids are slow one by one
+    taken: Sequence[str] = [ids[row] for row in rows.tolist()] if take is None else take(rows)
+    return taken
+
+
 def min_interactions(interactions: Interactions, at_least: int) -> Interactions:
     """Keep the items with at least ``at_least`` interactions, in one pass (§5.1).
 
@@ -322,8 +329,8 @@ def compact(interactions: Interactions) -> Interactions:
     return Interactions(
         indptr,
         new_item[interactions.items],
-        [interactions.user_ids[u] for u in user_rows.tolist()],
-        [interactions.item_ids[i] for i in item_rows.tolist()],
+        ids_of_rows(interactions.user_ids, user_rows),
+        ids_of_rows(interactions.item_ids, item_rows),
         interactions.weights,
         feedback,
         interactions.times,

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ncr_core.atomic_files import atomic_folder
-from ncr_core.data.interactions import IntArray, Interactions, UserFeedback
+from ncr_core.data.interactions import IntArray, Interactions, UserFeedback, ids_of_rows
 from ncr_core.errors import DataError
 
 FORMAT = "ncr-snapshot/1"
@@ -267,6 +267,10 @@ class Ids(Sequence[str]):
         for start in range(0, len(self), GROUP_USERS):
             yield from self._ids.slice(start, GROUP_USERS).to_pylist()
 
+    def take(self, rows: IntArray) -> Ids:
+        """The ids of some rows."""
+        return Ids(self._ids.take(pa.array(rows)))
+
     def __repr__(self) -> str:
         return f"<{len(self):,} ids>"
 
@@ -420,7 +424,7 @@ class SnapshotWriter:
 
     def finish(self, item_ids: Sequence[str]) -> SnapshotManifest:
         """Writes the items' ids, and the manifest last."""
-        ids = item_ids._ids if isinstance(item_ids, Ids) else pa.array(item_ids, pa.string())
+        ids = _arrow_ids(item_ids).cast(pa.string())
         items = _written(self._folder / ITEMS, pa.table({"item": ids}))
         manifest = SnapshotManifest(
             parts=tuple(self._parts),
@@ -510,7 +514,7 @@ def of_users(interactions: Interactions, rows: IntArray) -> Interactions:
     return Interactions(
         indptr,
         interactions.items[entries],
-        [interactions.user_ids[row] for row in rows.tolist()],
+        ids_of_rows(interactions.user_ids, rows),
         interactions.item_ids,
         None if interactions.weights is None else interactions.weights[entries],
         feedback,

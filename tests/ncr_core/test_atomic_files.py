@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Literal
@@ -191,29 +193,35 @@ def test_a_file_in_the_place_of_a_parent_is_told_apart_from_a_taken_name(tmp_pat
         atomic_write(tmp_path / "taken" / "file", b"x")
 
 
-def test_a_scratch_folder_goes_at_the_end_and_an_old_one_of_a_killed_process_with_it(
-    tmp_path: Path,
-) -> None:
+def test_a_scratch_folder_goes_at_the_end(tmp_path: Path) -> None:
     parent = tmp_path / "new" / "parent"
     with pytest.raises(ZeroDivisionError), scratch_folder(parent, ".work-") as folder:
         (folder / "file").write_text("x")
         raise ZeroDivisionError
     assert list(parent.iterdir()) == []
 
-    def left_by_a_killed_process(age: float) -> Path:
-        with scratch_folder(parent, ".work-") as folder:
-            left = folder.with_name(folder.name + "-left")
-            folder.rename(left)
-            folder.mkdir()
-        os.utime(left, (time.time() - age,) * 2)
-        return left
 
-    old = left_by_a_killed_process(LEFTOVER_SECONDS + 60)
-    other = parent / ".work-by-somebody-else"
+def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; "
+        "from ncr_core.atomic_files import scratch_folder\n"
+        "with scratch_folder(Path(sys.argv[1]), '.work-') as folder:\n"
+        "    (folder / 'file').write_text('x')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    other = tmp_path / ".work-by-somebody-else"
     other.mkdir()
-    os.utime(other, (0, 0))
-    recent = left_by_a_killed_process(60)
-    assert not old.exists()
-    with scratch_folder(parent, ".work-"):
-        assert recent.is_dir()
-    assert sorted(parent.iterdir()) == sorted([other, recent])
+    of_other_hosts = []
+    for age in (60.0, LEFTOVER_SECONDS + 60):
+        folder = tmp_path / f".work-{age}"
+        folder.mkdir()
+        (folder / ".owner").write_text("another host")
+        os.utime(folder / ".owner", (time.time() - age,) * 2)
+        of_other_hosts.append(folder)
+    with scratch_folder(tmp_path, ".work-") as mine:
+        assert sorted(tmp_path.iterdir()) == sorted([other, of_other_hosts[0], mine])
+        with scratch_folder(tmp_path, ".work-") as second:
+            assert mine.is_dir()
+            assert second.is_dir()

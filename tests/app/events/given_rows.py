@@ -53,7 +53,7 @@ class GivenRows:
         """The snapshot in so many parts. Raises DataError where there is nothing to learn."""
         made = TrainingSnapshot(folder, parts)
         try:
-            made.fill(self)
+            made.fill(self, len(self.rows))
             made.resolve(EventWeights({}, 1.0, half_life_days))
         except BaseException:
             made.close()

@@ -169,7 +169,7 @@ def start_after(
     nothing = NamedItems(*[np.zeros((0, 3), dtype=np.int64)] * 2)
     snapshot = SimpleNamespace(named_items=lambda *_: nothing, close=lambda: None)
     comparison = IncumbentComparison(reader, cast(TrainingSnapshot, snapshot), 0.05)
-    comparison.keep_users(INTERACTIONS, everyone)
+    comparison.read_users(INTERACTIONS, everyone)
     start = warm_start(config, INTERACTIONS, leave_latest_out(INTERACTIONS, everyone), comparison)
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start

@@ -47,7 +47,7 @@ async def test_the_served_model_is_loaded_anew_only_when_another_is_served(
     interactions, snapshot = await asyncio.to_thread(reads.read_events, TrainParams())
     everyone = np.ones(interactions.n_users, dtype=np.bool_)
     comparison = IncumbentComparison(reads, snapshot, 0.05)
-    comparison.keep_users(interactions, everyone)
+    comparison.read_users(interactions, everyone)
 
     def load() -> ServingModel | None:
         loaded = comparison.load(interactions, everyone)

@@ -267,6 +267,23 @@ def test_what_users_named_is_of_the_matrix_that_a_training_has_left(
     assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
 
 
+def test_rows_that_disappeared_are_an_error_and_not_a_smaller_matrix(tmp_path: Path) -> None:
+    events = [(user, item, 1.0) for user in (1, 2, 3) for item in (1, 2)]
+    for damage in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-40])):
+        with TrainingSnapshot(tmp_path, 1) as snapshot:
+            given = rows_of(events)
+            snapshot.fill(given, len(given.rows))
+            (file,) = tmp_path.glob(".ncr-events-*/events-0")
+            damage(file)
+            with pytest.raises(OSError, match=r"events-0"):
+                snapshot.resolve(EventWeights({}, 1.0))
+    with rows_of(events).snapshot(tmp_path) as snapshot:
+        matrix = snapshot.interactions()
+        snapshot.close()
+        with pytest.raises(FileNotFoundError):
+            snapshot.named_items(matrix, everyone(matrix))
+
+
 def test_a_stated_preference_about_a_held_out_item_counts_as_learned(
     snapshot: TrainingSnapshot,
 ) -> None:

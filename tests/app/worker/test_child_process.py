@@ -6,12 +6,14 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -20,11 +22,18 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
-from app.events.training_snapshot import TrainingSnapshot, take_snapshot
-from app.jobs.schemas import TASK, PrecomputeTask, TaskSettings, TrainingTask, TrainOrder
+from app.events.training_snapshot import TrainingSnapshot
+from app.jobs.schemas import (
+    TASK,
+    PrecomputeTask,
+    TaskSettings,
+    TrainingTask,
+    TrainOrder,
+    TrainParams,
+)
 from app.registry.schemas import ModelRow
-from app.registry.service import ModelRegistry
-from app.training.reader import Retry
+from app.registry.service import ModelRegistry, open_checkpoint_store
+from app.training.reader import Retry, TrainingReader
 from app.wiring import Services
 from app.worker.child_process import EXIT_LEASE_OVER, SPINS, child_environment, clock, run_task
 from ncr_core import atomic_files
@@ -240,15 +249,19 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     fail_to_read, fail_to_load = failing_at_first([error] * 2), failing_at_first([error] * 2)
     serving = ModelRegistry.serving
 
-    def flaky_read(*arguments: Any) -> TrainingSnapshot:
-        fail_to_read()
-        return take_snapshot(*arguments)
+    fill = TrainingSnapshot.fill
+
+    def flaky_fill(self: TrainingSnapshot, *arguments: Any) -> None:
+        fill(self, *arguments)
+        fail_to_read()  # with all rows on the disk
 
     async def flaky_serving(self: ModelRegistry) -> ModelRow | None:
         fail_to_load()
         return await serving(self)
 
-    monkeypatch.setattr("app.events.training_snapshot.take_snapshot", flaky_read)
+    monkeypatch.setattr(TrainingSnapshot, "fill", flaky_fill)
+    # As large data have.
+    monkeypatch.setattr("app.events.training_snapshot.suitable_parts", lambda *_, **__: 5)
     monkeypatch.setattr(ModelRegistry, "serving", flaky_serving)
     pauses: list[float] = []
     summary = await asyncio.to_thread(
@@ -256,6 +269,7 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     )
     assert summary["metrics"]["gate"]["incumbent"] == incumbent
     assert len(pauses) == 4
+    assert list((settings.data_dir / "trainings").iterdir()) == []
 
 
 def full_disk() -> OSError:
@@ -299,6 +313,44 @@ async def test_a_full_disk_is_waited_for_and_then_one_clear_line(
         CheckpointError, match=r"models cannot be written: No space left on device$"
     ):
         await asyncio.to_thread(run, Retry(0.0))
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_disk_that_is_full_while_events_are_read_is_waited_for(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    fail, resolve = failing_at_first([full_disk()] * 2), TrainingSnapshot.resolve
+
+    def resolve_or_fail(self: TrainingSnapshot, *arguments: Any) -> None:
+        fail()
+        resolve(self, *arguments)
+
+    monkeypatch.setattr(TrainingSnapshot, "resolve", resolve_or_fail)
+    reader = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
+    with pytest.raises(
+        CheckpointError, match=r"trainings cannot be written: No space left on device$"
+    ):
+        await asyncio.to_thread(reader.read_events, TrainParams())
+    reader.retry = Retry(30.0, sleep=lambda seconds: None)
+    interactions, snapshot = await asyncio.to_thread(reader.read_events, TrainParams())
+    snapshot.close()
+    assert interactions.n_users == 60
+    assert list((settings.data_dir / "trainings").iterdir()) == []
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_training_whose_files_do_not_fit_on_the_disk_reads_no_event(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    monkeypatch.setattr("app.events.snapshot_query._statement", lambda *_: 1 / 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    needs = r"^this training needs about 0\.0 GiB of disk in \S+trainings while it reads"
+    with pytest.raises(TrainingError, match=needs):
+        await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
 
 
 @pytest.mark.anyio
