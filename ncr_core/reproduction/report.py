@@ -258,14 +258,20 @@ def _below_start(rows: Sequence[RunResult]) -> str:
 
 def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
     """The section on coverage, novelty and popularity of the lists over all unseen items."""
-    lines = []
+    lines, differences = [], []
     for data, of_data in tables.items():
         for result in of_data[0] if of_data else ():
             statistics = result.list_statistics
-            if statistics is not None:
-                figures = [statistics[name] for name in ("coverage", "gini", "novelty")]
-                figures.append(statistics["popularity_lift"])
-                lines.append([data, label_of(result), *(f"{figure:.2f}" for figure in figures)])
+            if statistics is None:
+                continue
+            mark, again, ndcg = "", result.lists_ndcg, result.metric("full", "ndcg")
+            if again is not None and ndcg is not None:
+                mark = " †"
+                differences.append(abs(again - ndcg))
+            figures = [statistics[name] for name in ("coverage", "gini", "novelty")]
+            figures.append(statistics["popularity_lift"])
+            texts = (f"{figure:.2f}" for figure in figures)
+            lines.append([data, label_of(result) + mark, *texts])
     note = (
         "The figures describe lists of ten over all unseen items, with one list per test user:\n\n"
         "- *Coverage* is the share of the catalogue that occurs in a list.\n"
@@ -276,6 +282,11 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
         "With 0, both are equally popular.\n\n"
         "`ncr_core/evaluation/beyond_accuracy.py` has the definitions.\n"
     )
+    if differences:
+        note += (
+            "\n† These lists are of a second training with the same settings. Its full NDCG@10 "
+            f"differs from that of the results above by at most {max(differences):.4f}.\n"
+        )
     head = ["data set", "method", "coverage@10", "Gini", "novelty, bits", "popularity lift"]
     return make_section("Beyond accuracy", head, lines, note)
 

@@ -133,6 +133,12 @@ class RunResult:
         statistics = self.payload.get("metrics", {}).get("lists")
         return None if statistics is None else dict(statistics)
 
+    @property
+    def lists_ndcg(self) -> float | None:
+        """Full NDCG@10 of the training whose lists are described, if it is not this one."""
+        training = self.payload.get("lists_of")
+        return None if training is None else float(training["full"]["ndcg"])
+
     def interval(self, kind: str, name: str) -> tuple[float, float] | None:
         """The 95 % bootstrap interval over users of a metric."""
         metrics = self.payload.get("metrics", {}).get(kind)

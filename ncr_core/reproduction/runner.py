@@ -145,13 +145,20 @@ class Runner:
         return result
 
     def _stored(self, spec: RunSpec) -> Payload | None:
+        """The result of a run, with all that the run measures."""
+        result = self._with_same_settings(spec)
+        if result is None:
+            return None
+        if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
+            return None
+        return result
+
+    def _with_same_settings(self, spec: RunSpec) -> Payload | None:
         result = self._results.read(spec.name)
         if result is None or result["configuration"] != spec.configuration():
             return None  # other settings: the result is replaced
         if not _is_same(result.get("resolved", {}), _resolved(spec)):
             return None  # the same settings, of a version with other defaults
-        if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
-            return None
         return result
 
     def _run(self, spec: RunSpec) -> Payload:
@@ -191,8 +198,9 @@ class Runner:
         # Where a result was there already, only the model was missing: its figures stay.
         stored = self._stored(spec)
         if stored is None:
-            self._results.write(result)
-        return stored or result
+            stored = with_lists(self._with_same_settings(spec), result)
+            self._results.write(stored)
+        return stored
 
     def _measure(self, spec: RunSpec, data: BenchmarkDataset, fitted: FittedMethod) -> Payload:
         if isinstance(data.split, NextItemSplit):
@@ -294,6 +302,21 @@ class Runner:
 
     def _model_folder(self, spec: RunSpec) -> Path:
         return self._work / spec.name
+
+
+def with_lists(stored: Payload | None, result: Payload) -> Payload:
+    """The new result of a run, or only its lists for a result from before lists were described.
+
+    The figures of such a stored result stay, because other results are compared with them. If its
+    ranks differ, ``lists_of`` says which training the lists are of.
+    """
+    if stored is None or "lists" in stored["metrics"] or "full" not in stored["metrics"]:
+        return result
+    completed = stored | {"metrics": stored["metrics"] | {"lists": result["metrics"]["lists"]}}
+    if stored["ranks"]["full"] == result["ranks"]["full"]:
+        return completed
+    of_training = {"full": result["metrics"]["full"], "commit": result["commit"]}
+    return completed | {"lists_of": of_training}
 
 
 def _is_same(stored: Mapping[str, Any], resolved: Mapping[str, Any]) -> bool:

@@ -105,13 +105,24 @@ def test_a_result_of_before_lists_were_described_is_measured_again(
 ) -> None:
     run = make_run("EASE", Selection(), 0)
     (first,) = make_runner()[0].run([run])
-    before = deepcopy(first)
+    before = deepcopy(first) | {"at": "before"}
     del before["metrics"]["lists"]
-    ResultsStore(tmp_path / "results").write(before)
+    store = ResultsStore(tmp_path / "results")
+    store.write(before)
     runner, log = make_runner()
     (again,) = runner.run([run])
     assert log.ran == ["ease"]
-    assert again["metrics"] == first["metrics"]
+    assert again == first | {"at": "before"}
+
+    # With other figures, as on another machine: they stay, beside the new training's lists.
+    before["ranks"]["full"], before["metrics"]["full"]["ndcg"] = ranks_as_text(np.ones(3)), 0.5
+    store.write(before)
+    (again,) = make_runner()[0].run([run])
+    assert again["metrics"] == before["metrics"] | {"lists": first["metrics"]["lists"]}
+    assert again["ranks"] == before["ranks"]
+    assert again["lists_of"]["full"] == first["metrics"]["full"]
+    (stored,) = make_runner()[0].run([run])
+    assert stored == again
 
 
 def test_a_validation_says_among_how_many_items(make_runner: MakeRunner) -> None:
@@ -490,6 +501,20 @@ def test_the_page_says_whose_items_lists_show(results: Path, tmp_path: Path) -> 
     figures = [statistics[name] for name in ("coverage", "gini", "novelty", "popularity_lift")]
     row = " | ".join(f"{figure:.2f}" for figure in figures)
     assert f"| ml-1m | EASE | {row} |" in page.read_text()
+    assert "†" not in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_page_says_if_lists_are_of_a_second_training(own_results: Path, tmp_path: Path) -> None:
+    store = ResultsStore(own_results)
+    stored = store.read("cells/ml-1m/ease")
+    assert stored is not None
+    again = stored["metrics"]["full"] | {"ndcg": stored["metrics"]["full"]["ndcg"] + 0.0012}
+    store.write(stored | {"lists_of": {"full": again, "commit": "1234"}})
+    page = tmp_path / "results.md"
+    write_page(own_results, page)
+    assert "| ml-1m | EASE † |" in page.read_text()
+    assert "by at most 0.0012.\n" in page.read_text()
 
 
 @pytest.mark.slow
