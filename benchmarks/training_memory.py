@@ -33,7 +33,7 @@ PROGRAM = "from app.cli.main import main; main()"
 
 
 def trained(folder: Path, world: World) -> list[list[Any]]:
-    """Name, seconds and peak in MiB of each training on so many events."""
+    """Name and peak in MiB of each training on so many events."""
     # Without a job for candidates between the two trainings.
     settings = {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": "", "NCR_PRECOMPUTE_USERS": "0"}
     env = os.environ | settings
@@ -44,25 +44,25 @@ def trained(folder: Path, world: World) -> list[list[Any]]:
     command = ["-m", "benchmarks.size", "step", "train", json.dumps(PARAMS)]
     rows = []
     for name in TRAININGS:
-        seconds, peak, outcome = run(command, env, MAX_SECONDS)
+        _, peak, outcome = run(command, env, MAX_SECONDS)
         if outcome != "succeeded":
             raise SystemExit(f"the {name} training on {world.events:,} events {outcome}")
-        rows.append([name, seconds, peak])
+        rows.append([name, peak])
     return rows
 
 
 def main(scratch: Path = Path("var/training_memory"), events: tuple[int, ...] = EVENTS) -> None:
-    columns = ["events", "training", "seconds", "peak MiB", "B an event"]
+    columns = ["events", "training", "peak MiB", "B an event"]
     rows: list[list[Any]] = []
     before: dict[str, tuple[int, float]] = {}
     for size in sorted(set(events or EVENTS)):
         with own_place(scratch / str(size), "sqlite", ""):
-            for name, seconds, peak in trained((scratch / str(size)).resolve(), world_of(size)):
+            for name, peak in trained((scratch / str(size)).resolve(), world_of(size)):
                 grown = None
                 if name in before:
                     smaller, less = before[name]
                     grown = round((peak - less) * 2**20 / (size - smaller), 1)
-                rows.append([size, name, round(seconds, 1), round(peak), grown])
+                rows.append([size, name, round(peak), grown])
                 before[name] = size, peak
                 publish("training_memory", columns, rows, items=ITEMS, params=PARAMS)
 

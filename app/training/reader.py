@@ -172,9 +172,9 @@ class TrainingReader:
 # By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
 SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
-# The matrix, whole and split, while models are compared: SURPLUS times the 91 B of
-# benchmarks/results/training_memory.json, and 64 B for weights or an ALS start.
-EVENT_BYTES = 200
+# The matrix, whole and split: SURPLUS times the 71 B of benchmarks/results/training_memory.json,
+# and 64 B for weights or an ALS start.
+EVENT_BYTES = 170
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
 SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
