@@ -78,7 +78,7 @@ def snapshot() -> str:
 
     settings = load_settings()
     started = time.perf_counter()
-    with take_snapshot(settings, settings.effective_train_folder) as taken:
+    with take_snapshot(settings, settings.trainings_folder) as taken:
         made = taken.interactions()
     return f"read in {time.perf_counter() - started:.1f} s, {made.nnz} interactions"
 

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
@@ -110,42 +110,63 @@ def atomic_folder(
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder for temporary files, which is removed at the end.
 
-    The function also removes folders of this prefix that killed processes left: those of this host
-    as soon as their process has ended, and those of other hosts after a day.
+    The function also removes folders of this prefix that killed processes left: those of this
+    machine at once, by a lock that a process holds until it ends, and those of others after a day.
     """
     parent.mkdir(parents=True, exist_ok=True)
     for old in parent.glob(f"{prefix}*"):
-        if _is_left(old):
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with (folder / _OWNER).open("w") as owner:
-            _try_to_lock(owner)
-            owner.write(socket.gethostname())
-            owner.flush()
+        _remove_if_left(old)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    with (folder / _OWNER).open("wb") as owner:
+        try:
+            if _lock(owner) == "locked":
+                owner.write(_machine())
+                owner.flush()
             yield folder
+        finally:
+            _remove_scratch(folder)
 
 
-def _is_left(folder: Path) -> bool:
-    """Whether the process that made a scratch folder has ended, as far as one can know."""
-    try:
-        with (folder / _OWNER).open() as owner:  # other folders have no such file
-            if owner.read() == socket.gethostname() and _try_to_lock(owner):
-                return True
-            return os.fstat(owner.fileno()).st_mtime < time.time() - LEFTOVER_SECONDS
-    except OSError:
-        return False
+def _remove_if_left(folder: Path) -> None:
+    """Removes a scratch folder if the process that made it has ended, as far as one can know."""
+    with suppress(OSError), (folder / _OWNER).open("rb+") as owner:  # no other folder has this file
+        lock = _lock(owner) if owner.read() == _machine() else "unknown"
+        newest = max(folder.stat().st_mtime, os.fstat(owner.fileno()).st_mtime)
+        is_old = newest < time.time() - LEFTOVER_SECONDS
+        if lock == "locked" or (lock == "unknown" and is_old):
+            _remove_scratch(folder)
 
 
-def _try_to_lock(file: IO[str]) -> bool:
-    """Locks a file until it is closed, or its process ends; false if that is impossible."""
+def _remove_scratch(folder: Path) -> None:
+    """Removes what can be removed, the owner last: a removal that is killed can be repeated."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != _OWNER:
+                path.unlink(missing_ok=True)
+        (folder / _OWNER).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _lock(file: IO[bytes]) -> Literal["locked", "held", "unknown"]:
+    """Locks a file until it is closed or its process ends; ``held`` if another process has it."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):  # Windows; locked, or a file system without locks
-        return False
-    return True
+    except BlockingIOError:
+        return "held"
+    except (ImportError, OSError):  # Windows, or a file system without locks
+        return "unknown"
+    return "locked"
+
+
+def _machine() -> bytes:
+    """A name of this machine since its start, which is the same in all of its containers."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return socket.gethostname().encode()
 
 
 def sync(path: Path) -> None:

@@ -67,8 +67,8 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path("./var")
-    """The folder of the SQLite database and of the checkpoints. A relative path depends on the
-    folder in which the process starts."""
+    """The folder of the SQLite database, of the checkpoints and of the files of running trainings.
+    A relative path depends on the folder in which the process starts."""
 
     database_url: str | None = None
     """The URL of the database: `sqlite:///…` or `postgresql://…`. The default is SQLite in the data
@@ -226,8 +226,8 @@ class Settings(BaseSettings):
     for tables that do not fit one machine."""
 
     train_folder: Path | None = None
-    """The folder for the files of a running training. All ranks reach it under this path. The
-    default is `ranks` in the data folder."""
+    """The folder for the files that the ranks of a training share. All ranks reach it under this
+    path. The default is `ranks` in the data folder."""
 
     ray_address: str | None = Field(default=None, pattern=r"^[\w.:\[\]-]+$")
     """The address of the head of a Ray cluster, such as `10.0.0.1:6379`. An address beyond loopback
@@ -445,8 +445,13 @@ class Settings(BaseSettings):
         return _split(self.webhook_urls)
 
     @property
+    def trainings_folder(self) -> Path:
+        """The folder for the events of running trainings."""
+        return self.data_dir.resolve() / "trainings"
+
+    @property
     def effective_train_folder(self) -> Path:
-        """The folder for the files of running trainings."""
+        """The folder for the files that the ranks of a training share."""
         return self.train_folder or self.data_dir / "ranks"
 
     @property

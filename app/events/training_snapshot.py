@@ -8,6 +8,7 @@ matrix in memory, the largest part and the ids of the items bound the memory.
 from __future__ import annotations
 
 import errno
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -84,10 +85,11 @@ def take_snapshot(
     with ExitStack() as stack:
         with snapshot_query(settings) as query:
             sizes = query.sizes()
-            check_sizes(*sizes)
+            # Before the check: it removes what killed trainings have left.
             snapshot = stack.enter_context(
                 TrainingSnapshot(parent, suitable_parts(sizes[0], at_least=1))
             )
+            check_sizes(*sizes)
             snapshot.fill(query, sizes[0])
         snapshot.resolve(EventWeights.from_settings(settings))
         stack.pop_all()
@@ -190,6 +192,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         with items.open("wb") as file, pa.ipc.new_stream(file, _NAMES) as stream:
             for ids, names in _chunks(query.items()):
                 stream.write_batch(_batch(ids, pa.array(names, pa.large_string())))
+        self._sizes[items] = items.stat().st_size
 
     def resolve(
         self,
@@ -241,10 +244,11 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
             if len(resolved.liked):
                 low, high = resolved.liked_weights.min(), resolved.liked_weights.max()
                 self._weights |= {float(low), float(high)}
+            path = self._path("resolved", part)
             np.savez(
-                self._path("resolved", part),
-                **{field.name: getattr(resolved, field.name) for field in fields(resolved)},
+                path, **{field.name: getattr(resolved, field.name) for field in fields(resolved)}
             )
+            self._sizes[path] = path.stat().st_size
             if not keep_rows:
                 for kind in ("events", "preferences"):
                     self._path(kind, part).unlink(missing_ok=True)
@@ -314,7 +318,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """The rows of parts with the columns of their items, without items of other matrices."""
         named = np.concatenate(parts)
         items, inverse = np.unique(named[:, 1], return_inverse=True)
-        names = _read_names(self._folder / "items")
+        names = self._items()
         place = pc.index_in(pa.array(items), names["id"].combine_chunks())
         item_ids = names["name"].combine_chunks().take(place).to_pylist()
         named[:, 1] = row_indices(item_ids, interactions.item_ids)[inverse]
@@ -324,7 +328,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """The matrix of each part, with the same columns."""
         items, item_ids = np.flatnonzero(self._used), self._item_ids()
         for part in range(self._parts):
-            path = self._path("resolved", part)
+            path = self._verified(self._path("resolved", part))
             with np.load(path, allow_pickle=False) as arrays:
                 resolved = ResolvedEvents(**{name: arrays[name] for name in arrays.files})
             path.unlink()
@@ -375,12 +379,17 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
     def _file(self, kind: str, part: int) -> Path | None:
         """The file with these rows of a part; None if the part has no such row."""
         path = self._path(kind, part)
-        size = self._sizes[path]
-        if size == 0:
-            return None
-        if path.stat().st_size != size:
-            raise OSError(errno.EIO, "the file is not as it was written", str(path))
+        return self._verified(path) if self._sizes[path] else None
+
+    def _verified(self, path: Path) -> Path:
+        """A file of the snapshot. Raises OSError if it has disappeared, or has another size."""
+        if path.stat().st_size != self._sizes[path]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return path
+
+    def _items(self) -> pa.Table:
+        """Internal ids and names of the available items."""
+        return _read_names(self._verified(self._folder / "items"))
 
     def _preferences(self, part: int) -> IntArray:
         """(p, 5) user, winner, loser, timestamp and seq, in the order of user, time and seq."""
@@ -394,14 +403,14 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
 
     def _available(self) -> BoolArray:
         """Whether an item may be recommended, by its internal id."""
-        ids = _read_names(self._folder / "items")["id"].to_numpy()
+        ids = self._items()["id"].to_numpy()
         available = np.zeros(int(ids.max(initial=-1)) + 1, dtype=np.bool_)
         available[ids] = True
         return available
 
     def _item_ids(self) -> Ids:
         """The ids of the items of the matrix."""
-        return _ids_of(np.flatnonzero(self._used), _read_names(self._folder / "items"))
+        return _ids_of(np.flatnonzero(self._used), self._items())
 
 
 def _among(available: BoolArray, ids: IntArray) -> BoolArray:

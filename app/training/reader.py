@@ -7,6 +7,7 @@ system would kill the process in the middle of the training.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import sqlite3
@@ -66,7 +67,7 @@ class Retry:
                 self.sleep(RETRY_PAUSE_SECONDS)
 
     def write(self, folder: Path, work: Callable[[], T]) -> T:
-        """Does work that writes into a folder.
+        """Does work that writes into a folder of checkpoints.
 
         Raises:
             CheckpointError: The folder could not be written for ``seconds``.
@@ -125,14 +126,13 @@ class TrainingReader:
         """The interactions for a training, and their snapshot, which the caller has to close.
 
         Raises:
-            TrainingError: The training does not fit in memory, or its files on the disk.
-            CheckpointError: The files cannot be written.
+            TrainingError: The training does not fit in memory, or its files do not fit on the disk,
+                cannot be written or cannot be read.
             DataError: No user likes an available item.
         """
         limit = self.settings.train_memory_bytes
         ranks = RanksHere.of(self.settings)
-        # Not the folder of ranks, which may be on another machine: the disk is written in pieces.
-        folder = self.settings.data_dir.resolve() / "trainings"
+        folder = self.settings.trainings_folder
 
         def check(*sizes: int) -> None:
             check_memory(params, (sizes[0], sizes[1], sizes[2]), limit, ranks)
@@ -141,12 +141,16 @@ class TrainingReader:
         def read() -> TrainingSnapshot:
             return training_snapshot.take_snapshot(self.settings, folder, check)
 
-        with ExitStack() as stack:
-            snapshot = stack.enter_context(
-                self.retry.write(folder, lambda: self.retry(read, *database_errors()))
-            )
-            interactions = snapshot.interactions()
-            stack.pop_all()
+        try:
+            with ExitStack() as stack:
+                snapshot = stack.enter_context(self.retry(read, *database_errors()))
+                interactions = snapshot.interactions()
+                stack.pop_all()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else type(error).__name__
+            raise TrainingError(
+                f"the files of the training in {folder} cannot be written or read: {reason}"
+            ) from None
         return interactions, snapshot
 
     def check_store(self, version: str) -> None:

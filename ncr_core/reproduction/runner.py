@@ -310,9 +310,11 @@ def with_lists(stored: Payload | None, result: Payload) -> Payload:
     The figures of such a stored result stay, because other results are compared with them. If its
     ranks differ, ``lists_of`` says which training the lists are of.
     """
-    if stored is None or "lists" in stored["metrics"] or "full" not in stored["metrics"]:
+    measured = {} if stored is None else stored.get("metrics", {})
+    lists = result.get("metrics", {}).get("lists")
+    if stored is None or lists is None or "lists" in measured or "full" not in measured:
         return result
-    completed = stored | {"metrics": stored["metrics"] | {"lists": result["metrics"]["lists"]}}
+    completed = stored | {"metrics": measured | {"lists": lists}}
     if stored["ranks"]["full"] == result["ranks"]["full"]:
         return completed
     of_training = {"full": result["metrics"]["full"], "commit": result["commit"]}

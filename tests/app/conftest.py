@@ -62,7 +62,7 @@ async def add_small_data(services: Services, first_us: int = 0) -> None:
 
 def interactions_of(services: Services) -> Interactions:
     """What a training would read now."""
-    with take_snapshot(services.settings, services.settings.effective_train_folder) as snapshot:
+    with take_snapshot(services.settings, services.settings.trainings_folder) as snapshot:
         return snapshot.interactions()
 
 

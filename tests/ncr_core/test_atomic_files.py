@@ -213,15 +213,42 @@ def test_scratch_folders_of_killed_processes_are_removed(tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 1
     other = tmp_path / ".work-by-somebody-else"
     other.mkdir()
-    of_other_hosts = []
-    for age in (60.0, LEFTOVER_SECONDS + 60):
-        folder = tmp_path / f".work-{age}"
-        folder.mkdir()
-        (folder / ".owner").write_text("another host")
-        os.utime(folder / ".owner", (time.time() - age,) * 2)
-        of_other_hosts.append(folder)
+    long_ago = (time.time() - LEFTOVER_SECONDS - 60,) * 2
+    os.utime(other, long_ago)
+    for name in (b"another machine", b"", b"\xff"):
+        for is_old in (False, True):
+            folder = tmp_path / f".work-{len(name)}-{is_old}"
+            folder.mkdir()
+            (folder / ".owner").write_bytes(name)  # nothing: the lock was refused
+            if is_old:
+                os.utime(folder / ".owner", long_ago)
+                os.utime(folder, long_ago)
     with scratch_folder(tmp_path, ".work-") as mine:
-        assert sorted(tmp_path.iterdir()) == sorted([other, of_other_hosts[0], mine])
-        with scratch_folder(tmp_path, ".work-") as second:
+        assert {path.name for path in tmp_path.iterdir()} == {
+            other.name,
+            mine.name,
+            *(f".work-{len(name)}-False" for name in (b"another machine", b"", b"\xff")),
+        }
+        os.utime(mine / ".owner", long_ago)
+        os.utime(mine, long_ago)
+        with scratch_folder(tmp_path, ".work-") as second:  # an old one is in use all the same
             assert mine.is_dir()
             assert second.is_dir()
+
+
+def test_a_removal_that_was_killed_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        scratch_folder(tmp_path, ".work-") as folder,
+    ):
+        (folder / "file").write_text("x")
+        patch.setattr(Path, "unlink", killed)
+    assert folder.is_dir()
+    with scratch_folder(tmp_path, ".work-"):
+        assert not folder.exists()

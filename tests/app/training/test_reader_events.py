@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -267,17 +268,31 @@ def test_what_users_named_is_of_the_matrix_that_a_training_has_left(
     assert pairs(stated) == {("ann", "i4"), ("cem", "i4")}
 
 
-def test_rows_that_disappeared_are_an_error_and_not_a_smaller_matrix(tmp_path: Path) -> None:
-    events = [(user, item, 1.0) for user in (1, 2, 3) for item in (1, 2)]
-    for damage in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-40])):
-        with TrainingSnapshot(tmp_path, 1) as snapshot:
-            given = rows_of(events)
-            snapshot.fill(given, len(given.rows))
-            (file,) = tmp_path.glob(".ncr-events-*/events-0")
-            damage(file)
-            with pytest.raises(OSError, match=r"events-0"):
-                snapshot.resolve(EventWeights({}, 1.0))
-    with rows_of(events).snapshot(tmp_path) as snapshot:
+@pytest.mark.parametrize("name", ["events-0", "users-0", "items", "resolved-0.npz"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_files_that_disappeared_are_an_error_and_not_a_smaller_matrix(
+    tmp_path: Path, name: str, is_cut: bool
+) -> None:
+    given = rows_of([(user, item, 1.0) for user in (1, 2, 3) for item in (1, 2)])
+    with TrainingSnapshot(tmp_path, 1) as snapshot:
+        snapshot.fill(given, len(given.rows))
+        if name.startswith("resolved"):
+            snapshot.resolve(EventWeights({}, 1.0))
+        (file,) = tmp_path.glob(f".ncr-events-*/{name}")
+        content = file.read_bytes()
+        file.unlink()
+        if is_cut:
+            file.write_bytes(content[:-40])
+
+        def resolve() -> None:
+            snapshot.resolve(EventWeights({}, 1.0))
+
+        with pytest.raises(OSError, match=re.escape(name)):
+            (snapshot.interactions if name.startswith("resolved") else resolve)()
+
+
+def test_a_closed_snapshot_names_no_items(tmp_path: Path) -> None:
+    with rows_of([(1, 1, 1.0), (1, 2, 1.0)]).snapshot(tmp_path) as snapshot:
         matrix = snapshot.interactions()
         snapshot.close()
         with pytest.raises(FileNotFoundError):

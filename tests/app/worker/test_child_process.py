@@ -22,18 +22,17 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import OperationalError
 
 from app.core.settings import Settings, load_settings
-from app.events.training_snapshot import TrainingSnapshot
+from app.events.training_snapshot import PREFIX, TrainingSnapshot
 from app.jobs.schemas import (
     TASK,
     PrecomputeTask,
     TaskSettings,
     TrainingTask,
     TrainOrder,
-    TrainParams,
 )
 from app.registry.schemas import ModelRow
-from app.registry.service import ModelRegistry, open_checkpoint_store
-from app.training.reader import Retry, TrainingReader
+from app.registry.service import ModelRegistry
+from app.training.reader import Retry
 from app.wiring import Services
 from app.worker.child_process import EXIT_LEASE_OVER, SPINS, child_environment, clock, run_task
 from ncr_core import atomic_files
@@ -269,7 +268,7 @@ async def test_a_short_outage_of_the_database_does_not_end_a_training(
     )
     assert summary["metrics"]["gate"]["incumbent"] == incumbent
     assert len(pauses) == 4
-    assert list((settings.data_dir / "trainings").iterdir()) == []
+    assert list(settings.trainings_folder.iterdir()) == []
 
 
 def full_disk() -> OSError:
@@ -317,40 +316,46 @@ async def test_a_full_disk_is_waited_for_and_then_one_clear_line(
 
 @pytest.mark.anyio
 @ON_SQLITE
-async def test_a_disk_that_is_full_while_events_are_read_is_waited_for(
+async def test_a_disk_that_fills_while_events_are_read_ends_a_training(
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add_small_data(services)
-    fail, resolve = failing_at_first([full_disk()] * 2), TrainingSnapshot.resolve
 
-    def resolve_or_fail(self: TrainingSnapshot, *arguments: Any) -> None:
-        fail()
-        resolve(self, *arguments)
+    def fail(*arguments: Any) -> None:
+        raise full_disk()
 
-    monkeypatch.setattr(TrainingSnapshot, "resolve", resolve_or_fail)
-    reader = TrainingReader(settings, open_checkpoint_store(settings), "cpu", Retry(0.0))
-    with pytest.raises(
-        CheckpointError, match=r"trainings cannot be written: No space left on device$"
-    ):
-        await asyncio.to_thread(reader.read_events, TrainParams())
-    reader.retry = Retry(30.0, sleep=lambda seconds: None)
-    interactions, snapshot = await asyncio.to_thread(reader.read_events, TrainParams())
-    snapshot.close()
-    assert interactions.n_users == 60
-    assert list((settings.data_dir / "trainings").iterdir()) == []
+    monkeypatch.setattr(TrainingSnapshot, "resolve", fail)
+    reason = (
+        r"^the files of the training in \S+trainings cannot be written or read: No space left on"
+    )
+    with pytest.raises(TrainingError, match=reason):
+        await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+    assert list(settings.trainings_folder.iterdir()) == []
 
 
 @pytest.mark.anyio
 @ON_SQLITE
-async def test_a_training_whose_files_do_not_fit_on_the_disk_reads_no_event(
+async def test_what_killed_trainings_left_makes_room_for_the_next(
     services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await add_small_data(services)
     monkeypatch.setattr("app.events.snapshot_query._statement", lambda *_: 1 / 0)
+    left = settings.trainings_folder / f"{PREFIX}left"
+    left.mkdir(parents=True)
+    (left / ".owner").write_text("a machine before its restart")
+    os.utime(left / ".owner", (0, 0))
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: SimpleNamespace(free=9 if left.exists() else 2**40)
+    )
+    run = asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+    with pytest.raises(ZeroDivisionError):
+        await run
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
     needs = r"^this training needs about 0\.0 GiB of disk in \S+trainings while it reads"
     with pytest.raises(TrainingError, match=needs):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+    assert list(settings.trainings_folder.iterdir()) == []
 
 
 @pytest.mark.anyio
