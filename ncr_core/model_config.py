@@ -17,6 +17,8 @@ Users = Literal["free", "history"]
 
 HEADS = 2
 """The number of heads of each layer of self-attention."""
+UNITS_A_FACTOR = 4
+"""The number of units of a tower that make the product of one factor, see `product_tower`."""
 MAX_FACTORS = 1024
 MAX_REQUEST_FACTORS = 512  # more are for models in closed form
 MAX_EMBEDDING = 4096
@@ -176,6 +178,18 @@ class ModelConfig:
         if self.layers > 1:
             return self.deep_factors
         return (2 if self.kind == "twotower" else 3) * self.tower_embedding
+
+    @property
+    def product_factors(self) -> int:
+        """The number of factors whose product the tower of a dncr can start as; 0 for none.
+
+        The start needs the curve of tanh, and users' vectors whose coordinates can be scaled.
+        """
+        curved = self.layers > 1 and self.activation == "tanh" and self.init == "xavier"
+        scaled = self.users == "free" or (self.window_matrices and not self.attention_layers)
+        if self.kind != "dncr" or not curved or not scaled:
+            return 0
+        return self.tower_embedding // UNITS_A_FACTOR
 
     @property
     def ordered(self) -> bool:

@@ -41,7 +41,14 @@ class Recipe:
         start, model = self.training.start, self.model
         if start != "random" and model.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
-        if start == "als" and (model.kind != "nbpr" or model.users != "free"):
+        is_product = self.training.tower == "product"
+        if is_product and not model.product_factors:
+            raise ConfigError(
+                'tower="product" is for dncr with two or more layers of tanh, init="xavier", and '
+                "users that are free or have windows with matrices, without attention_layers"
+            )
+        factored = is_product or model.kind == "nbpr"
+        if start == "als" and not (factored and model.users == "free"):
             raise ConfigError('start="als" is for nbpr with free users')
         if start == "next-item" and not model.ordered:
             raise ConfigError('start="next-item" is for users="history" with windows')
@@ -95,8 +102,10 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
         v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
     ),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
+    "tower": lambda v: v["kind"] == "dncr",
     "shared_negatives": lambda v: (
         v["kind"] == "nbpr"
+        or (v["kind"] == "dncr" and v["tower"] == "product")
         or (v["kind"] == "neupr" and v["pretrain"] and not v["shared_embeddings"])
     ),
 }

@@ -17,6 +17,7 @@ Stopping = Literal["validation", "paper"]
 Validation = Literal["sampled", "full"]
 Optimizer = Literal["auto", "dense", "sparse"]
 Start = Literal["random", "spectral", "als", "next-item"]
+TowerStart = Literal["random", "product"]
 
 MAX_SHARED_NEGATIVES = 65_536
 
@@ -62,6 +63,13 @@ class TrainConfig:
         "The start of the embeddings. spectral: leading singular vectors. als: the factors of "
         "implicit ALS (nbpr). next-item: the factors of the linear next-item model (history).",
     )
+
+    tower: TowerStart = parameter(
+        "random",
+        "The start of a tower: random layers, or the product of a trained nbpr (dncr).",
+    )
+    """``product``: an NBPR is trained first, as ``epochs`` and ``start`` say. The tower starts as
+    its product, and is trained for ``fine_tune_epochs`` against items that the NBPR draws."""
 
     learning_rate: float = parameter(
         1e-2, "The peak learning rate of Adam.", gt=0, request={"le": 10}
@@ -115,7 +123,8 @@ class TrainConfig:
     alpha: float = parameter(0.5, "The share α of the NBPR part in eq. 26.", ge=0, le=1, request={})
 
     fine_tune_epochs: int = parameter(8, ge=0, option=False)
-    """The maximum number of passes over a NeuPR after its two pre-trained parts are joined."""
+    """The maximum number of passes over a NeuPR after its two pre-trained parts are joined, or over
+    a tower that starts as a product."""
 
     fine_tune_rate: float = parameter(1e-3, gt=0, option=False)
     """The learning rate of the fine-tuning, which begins with converged parts."""

@@ -49,7 +49,8 @@ class DenseTower(nn.Module):
             widths[-1] = 2 * e
         self.layers = dense_layers(widths, config.init)
 
-    def _linear(self) -> list[nn.Linear]:
+    def linear_layers(self) -> list[nn.Linear]:
+        """The dense layers, from the first to the last."""
         return [cast(nn.Linear, layer) for layer in self.layers]
 
 
@@ -70,7 +71,7 @@ class Tower(DenseTower):
         x = torch.cat([user, i, -j], dim=-1)
         if not self.layers:
             return x
-        *below, last = self._linear()
+        *below, last = self.linear_layers()
         for layer in below:
             x = self._act(layer(x))
         x = last(x)
@@ -114,7 +115,7 @@ class Tower(DenseTower):
         ij = (c + first_i).unsqueeze(1) + second_j
         ji = first_j + (c + second_i).unsqueeze(1)
         x = torch.stack([ij, ji])
-        for layer in self._linear()[1:]:
+        for layer in self.linear_layers()[1:]:
             x = layer(self._act(x))
         if self.element_wise:
             x = x + self._both_element_wise(user, rows_of(i, all_items), rows_of(j, all_items))
@@ -144,7 +145,7 @@ class Tower(DenseTower):
             double(user_bias),
             first,
             second,
-            tuple((double(m.weight), double(m.bias)) for m in self._linear()[1:]),
+            tuple((double(m.weight), double(m.bias)) for m in self.linear_layers()[1:]),
             double(weight),
             self.activation_name,
             double(items) if self.element_wise else None,
@@ -158,11 +159,11 @@ class Tower(DenseTower):
         return torch.stack([torch.cat([of_i, -of_j], dim=-1), torch.cat([of_j, -of_i], dim=-1)])
 
     def _user_part(self) -> tuple[Tensor, Tensor]:
-        layer = self._linear()[0]
+        layer = self.linear_layers()[0]
         return layer.weight[:, : self.embedding_size], layer.bias
 
     def _item_parts(self) -> tuple[Tensor, Tensor]:
         """(e, h) each: projections of an item as the preferred one and, negated, as the other."""
-        layer = self._linear()[0]
+        layer = self.linear_layers()[0]
         e = self.embedding_size
         return layer.weight[:, e : 2 * e].T, -layer.weight[:, 2 * e :].T

@@ -24,7 +24,7 @@ class PointTower(DenseTower):
         e = self.embedding_size
         if not self.layers:
             return user @ self.weight[:e] + item @ self.weight[e:]
-        first, *above = self._linear()
+        first, *above = self.linear_layers()
         # Linear in its two parts: the user is projected once for all its items.
         x = nn.functional.linear(user, first.weight[:, :e], first.bias)
         x = self._act(x + nn.functional.linear(item, first.weight[:, e:]))
@@ -42,7 +42,7 @@ class PointTower(DenseTower):
             return PointTable(
                 *none, (), own.new_zeros(0), "", own @ self.weight[e:].detach().double()
             )
-        first, *above = self._linear()
+        first, *above = self.linear_layers()
         return PointTable(
             first.weight[:, :e].detach().double(),
             first.bias.detach().double(),

@@ -96,13 +96,13 @@ STRONG = (
 )  # fmt: skip
 STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
-    "NBPR pooled", "NBPR from ALS", "NeuPR from ALS", "NBPR history", "DNCR history",
-    "NeuPR history", "NBPR next-item", "NBPR attention", "NBPR two-layer attention",
-    "NeuPR next-item"
+    "NBPR pooled", "NBPR from ALS", "DNCR from ALS", "NeuPR from ALS", "NBPR history",
+    "DNCR history", "NeuPR history", "NBPR next-item", "DNCR from NBPR", "NBPR attention",
+    "NBPR two-layer attention", "NeuPR next-item"
 )  # fmt: skip
 ORDERED = (
     "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
-    "DNCR history", "NeuPR history", "NBPR next-item", "NBPR attention",
+    "DNCR history", "NeuPR history", "NBPR next-item", "DNCR from NBPR", "NBPR attention",
     "NBPR two-layer attention", "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)

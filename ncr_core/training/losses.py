@@ -63,6 +63,18 @@ def listwise_loss(
     return _mean(both, weights)
 
 
+def drawn_listwise_loss(
+    z_uij: Tensor, z_uji: Tensor, log_counts: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """``listwise_loss`` of items j that were not drawn uniformly.
+
+    Item j stands for exp(``log_counts``) items of the catalogue, (B, n): one divided by n and by
+    the probability of drawing it (Bengio & Senécal 2008).
+    """
+    both = softplus((log_counts - z_uij).logsumexp(1)) + softplus((log_counts + z_uji).logsumexp(1))
+    return _mean(both, weights)
+
+
 def _mean(each: Tensor, weights: Tensor | None) -> Tensor:
     """The mean of (B, …) losses, each row by its weight."""
     if weights is None:

@@ -1,4 +1,7 @@
-"""From interactions to a trained model: one phase, or three for a pre-trained NeuPR (§4.7)."""
+"""From interactions to a trained model: one phase, or more for a pre-trained model.
+
+A pre-trained NeuPR has three phases (§4.7), a DNCR that starts as a product has two.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
 from ncr_core.training.newcomers import has_few_newcomers, shrink_newcomers
+from ncr_core.training.product_tower import start_as_product
+from ncr_core.training.proposal import Proposal
 from ncr_core.training.trainer import (
     Adam,
     History,
@@ -36,6 +41,7 @@ from ncr_core.training.trainer import (
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}
+TOWER_BATCH = 1024  # activations of more positives leave the processor's cache
 PROBE_STEPS = 8  # of each phase, to estimate what an epoch takes
 
 
@@ -80,11 +86,14 @@ def train_model(
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
+    A DNCR with ``config.tower`` "product" starts from a trained NBPR, see `start_as_product`.
+
     ``parts`` are a trained NBPR and a trained DNCR for NeuPR to start from. ``start`` is a model of
     one phase at its start, and the training changes it in place. ``shrink`` says whether to
     `shrink_newcomers`; by default the data decide. ``config.seed`` makes the training repeatable on
-    one device. ``run_phase`` trains the phases that have epochs, for example with several ranks;
-    the default is `train_loop`. Raises ConfigError, DataError or TrainingError.
+    one device. ``run_phase`` trains the phases that have epochs, for example with several ranks.
+    The default is `train_loop`, which alone trains a tower that starts as a product. Raises
+    ConfigError, DataError or TrainingError.
     """
 
     def run(*arguments: Any) -> History:
@@ -107,7 +116,8 @@ def train_model(
 
     histories: list[History] = []
     fine_tuning = config.fine_tune_epochs * EPOCH_COST["neupr"]
-    later = {"nbpr": config.epochs * EPOCH_COST["dncr"] + fine_tuning, "dncr": fine_tuning}
+    before = 0 if model_config.kind == "dncr" else config.epochs * EPOCH_COST["dncr"]
+    later = {"nbpr": before + fine_tuning, "dncr": fine_tuning}
 
     def pretrained(kind: Kind) -> PairwiseRanker:
         part = start_model(part_config(model_config, kind), config, split)
@@ -117,6 +127,16 @@ def train_model(
         histories.append(run(part, split, phase_config, phase, on_progress, left))
         return part
 
+    if model_config.kind == "dncr":
+        nbpr = cast(NBPR, pretrained("nbpr"))
+        dncr = cast(DNCR, _build(model_config, split, config.seed).to(nbpr.device))
+        start_as_product(dncr, nbpr)
+        remember(dncr, split.train)
+        phase = TrainingPhase("train dncr", config.fine_tune_epochs, config.fine_tune_rate)
+        phase_config = _tower_config(config, split)
+        proposal = Proposal(nbpr, config.negatives, config.seed)
+        history = train_loop(dncr, split, phase_config, phase, on_progress, proposal=proposal)
+        return TrainingResult(dncr, [*histories, history])
     if parts is None:
         parts = (cast(NBPR, pretrained("nbpr")), cast(DNCR, pretrained("dncr")))
     neupr = cast(NeuPR, _build(model_config, split, config.seed).to(parts[0].device))
@@ -125,6 +145,11 @@ def train_model(
     phase_config = replace(config, shared_negatives=0)
     histories.append(run(neupr, split, phase_config, phase, on_progress))
     return TrainingResult(neupr, histories)
+
+
+def _tower_config(config: TrainConfig, split: Split) -> TrainConfig:
+    """The configuration of the phase of a tower that starts as a product."""
+    return replace(config, batch_size=min(TOWER_BATCH, config.batch_size_for(split.train.nnz)))
 
 
 def estimated_seconds(
@@ -137,14 +162,15 @@ def estimated_seconds(
     """
     phases = [(model_config, config.epochs)]
     if pretrains(model_config, config):
-        phases = [(part_config(model_config, kind), config.epochs) for kind in ("nbpr", "dncr")]
+        kinds: list[Kind] = ["nbpr"] if model_config.kind == "dncr" else ["nbpr", "dncr"]
+        phases = [(part_config(model_config, kind), config.epochs) for kind in kinds]
         phases.append((model_config, config.fine_tune_epochs))
     seconds = sum(
         epochs * _seconds_an_epoch(phase, config, split) for phase, epochs in phases if epochs
     )
     if config.start != "random" and not started:
         began = time.perf_counter()
-        for phase, _ in phases[:2]:  # fine-tuning starts from the two before it
+        for phase, _ in phases[:-1] or phases:  # fine-tuning starts from those before it
             start_model(phase, config, split)
         seconds += time.perf_counter() - began
     return seconds
@@ -259,17 +285,20 @@ def _with_held_out(
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
-    """Whether a training begins with two parts; shared embeddings leave no parts to copy."""
+    """Whether a training begins with other models; shared embeddings leave no parts to copy."""
+    if model_config.kind == "dncr":
+        return config.tower == "product"
     return model_config.kind == "neupr" and config.pretrain and not model_config.shared_embeddings
 
 
 def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
-    """The configuration of a NeuPR's part."""
+    """The configuration of a NeuPR's part, or of the NBPR whose product a DNCR starts as."""
     is_nbpr = kind == "nbpr"
+    factors = model_config.product_factors or model_config.factors
     return replace(
         model_config,
         kind=kind,
-        factors=model_config.factors if is_nbpr else model_config.deep_factors,
+        factors=factors if is_nbpr else model_config.deep_factors,
         tower_factors=0,
         item_bias=model_config.item_bias and is_nbpr,
     )

@@ -33,7 +33,8 @@ from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
-from ncr_core.training.losses import LOSSES, SHARED_LOSSES
+from ncr_core.training.losses import LOSSES, SHARED_LOSSES, drawn_listwise_loss
+from ncr_core.training.proposal import Proposal
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks, without_pooled
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
@@ -213,6 +214,7 @@ def train_loop(
     later_phases: float = 0.0,
     ranks: Ranks = ONE_RANK,
     checkpoints: EpochCheckpoints | None = None,
+    proposal: Proposal | None = None,
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
@@ -229,6 +231,7 @@ def train_loop(
         ranks: The ranks that train. Every rank calls this function with the same model and
             configuration. At the end rank 0 alone has the model at its best epoch.
         checkpoints: The checkpoints of each epoch, from which a training resumes.
+        proposal: Draws the negatives of each positive from those that a batch shares, for one rank.
 
     Raises:
         ConfigError: The negatives of ``config`` do not fit the model or the data.
@@ -238,7 +241,8 @@ def train_loop(
     """
     device = config.torch_device()
     ranks.prepare(model, device)
-    batches = make_batches(model, ranks.learned(split), config, device, ranks.share)
+    learned = ranks.learned(split)
+    batches = make_batches(model, learned, config, device, ranks.share, proposal is not None)
     total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
     optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs
@@ -247,7 +251,7 @@ def train_loop(
     history = History(phase.name)
     best = -1.0
     stored = None if checkpoints is None else checkpoints.latest(ranks)
-    if stored is None and (config.start != "random" or phase.epochs == 0):
+    if stored is None and (config.start != "random" or phase.epochs == 0 or proposal is not None):
         start = validation(model)
         if start is not None:
             history.start = [*start]
@@ -260,12 +264,14 @@ def train_loop(
         optimizer.go_to(values["optimizer"])
         _set_generators(batches, tensors, ranks, device)
         del tensors  # they have the best epoch
-    captured = CapturedGradients(model) if ranks.size == 1 else None
+    captured = CapturedGradients(model) if ranks.size == 1 and proposal is None else None
     epoch = len(history.loss)
     while epoch < phase.epochs and not (epoch and _should_stop(history, config)):
         epoch += 1
         started = time.perf_counter()
-        loss = train_epoch(model, batches, batches.n_items, config, optimizer, ranks, captured)
+        loss = train_epoch(
+            model, batches, batches.n_items, config, optimizer, ranks, captured, proposal
+        )
         (mean_loss,) = ranks.agreed([loss])
         if not (ranks.all_finite(model) and math.isfinite(mean_loss)):
             ranks.restore(model, best_state)
@@ -413,13 +419,16 @@ def make_batches(
     config: TrainConfig,
     device: torch.device,
     share: Share = WHOLE,
+    drawn: bool = False,
 ) -> Batches:
     """The batches of an epoch of this model.
+
+    ``drawn`` says that a proposal draws the negatives from those that a batch shares.
 
     Raises ConfigError if the negatives of ``config`` do not fit the model or the data, and
     DataError if there is no interaction to learn from.
     """
-    if config.shared_negatives and not model.shares_negatives:
+    if config.shared_negatives and not (model.shares_negatives or drawn):
         raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
     return Batches(train, config, device, histories=model.config.users == "history", share=share)
 
@@ -432,10 +441,12 @@ def train_epoch(
     optimizer: Adam,
     ranks: Ranks = ONE_RANK,
     captured: CapturedGradients | None = None,
+    proposal: Proposal | None = None,
 ) -> float:
     """Trains one pass over the positives; returns the batches' mean loss without the L2 term.
 
-    ``captured`` holds the CUDA graph of a training of several passes with one rank.
+    ``captured`` holds the CUDA graph of a training of several passes with one rank. ``proposal`` is
+    as in `train_loop`.
     """
     model.train()
     total, steps = torch.zeros((), device=model.device), 0
@@ -444,7 +455,7 @@ def train_epoch(
         vectors = model.training_vectors(rows.users, rows.histories)
         if config.dropout:
             vectors = torch.nn.functional.dropout(vectors, config.dropout)
-        loss = ranks.part(*_positive_loss(model, vectors, rows, n_items, config))
+        loss = ranks.part(*_positive_loss(model, vectors, rows, n_items, config, proposal))
         if rows.preferences is not None and config.stated_weight:
             loss = _with_preferences(model, loss, rows, rows.preferences, config, ranks)
         without_l2 = loss.detach()
@@ -470,8 +481,13 @@ def _positive_loss(
     rows: Rows | SharedRows,
     n_items: int,
     config: TrainConfig,
+    proposal: Proposal | None,
 ) -> tuple[Tensor, Count]:
     """The mean loss of the positives, and a function that counts the terms of the mean."""
+    if proposal is not None and isinstance(rows, SharedRows):
+        drawn, log_counts = proposal.draw(rows, n_items)
+        both = model.pair_logits(vectors[rows.row], rows.items, drawn)
+        return drawn_listwise_loss(*both, log_counts, rows.weights), partial(_positives, rows)
     if not isinstance(rows, SharedRows):
         both = model.pair_logits(vectors, rows.items, rows.negatives)
         return LOSSES[config.loss](*both, n_items, rows.weights), partial(_positives, rows)
