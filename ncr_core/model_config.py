@@ -17,7 +17,7 @@ Users = Literal["free", "history"]
 
 HEADS = 2
 """The number of heads of each layer of self-attention."""
-UNITS_A_FACTOR = 4
+UNITS_PER_FACTOR = 4
 """The number of units of a tower that make the product of one factor, see `product_tower`."""
 MAX_FACTORS = 1024
 MAX_REQUEST_FACTORS = 512  # more are for models in closed form
@@ -189,7 +189,7 @@ class ModelConfig:
         scaled = self.users == "free" or (self.window_matrices and not self.attention_layers)
         if self.kind != "dncr" or not curved or not scaled:
             return 0
-        return self.tower_embedding // UNITS_A_FACTOR
+        return self.tower_embedding // UNITS_PER_FACTOR
 
     @property
     def ordered(self) -> bool:

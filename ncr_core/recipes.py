@@ -41,15 +41,12 @@ class Recipe:
         start, model = self.training.start, self.model
         if start != "random" and model.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
-        is_product = self.training.tower == "product"
-        if is_product and not model.product_factors:
-            raise ConfigError(
-                'tower="product" is for dncr with two or more layers of tanh, init="xavier", and '
-                "users that are free or have windows with matrices, without attention_layers"
-            )
-        factored = is_product or model.kind == "nbpr"
+        check_tower_start(model, self.training)
+        factored = model.kind == "nbpr" or self.training.tower_start == "product"
         if start == "als" and not (factored and model.users == "free"):
-            raise ConfigError('start="als" is for nbpr with free users')
+            raise ConfigError(
+                'start="als" is for free users, and for nbpr or a dncr with tower_start="product"'
+            )
         if start == "next-item" and not model.ordered:
             raise ConfigError('start="next-item" is for users="history" with windows')
 
@@ -88,6 +85,20 @@ class Recipe:
         return getattr(self.model if name in _MODEL_FIELDS else self.training, name)
 
 
+def check_tower_start(model: ModelConfig, training: TrainConfig) -> None:
+    """Raises ConfigError if the tower of a model cannot start as a product, but should."""
+    if training.tower_start == "random":
+        return
+    if not model.product_factors:
+        raise ConfigError(
+            'tower_start="product" is for dncr with two or more layers of tanh, embeddings of 4 or '
+            'more numbers, init="xavier", and users that are free or have windows with matrices '
+            "without attention_layers"
+        )
+    if not training.shared_negatives:
+        raise ConfigError('tower_start="product" needs shared_negatives, to draw from')
+
+
 # What only some models have.
 _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "learn_weights": lambda v: v["kind"] == "nbpr",
@@ -102,10 +113,10 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
         v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
     ),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
-    "tower": lambda v: v["kind"] == "dncr",
+    "tower_start": lambda v: v["kind"] == "dncr",
     "shared_negatives": lambda v: (
         v["kind"] == "nbpr"
-        or (v["kind"] == "dncr" and v["tower"] == "product")
+        or (v["kind"] == "dncr" and v["tower_start"] == "product")
         or (v["kind"] == "neupr" and v["pretrain"] and not v["shared_embeddings"])
     ),
 }
@@ -274,6 +285,13 @@ def _neupr_from_next_item() -> Sections:
     return merge_sections(sections, {"model": {"tower_factors": 8}})
 
 
+def _dncr_from_next_item() -> Sections:
+    """A tower that starts as the product of an NBPR, and learns from items that the NBPR draws."""
+    drawn = {"shared_negatives": 4096, "negatives": 16, "tower_start": "product"}
+    passes = {"fine_tune_epochs": 3, "fine_tune_rate": 2e-4, "early_weight": 1.0}
+    return _from_next_item("dncr", **drawn, **passes)
+
+
 def _als_nbpr() -> Sections:
     """More negatives at a lower learning rate than `_from_als`, whose passes harm this start."""
     few = {"start": "als", "epochs": 3, "learning_rate": 4e-4, "dropout": 0.1}
@@ -371,6 +389,9 @@ _NEXT_ITEM_TWO_LAYERS = from_sections("next-item-two-layer-attention", _with_two
 # ranking, so that the choice `auto` leaves it out.
 _NEXT_ITEM_NEUPR = from_sections("next-item-neupr", _neupr_from_next_item(), 128)
 
+# Its lists are better than those of "next-item-nbpr", after four times the training.
+_NEXT_ITEM_DNCR = from_sections("next-item-dncr", _dncr_from_next_item(), 64)
+
 _NAMED = (
     Recipe("default"),
     Recipe(
@@ -400,6 +421,7 @@ _NAMED = (
     *_AUTO,
     _NEXT_ITEM_TWO_LAYERS,
     _NEXT_ITEM_NEUPR,
+    _NEXT_ITEM_DNCR,
 )
 
 SERVICE_RECIPES = (
@@ -411,7 +433,7 @@ SERVICE_RECIPES = (
 RECIPES: dict[str, Recipe] = {each.name: each for each in _NAMED}
 """All recipes by name: ``default``; ``paper`` with the paper's settings; ``history`` with users'
 vectors pooled from items; each tuned model with 8 factors, such as ``nbpr-pooled``; the recipes
-that ``auto`` chooses from; and ``next-item-neupr``.
+that ``auto`` chooses from; ``next-item-neupr``; and ``next-item-dncr``.
 
 ``auto`` tries ``next-item-two-layer-attention`` only on a GPU."""
 

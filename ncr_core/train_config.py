@@ -55,8 +55,8 @@ class TrainConfig:
     )
     """Above 0, all positives of a batch are compared with the same items, drawn anew each batch,
     in place of ``negatives`` of their own. Products of matrices then replace look-ups. Shared
-    negatives are for nbpr, and for the nbpr part of a pre-trained neupr. A catalogue of no more
-    items is used whole."""
+    negatives are for nbpr, for the nbpr part of a pre-trained neupr, and for a dncr whose
+    ``tower_start`` is the product. A catalogue of no more items is used whole."""
 
     start: Start = parameter(
         "random",
@@ -64,12 +64,12 @@ class TrainConfig:
         "implicit ALS (nbpr). next-item: the factors of the linear next-item model (history).",
     )
 
-    tower: TowerStart = parameter(
-        "random",
-        "The start of a tower: random layers, or the product of a trained nbpr (dncr).",
-    )
-    """``product``: an NBPR is trained first, as ``epochs`` and ``start`` say. The tower starts as
-    its product, and is trained for ``fine_tune_epochs`` against items that the NBPR draws."""
+    tower_start: TowerStart = parameter("random", option=False)
+    """The start of the tower of a dncr: ``random`` layers, or the ``product`` of a trained NBPR.
+
+    For ``product`` an NBPR is trained first, as ``start`` and ``epochs`` say. Then the tower is
+    trained for ``fine_tune_epochs`` at ``fine_tune_rate``. Its loss is ``listwise``: each positive
+    against ``negatives`` items that the NBPR draws from the ``shared_negatives`` of the batch."""
 
     learning_rate: float = parameter(
         1e-2, "The peak learning rate of Adam.", gt=0, request={"le": 10}

@@ -65,21 +65,17 @@ def _dncr_next_item() -> Settings:
     return {"model": {**model, "kind": "dncr"}, "training": training}
 
 
-def _dncr_from(sections: Settings, passes: int, rate: float) -> Settings:
-    """The settings of a DNCR whose tower starts as the product of an NBPR."""
+def _dncr_from_als(factors: int) -> Settings:
+    """A tower that starts as the product of the recipe `als-nbpr`, and has one pass of its own."""
     training = {
         "shared_negatives": 4096,
-        "early_weight": 1.0,
         "negatives": 16,
-        "tower": "product",
-        "fine_tune_epochs": passes,
-        "fine_tune_rate": rate,
+        "tower_start": "product",
+        "fine_tune_epochs": 1,
+        "fine_tune_rate": 1e-4,
     }
-    model = {k: v for k, v in sections["model"].items() if k not in ("item_bias", "by_gap")}
-    return {
-        "model": {**model, "kind": "dncr"},
-        "training": {**sections["training"], **training},
-    }
+    changes = {"model": {"kind": "dncr"}, "training": training}
+    return merge_sections(_of_recipe("als-nbpr")(factors), changes)
 
 
 METHODS: dict[str, Callable[[int], Settings]] = {
@@ -119,8 +115,8 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     ),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     "DNCR next-item": lambda factors: _dncr_next_item(),
-    "DNCR from ALS": lambda factors: _dncr_from(_of_recipe("als-nbpr")(factors), 1, 1e-4),
-    "DNCR from NBPR": lambda factors: _dncr_from(_of_recipe("next-item-nbpr")(factors), 3, 2e-4),
+    "DNCR from ALS": _dncr_from_als,
+    "DNCR from NBPR": _of_recipe("next-item-dncr"),
     # What ours start from, without training.
     "spectral start": lambda factors: _untrained("NBPR", factors, "spectral"),
     "ALS start": lambda factors: _untrained("NBPR from ALS", factors, "als"),

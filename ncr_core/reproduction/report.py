@@ -111,17 +111,21 @@ Methods:
 - Names in bold are our models, and d is the number of factors.
 - `spectral start`, `ALS start` and `next-item start` are the untrained starts of our models. The
   tables count them as baselines.
-- Seconds cover the whole training, including the models that a NeuPR starts from. *(GPU)* marks a
-  training on a GPU, of which up to 17 ran at once.
+- Seconds cover the whole training, including the models that a NeuPR or DNCR starts from. *(GPU)*
+  marks a training on a GPU, of which up to 17 ran at once.
 
 Settings:
 
 - Validation items chose the settings by sampled NDCG@10, from the [grids](#the-grids) below.
 - The linear next-item model was chosen by full NDCG@10, as the [experiments](experiments.md) say.
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
-- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, NeuPR from ALS,
-  DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item, NBPR attention,
-  NBPR two-layer attention and NeuPR next-item.
+- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR from ALS,
+  NeuPR from ALS, DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item,
+  DNCR from NBPR, NBPR attention, NBPR two-layer attention and NeuPR next-item.
+- DNCR from NBPR is the recipe `next-item-dncr`, whose tower starts as the product of an NBPR with a
+  next-item start. DNCR from ALS has the recipe `als-nbpr` in its place. Both NBPRs learn from 4,096
+  shared items. The [experiments](experiments.md#a-tower-that-starts-as-a-product) have the
+  trials, all of them on validation items.
 - The settings of NBPR two-layer attention were chosen by nine trials on the validation items of the
   SASRec papers' split, as the [experiments](experiments.md#self-attention) say. Of these 6,040
   items, 958 are test items of P1. Its training has no weight of a user's first items, which NBPR
@@ -139,7 +143,7 @@ Protocols:
 - **P1** is the paper's protocol. P1 holds out each user's second latest item for validation. No
   model trains on that item, and the item is no candidate.
 - **Refit** rows are trained once more with the validation items, for as many rounds as validation
-  chose.
+  chose. Of a model with parts this holds for the last phase, and the parts have all their rounds.
 """
 
 

@@ -20,7 +20,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
-from ncr_core.recipes import Recipe
+from ncr_core.recipes import Recipe, check_tower_start
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
@@ -86,7 +86,7 @@ def train_model(
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
-    A DNCR with ``config.tower`` "product" starts from a trained NBPR, see `start_as_product`.
+    A DNCR with ``config.tower_start`` "product" starts from a trained NBPR, see `start_as_product`.
 
     ``parts`` are a trained NBPR and a trained DNCR for NeuPR to start from. ``start`` is a model of
     one phase at its start, and the training changes it in place. ``shrink`` says whether to
@@ -100,6 +100,7 @@ def train_model(
         elsewhere = run_phase is not None and arguments[3].epochs > 0
         return run_phase(*arguments) if elsewhere and run_phase else train_loop(*arguments)
 
+    check_tower_start(model_config, config)
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
@@ -116,8 +117,8 @@ def train_model(
 
     histories: list[History] = []
     fine_tuning = config.fine_tune_epochs * EPOCH_COST["neupr"]
-    before = 0 if model_config.kind == "dncr" else config.epochs * EPOCH_COST["dncr"]
-    later = {"nbpr": before + fine_tuning, "dncr": fine_tuning}
+    dncr_part = 0 if model_config.kind == "dncr" else config.epochs * EPOCH_COST["dncr"]
+    later = {"nbpr": dncr_part + fine_tuning, "dncr": fine_tuning}
 
     def pretrained(kind: Kind) -> PairwiseRanker:
         part = start_model(part_config(model_config, kind), config, split)
@@ -128,7 +129,7 @@ def train_model(
         return part
 
     if model_config.kind == "dncr":
-        nbpr = cast(NBPR, pretrained("nbpr"))
+        nbpr = cast(NBPR, pretrained("nbpr")).to(config.torch_device())
         dncr = cast(DNCR, _build(model_config, split, config.seed).to(nbpr.device))
         start_as_product(dncr, nbpr)
         remember(dncr, split.train)
@@ -157,8 +158,8 @@ def estimated_seconds(
 ) -> float:
     """Estimates the seconds of ``train_model`` by the starts and a few batches of each phase.
 
-    The estimate leaves out validation. It also leaves out a start that exists already
-    (``started``).
+    The estimate leaves out validation, and the draws for a tower that starts as a product. It also
+    leaves out a start that exists already (``started``).
     """
     phases = [(model_config, config.epochs)]
     if pretrains(model_config, config):
@@ -241,8 +242,8 @@ def learn_everything(
 
     The first case that applies decides:
 
-    - Without ``warm``, a next-item start without epochs, and an ALS start that no epoch improved,
-      are fitted again.
+    - Without ``warm``, a next-item start without epochs, an ALS start that no epoch improved, and
+      a tower that started as a product are fitted again.
     - A model from the next-item start stays as it is if at most ``MIN_REFIT_SHARE`` of the
       interactions were held out. Only the vectors of its users are made anew from their items.
     - Without ``warm``, any other model from the next-item start is fitted again, with the chosen
@@ -274,7 +275,9 @@ def _with_held_out(
             return trained.model
     again = refit_config(recipe.model, config, trained.history)
     closed_form = config.start == "next-item" or (config.start == "als" and again.epochs == 0)
-    if warm or not closed_form:
+    # A few passes against uniform items would make the lists of such a tower worse.
+    is_product = config.tower_start == "product"
+    if warm or not (closed_form or is_product):
         learn_held_out(trained.model, interactions, config)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
@@ -287,7 +290,7 @@ def _with_held_out(
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
     """Whether a training begins with other models; shared embeddings leave no parts to copy."""
     if model_config.kind == "dncr":
-        return config.tower == "product"
+        return config.tower_start == "product"
     return model_config.kind == "neupr" and config.pretrain and not model_config.shared_embeddings
 
 

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ncr_core.errors import ConfigError
-from ncr_core.model_config import UNITS_A_FACTOR
+from ncr_core.model_config import UNITS_PER_FACTOR
 from ncr_core.models import DNCR, NBPR
 from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
 
 CENTRE = math.atanh(3**-0.5)  # c
 CURVATURE = -4 / 3**1.5  # tanh″(c)
-SIZE, QUANTILE = 0.1, 0.95  # |x| and |Δ| that this share of users and items stay below
-LIMIT = 10.0  # of a logit: the layers above are a tanh of it
+SIZE, QUANTILE = 0.1, 0.95  # of x and of an item's part of Δ, for this share of them
+LIMIT = 10.0  # of a logit, which the layers above pass through tanh
 ROWS = 16_384  # whose sizes give the quantile
 
 
@@ -33,9 +33,9 @@ ROWS = 16_384  # whose sizes give the quantile
 def start_as_product(dncr: DNCR, nbpr: NBPR) -> None:
     """Sets a DNCR to the half margins of a trained NBPR, up to the terms that are left out.
 
-    Logits above ``LIMIT`` shrink, which leaves the order of items unchanged. Coordinates of users
-    and items beyond the factors of the NBPR keep their initial values, and the tower does not use
-    them at first.
+    Large logits shrink to less than ``LIMIT``, which leaves the order of items unchanged.
+    Coordinates of users and items beyond the factors of the NBPR keep their initial values, and the
+    tower does not use them at first.
 
     Args:
         dncr: the model to set, as it was initialised; its configuration has ``product_factors``.
@@ -95,7 +95,7 @@ def _set_layers(dncr: DNCR, gains: Tensor) -> None:
         first.weight[units, factors] = of_user
         first.weight[units, e + factors] = of_items
         first.weight[units, 2 * e + factors] = of_items  # of −V_j
-        output[units] = of_user * of_items * gains / (UNITS_A_FACTOR * CURVATURE)
+        output[units] = of_user * of_items * gains / (UNITS_PER_FACTOR * CURVATURE)
     if not above:
         dncr.weight.copy_(output)
         return

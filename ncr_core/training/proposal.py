@@ -16,13 +16,15 @@ from ncr_core.models import NBPR
 from ncr_core.training.batches import SharedRows
 from ncr_core.training.losses import NEVER
 
+MAX_CELLS = 2**24  # of the probabilities that are drawn from at once: 64 MiB
+
 
 class Proposal:
     """Draws negatives of each positive from those that a batch shares."""
 
     def __init__(self, nbpr: NBPR, n: int, seed: int) -> None:
         """``n`` is the number of negatives of each positive, and ``seed`` makes the draws."""
-        self._nbpr = nbpr.eval()
+        self._nbpr = nbpr.eval().requires_grad_(False)
         self._n = n
         self._generator = torch.Generator(device=nbpr.device).manual_seed(seed)
 
@@ -37,11 +39,20 @@ class Proposal:
         vectors = self._nbpr.training_vectors(rows.users, rows.histories)
         _, scores = self._nbpr.shared_scores(vectors, rows.row, rows.items, rows.negatives)
         log_q = scores.matrix().masked_fill_(~rows.valid, NEVER).log_softmax(1)
-        probabilities = log_q.exp()[rows.row]
-        drawn = torch.multinomial(
-            probabilities, self._n, replacement=True, generator=self._generator
+        probabilities = log_q.exp()
+        at_once = max(1, MAX_CELLS // len(rows.negatives))
+        drawn = torch.cat(
+            [
+                torch.multinomial(
+                    probabilities[rows.row[first : first + at_once]],
+                    self._n,
+                    replacement=True,
+                    generator=self._generator,
+                )
+                for first in range(0, len(rows.row), at_once)
+            ]
         )
-        catalogue = max(1.0, n_items / len(rows.negatives))
-        log_counts = math.log(catalogue / self._n) - log_q[rows.row].gather(1, drawn)
-        is_valid = rows.valid[rows.row].gather(1, drawn)
-        return rows.negatives[drawn], log_counts.masked_fill_(~is_valid, NEVER)
+        at = rows.row.unsqueeze(1), drawn
+        each = math.log(max(1.0, n_items / len(rows.negatives)) / self._n)
+        log_counts = (each - log_q[at]).masked_fill_(~rows.valid[at], NEVER)
+        return rows.negatives[drawn], log_counts

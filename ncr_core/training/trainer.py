@@ -218,7 +218,8 @@ def train_loop(
 ) -> History:
     """Trains ``model`` in place on ``split.train`` and leaves it at its best epoch.
 
-    A start that is not random counts as an epoch: the loop undoes a training that makes it worse.
+    A start that is not random counts as an epoch, and so does a model with a ``proposal``: the loop
+    undoes a training that makes it worse.
 
     Args:
         model: The model at its start.
@@ -419,16 +420,16 @@ def make_batches(
     config: TrainConfig,
     device: torch.device,
     share: Share = WHOLE,
-    drawn: bool = False,
+    for_proposal: bool = False,
 ) -> Batches:
     """The batches of an epoch of this model.
 
-    ``drawn`` says that a proposal draws the negatives from those that a batch shares.
+    ``for_proposal`` says that a proposal draws the negatives from those that a batch shares.
 
     Raises ConfigError if the negatives of ``config`` do not fit the model or the data, and
     DataError if there is no interaction to learn from.
     """
-    if config.shared_negatives and not (model.shares_negatives or drawn):
+    if config.shared_negatives and not (model.shares_negatives or for_proposal):
         raise ConfigError(f"shared negatives are for nbpr, not {model.config.kind}")
     return Batches(train, config, device, histories=model.config.users == "history", share=share)
 

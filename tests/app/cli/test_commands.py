@@ -35,7 +35,7 @@ OPTIONS = {
     *("--data", "--out", "--model", "--factors", "--layers", "--activation", "--init", "--epochs"),
     *("--negatives", "--batch-size", "--learning-rate", "--schedule", "--stopping", "--pretrain"),
     *("--no-pretrain", "--alpha", "--loss", "--l2", "--dropout", "--shared-negatives", "--start"),
-    *("--attention-layers", "--tower-factors", "--tower"),
+    *("--attention-layers", "--tower-factors"),
     *("--users", "--window", "--item-bias", "--learn-weights", "--fixed-weights", "--seed"),
     *("--shared-embeddings", "--shared-towers", "--protocol", "--refit", "--min-interactions"),
     "--quantile",

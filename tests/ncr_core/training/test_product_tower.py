@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +16,10 @@ from ncr_core.errors import ConfigError
 from ncr_core.models import DNCR, NBPR, ModelConfig, build_model
 from ncr_core.models.user_embeddings import FreeUsers, PooledUsers
 from ncr_core.recipes import Recipe, recipe
-from ncr_core.training import TrainConfig, train_model
+from ncr_core.training import TrainConfig, proposal, train_model
 from ncr_core.training.batches import SharedRows
 from ncr_core.training.losses import drawn_listwise_loss, listwise_loss
-from ncr_core.training.pretraining import part_config, refit_config
+from ncr_core.training.pretraining import learn_everything, part_config, refit_config
 from ncr_core.training.product_tower import CENTRE, CURVATURE, start_as_product
 from ncr_core.training.proposal import Proposal
 from ncr_core.training.trainer import remember
@@ -26,7 +27,7 @@ from ncr_core.training.trainer import remember
 FREE = ModelConfig(kind="dncr", factors=6, layers=4)
 RECENT = replace(FREE, users="history", windows=(1, 3, 0), by_length=True)
 PRODUCT = TrainConfig(
-    tower="product",
+    tower_start="product",
     epochs=2,
     fine_tune_epochs=1,
     fine_tune_rate=1e-4,
@@ -104,14 +105,14 @@ def test_a_tower_has_the_margins_of_its_nbpr(
     expected = half_margins(nbpr, users, i[:, 0], j)
     found = half_margins(dncr, users, i[:, 0], j)
     small = expected.abs() < 1.0  # of larger ones the layers above are the tanh
-    assert small.any()
+    assert small.float().mean() > 0.05
     assert (found - expected)[small].norm() < 0.1 * expected[small].norm()
     decided = expected.abs() > 0.1
     assert (found.sign() == expected.sign())[decided].float().mean() > 0.99
 
 
 def test_other_coordinates_stay_as_they_were_initialised(split: Split) -> None:
-    nbpr, dncr = wild_nbpr(RECENT, split), None
+    nbpr = wild_nbpr(RECENT, split)
     torch.manual_seed(2)
     untouched = build_model(RECENT, split.train.n_users, split.train.n_items)
     dncr = product_of(nbpr, RECENT, split)
@@ -153,7 +154,7 @@ def test_drawn_items_stand_for_all_valid_items(split: Split) -> None:
     nbpr = wild_nbpr(FREE, split)
     with torch.no_grad():
         nbpr.weight.mul_(0.05)
-    dncr = product_of(wild_nbpr(replace(FREE), split), FREE, split)
+    dncr = product_of(wild_nbpr(FREE, split), FREE, split)
     with torch.no_grad():
         dncr.weight.mul_(0.02)
     users = torch.tensor([3])
@@ -223,21 +224,79 @@ def test_without_fine_tuning_it_stays_the_product(split: Split) -> None:
 )
 def test_what_no_tower_can_start_as_a_product(changes: dict[str, Any]) -> None:
     shape = ModelConfig(**{"kind": "dncr", "factors": 4, **changes})
-    with pytest.raises(ConfigError, match='tower="product" is for dncr with two or more layers'):
-        Recipe("any", shape, TrainConfig(tower="product"))
+    with pytest.raises(
+        ConfigError, match='tower_start="product" is for dncr with two or more layers'
+    ):
+        Recipe("any", shape, PRODUCT)
 
 
 def test_a_training_without_a_recipe_refuses_such_a_tower_too(split: Split) -> None:
     shape = replace(FREE, activation="relu")
-    with pytest.raises(ConfigError, match="the product of 0 factors cannot start from 6"):
-        train_model(shape, replace(PRODUCT, epochs=1), split)
+    with pytest.raises(ConfigError, match='tower_start="product" is for dncr'):
+        train_model(shape, PRODUCT, split)
+    nbpr = wild_nbpr(FREE, split)
+    other = cast(DNCR, build_model(replace(FREE, factors=5), nbpr.n_users, nbpr.n_items))
+    with pytest.raises(ConfigError, match="the product of 5 factors cannot start from 6 factors"):
+        start_as_product(other, nbpr)
+
+
+def test_the_tower_learns_from_what_the_nbpr_draws(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def draw(proposal: Proposal, rows: SharedRows, n_items: int) -> tuple[Tensor, Tensor]:
+        drawn.append((len(rows.items), n_items))
+        return original(proposal, rows, n_items)
+
+    original = Proposal.draw
+    monkeypatch.setattr(Proposal, "draw", draw)
+    train_model(FREE, PRODUCT, split)
+    assert sum(n for n, _ in drawn) == split.train.nnz
+    assert {n_items for _, n_items in drawn} == {split.train.n_items}
+
+
+@pytest.mark.parametrize("cells", [1, 2**24])
+def test_many_rows_are_drawn_block_by_block(
+    cells: int, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proposal, "MAX_CELLS", cells)
+    users, row = torch.tensor([3, 4]), torch.tensor([0, 1, 1, 0, 1])
+    valid = torch.zeros(2, 9, dtype=torch.bool)
+    valid[0, 2], valid[1, 7] = True, True
+    rows = SharedRows(users, row, torch.arange(5), torch.arange(20, 29), valid, None)
+    items, log_counts = Proposal(wild_nbpr(FREE, split), 3, 0).draw(rows, 9)
+    assert items.equal(torch.where(row == 0, 22, 27).unsqueeze(1).expand(-1, 3))
+    torch.testing.assert_close(log_counts, torch.full((5, 3), math.log(1 / 3)))
+
+
+def test_everything_is_learned_by_another_fit(split: Split) -> None:
+    """Not by passes against uniform items, which spoil the lists of such a tower."""
+    any_recipe = Recipe("any", FREE, replace(PRODUCT, start="spectral"))
+    trained = train_model(FREE, any_recipe.training, split)
+    found = learn_everything(any_recipe, trained, split, split.all_seen)
+    nothing = np.full(split.train.n_users, -1)
+    again = refit_config(FREE, any_recipe.training, trained.history)
+    expected = train_model(FREE, again, Split(split.all_seen, nothing, nothing)).model
+    for one, two in zip(found.state_dict().values(), expected.state_dict().values(), strict=True):
+        assert one.equal(two)
 
 
 def test_a_product_may_start_from_als() -> None:
     als = recipe("nbpr-from-als")
-    assert als.with_(kind="dncr", tower="product").training.start == "als"
-    with pytest.raises(ConfigError, match='start="als" is for nbpr with free users'):
+    assert als.with_(kind="dncr", tower_start="product", shared_negatives=9).training.start == "als"
+    with pytest.raises(ConfigError, match='start="als" is for free users, and for nbpr or a dncr'):
         als.with_(kind="dncr")
-    dncr = recipe("next-item-nbpr").with_(kind="dncr", tower="product")
+    dncr = recipe("next-item-nbpr").with_(kind="dncr", tower_start="product")
     assert dncr.training.shared_negatives == 512
-    assert dncr.with_(kind="nbpr").training.tower == "random"
+    assert dncr.with_(kind="nbpr").training.tower_start == "random"
+
+
+def test_a_product_needs_items_to_draw_from(split: Split) -> None:
+    unshared = replace(PRODUCT, shared_negatives=0)
+    for refused in (
+        lambda: Recipe("any", FREE, unshared),
+        lambda: train_model(FREE, unshared, split),
+    ):
+        with pytest.raises(ConfigError, match='tower_start="product" needs shared_negatives'):
+            refused()
