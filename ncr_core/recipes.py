@@ -389,7 +389,7 @@ _NEXT_ITEM_TWO_LAYERS = from_sections("next-item-two-layer-attention", _with_two
 # ranking, so that the choice `auto` leaves it out.
 _NEXT_ITEM_NEUPR = from_sections("next-item-neupr", _neupr_from_next_item(), 128)
 
-# Its lists are better than those of "next-item-nbpr", after four times the training.
+# Its lists are a little better than those of "next-item-nbpr", after ten times the training.
 _NEXT_ITEM_DNCR = from_sections("next-item-dncr", _dncr_from_next_item(), 64)
 
 _NAMED = (

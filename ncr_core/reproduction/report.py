@@ -104,7 +104,7 @@ Statistics:
 - Each p is the result of a paired t-test over users. Holm's method adjusts p for all comparisons
   of this page.
 - Every row is one training with one seed. Intervals and p say nothing about another training. One
-  section has several seeds of four rows.
+  section has several seeds of some rows.
 
 Methods:
 
