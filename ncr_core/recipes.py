@@ -45,7 +45,8 @@ class Recipe:
         factored = model.kind == "nbpr" or self.training.tower_start == "product"
         if start == "als" and not (factored and model.users == "free"):
             raise ConfigError(
-                'start="als" is for free users, and for nbpr or a dncr with tower_start="product"'
+                'start="als" is for nbpr with free users, and for such a dncr with '
+                'tower_start="product"'
             )
         if start == "next-item" and not model.ordered:
             raise ConfigError('start="next-item" is for users="history" with windows')

@@ -285,7 +285,7 @@ def test_everything_is_learned_by_another_fit(split: Split) -> None:
 def test_a_product_may_start_from_als() -> None:
     als = recipe("nbpr-from-als")
     assert als.with_(kind="dncr", tower_start="product", shared_negatives=9).training.start == "als"
-    with pytest.raises(ConfigError, match='start="als" is for free users, and for nbpr or a dncr'):
+    with pytest.raises(ConfigError, match='start="als" is for nbpr with free users, and for such'):
         als.with_(kind="dncr")
     dncr = recipe("next-item-nbpr").with_(kind="dncr", tower_start="product")
     assert dncr.training.shared_negatives == 512
