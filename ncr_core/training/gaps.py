@@ -8,7 +8,7 @@ model less weight and popularity more weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +61,8 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     users.gap_scale.fill_(1.0)
     users.gap_offset.zero_()
     # A few events with a wrong time, or after the end of an archive, do not move it.
-    users.latest_time.fill_(float(np.quantile(train.times, 0.99)) if train.nnz else 0.0)
+    some = train.times[:: 1 + train.nnz // BLOCK]  # of all times the quantile would make a copy
+    users.latest_time.fill_(float(np.quantile(some, 0.99)) if train.nnz else 0.0)
     rng = np.random.default_rng(seed)
     returns = {k: at for k, at in _breaks(train, rng).items() if len(at) >= MIN_RETURNS}
     if not returns:
@@ -82,26 +83,41 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
 
 def _breaks(train: Interactions, rng: np.random.Generator) -> dict[int, IntArray]:
     """For each gap class above 0, the places of the interactions after such a gap."""
-    classes = _gap_classes(train)
+    numbers = range(1, len(GAPS_SECONDS) + 1)
+    counts = np.zeros(len(GAPS_SECONDS) + 1, dtype=np.int64)
+    for _, classes in _gap_classes(train):
+        counts += np.bincount(classes, minlength=len(counts))
     most = min(MAX_RETURNS, int(MAX_HELD_SHARE * train.nnz))
-    returns = {}
-    for number in range(1, len(GAPS_SECONDS) + 1):
-        places = np.flatnonzero(classes == number)
-        rng.shuffle(places)
-        returns[number] = np.sort(places[:most])
+    wanted = {
+        k: np.sort(rng.choice(counts[k], min(most, counts[k]), replace=False)) for k in numbers
+    }
+    returns = {k: np.empty(0, dtype=np.int64) for k in numbers}
+    passed = np.zeros_like(counts)
+    for first, classes in _gap_classes(train):
+        for k in numbers:
+            places = first + np.flatnonzero(classes == k)
+            own = wanted[k] - passed[k]
+            picked = places[own[(own >= 0) & (own < len(places))]]
+            returns[k] = np.concatenate([returns[k], picked])
+            passed[k] += len(places)
     return returns
 
 
-def _gap_classes(train: Interactions) -> npt.NDArray[np.uint8]:
-    """(nnz,) the class of the gap before each interaction; 0 for a user's first."""
+def _gap_classes(train: Interactions) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Places of interactions, and the classes of the gaps before them and those that follow.
+
+    The class of a user's first interaction is 0. The blocks take turns in memory.
+    """
     times = train.times
     assert times is not None  # noqa: S101 - the caller looked
-    classes = np.zeros(train.nnz, dtype=np.uint8)
-    for first in range(1, train.nnz, BLOCK):  # all gaps at once would take as much as the times
-        gaps = np.diff(times[first - 1 : first + BLOCK])
-        classes[first : first + BLOCK] = np.searchsorted(GAPS_SECONDS, gaps)
-    classes[train.indptr[:-1][np.diff(train.indptr) > 0]] = 0
-    return classes
+    firsts = train.indptr[:-1][np.diff(train.indptr) > 0]
+    for first in range(0, train.nnz, BLOCK):
+        part = times[first : first + BLOCK]
+        before = times[max(first - 1, 0)]
+        classes = np.searchsorted(GAPS_SECONDS, np.diff(part, prepend=before))
+        begin, end = np.searchsorted(firsts, [first, first + len(part)])
+        classes[firsts[begin:end] - first] = 0
+        yield first, classes
 
 
 def _start_within_breaks(

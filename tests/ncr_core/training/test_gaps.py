@@ -19,8 +19,8 @@ from ncr_core.models import PairwiseRanker
 from ncr_core.models.user_embeddings import GAPS_SECONDS
 from ncr_core.recipes import recipe
 from ncr_core.reproduction.baselines.scoring import Popularity, fit_ease
-from ncr_core.training import newcomers, train_model
-from ncr_core.training.gaps import MIN_RETURNS, item_vectors, learn_gaps
+from ncr_core.training import gaps, newcomers, train_model
+from ncr_core.training.gaps import MIN_RETURNS, _breaks, item_vectors, learn_gaps
 
 CLOSED = recipe("next-item").with_(factors=64)
 
@@ -132,3 +132,22 @@ def test_breaks_after_which_users_go_on_as_before_do_no_harm(world: Interactions
         return evaluate_full(ranks, split, split.test, seed=0).ndcg
 
     assert ndcg(2) > 0.95 * ndcg(0)
+
+
+@pytest.mark.parametrize("block", [1, 3, 5, 2**20])
+def test_breaks_are_the_same_by_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hour, day = 3_600.0, 86_400.0
+    steps = [[0, 60, 2 * hour, 5 * day, 60], [0, 0.0], [], [0, 9 * day, hour, 3 * hour]]
+    times = np.concatenate([1e9 * row + np.cumsum(own) for row, own in enumerate(steps)])
+    indptr = np.cumsum([0, *map(len, steps)]).astype(np.int64)
+    items = np.arange(len(times), dtype=np.int64)
+    users, names = ["u"] * len(steps), ["i"] * len(items)
+    data = Interactions(indptr, items, users, names, None, None, times)
+    monkeypatch.setattr(gaps, "BLOCK", block)
+    monkeypatch.setattr(gaps, "MAX_HELD_SHARE", 1.0)
+    found = _breaks(data, np.random.default_rng(0))
+    assert {number: at.tolist() for number, at in found.items()} == {1: [2, 10], 2: [3, 8]}
+    monkeypatch.setattr(gaps, "MAX_RETURNS", 1)
+    for number, at in _breaks(data, np.random.default_rng(0)).items():
+        assert len(at) == 1
+        assert set(at) <= set(found[number])
