@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,12 +92,14 @@ def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float |
     return found, peak / 2**20 if ranks else None
 
 
-def watched(command: list[str], *readings: Callable[[int], int]) -> tuple[list[Any], list[int]]:
+def watched(
+    command: list[str], *readings: Callable[[int], int], env: Mapping[str, str] = os.environ
+) -> tuple[list[Any], list[int]]:
     """What a command prints last, and the largest of each reading of its process in bytes (Linux).
 
     The command gets a thread, and is read 20 times a second.
     """
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    threads = {**env, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True)
     largest = [0] * len(readings)
     while process.poll() is None:
@@ -114,13 +116,18 @@ def watched(command: list[str], *readings: Callable[[int], int]) -> tuple[list[A
 
 def of_ranks(pid: int, reading: Callable[[int], int]) -> int:
     """The largest reading of the ranks below a process."""
+    return of_command(pid, b"rank_process", reading)
+
+
+def of_command(pid: int, words: bytes, reading: Callable[[int], int]) -> int:
+    """The largest reading of a process and those below it whose command has these words."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        own = reading(pid) if is_rank else 0
+        is_wanted = words in Path(f"/proc/{pid}/cmdline").read_bytes()
+        own = reading(pid) if is_wanted else 0
     except (OSError, IndexError):  # it has just ended
         return 0
-    return max([own, *(of_ranks(int(child), reading) for child in children)])
+    return max([own, *(of_command(int(child), words, reading) for child in children)])
 
 
 def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:

@@ -1,70 +1,95 @@
-"""The peak of memory of two training jobs, one after the other, by the number of events.
+"""The memory of three training jobs, one after the other, by the number of events.
 
     python -m benchmarks.training_memory [SCRATCH [EVENTS ...]]
 
-A database on SQLite has so many events (`World`), one user for every 20, and 20,000 items. Both
-jobs train the recipe `next-item-nbpr` with 64 factors for one epoch, because more epochs take no
-more memory. The gate compares the second model with the first, which is served by then. The peak is
-that of the largest process of a job (Linux). The last column is what the peak grew by since the
-next smaller number of events, divided by the events that came. `EVENT_BYTES` of
-`app/training/reader.py` is to be at least `SURPLUS` times as large. SCRATCH is a folder with room
-for the largest database (12 million events: 3 GB).
+A database on SQLite has so many events (`World`), one user for every 20, and 20,000 items. The
+jobs train the recipe `next-item-nbpr` with 16 factors for one epoch, because more epochs take no
+more memory. The gate compares the second and the third model with the served model. The third job
+trains with two ranks, by the engine `torchrun`. SCRATCH is a folder with room for the largest
+database and the files of a training (12 million events: 5 GB).
 
-All events are likes of equal weight, and the users' vectors are part of the figures. Events of
-several weights, or preferences, take more.
+own MiB     the most memory of the job's own process that no file backs, sampled 20 times a second
+            (Linux); the system can reclaim the maps of files
+rank MiB    the same of the largest rank
+
+The last columns are what the two grew by since the next smaller number of events, divided by the
+events that came. For a rank these are the events of its own users. `EVENT_BYTES`, `JOB_EVENT_BYTES`
+and `RANK_EVENT_BYTES` of `app/training/reader.py` are to be at least `SURPLUS` times as large.
+
+All events are likes of equal weight, and the users are part of the figures. Events of several
+weights, or preferences, take more.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import publish, run_command
 from benchmarks.ingest import World, own_place
-from benchmarks.size import EVENTS_A_USER, run
+from benchmarks.rank_tables import own_bytes
+from benchmarks.scale import of_command, of_ranks, watched
+from benchmarks.size import EVENTS_A_USER, run, train
 
 EVENTS, ITEMS = (6_000_000, 12_000_000), 20_000  # above what the baselines are fitted to
-PARAMS = {"recipe": "next-item-nbpr", "factors": 64, "epochs": 1, "force": True}
+PARAMS = {"recipe": "next-item-nbpr", "factors": 16, "epochs": 1, "force": True}
+RANKS = 2
 MAX_SECONDS = 7_200.0
-TRAININGS = ("first", "second")
+TRAININGS = (("first", "local"), ("second", "local"), ("third", "torchrun"))
+COLUMNS = ["events", "training", "engine", "own MiB", "rank MiB", "B an event", "B an event, rank"]
 PROGRAM = "from app.cli.main import main; main()"
 
 
 def trained(folder: Path, world: World) -> list[list[Any]]:
-    """Name and peak in MiB of each training on so many events."""
-    # Without a job for candidates between the two trainings.
+    """Name and engine of each training on so many events, and what its process and a rank took."""
+    # Without a job for candidates between the trainings.
     settings = {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": "", "NCR_PRECOMPUTE_USERS": "0"}
-    env = os.environ | settings
+    env = os.environ | settings | {"NCR_TRAIN_RANKS": str(RANKS)}
     file = folder / "events.parquet"
     world.write(file)
     run(["-c", PROGRAM, "import", str(file)], env, MAX_SECONDS)
     file.unlink()
-    command = ["-m", "benchmarks.size", "step", "train", json.dumps(PARAMS)]
     rows = []
-    for name in TRAININGS:
-        _, peak, outcome = run(command, env, MAX_SECONDS)
+    for name, engine in TRAININGS:
+        command = [sys.executable, "-m", "benchmarks.training_memory", "train"]
+        (outcome,), peaks = watched(
+            command,
+            of_job,
+            lambda pid: of_ranks(pid, own_bytes),
+            env=env | {"NCR_TRAIN_ENGINE": engine},
+        )
         if outcome != "succeeded":
             raise SystemExit(f"the {name} training on {world.events:,} events {outcome}")
-        rows.append([name, peak])
+        rows.append([name, engine, *(peak / 2**20 for peak in peaks)])
     return rows
 
 
+def of_job(pid: int) -> int:
+    """The memory of the job's own process that no file backs, in bytes."""
+    return of_command(pid, b"child_process", own_bytes)
+
+
 def main(scratch: Path = Path("var/training_memory"), events: tuple[int, ...] = EVENTS) -> None:
-    columns = ["events", "training", "peak MiB", "B an event"]
     rows: list[list[Any]] = []
-    before: dict[str, tuple[int, float]] = {}
+    before: dict[str, tuple[int, list[float]]] = {}
     for size in sorted(set(events or EVENTS)):
         with own_place(scratch / str(size), "sqlite", ""):
-            for name, peak in trained((scratch / str(size)).resolve(), world_of(size)):
-                grown = None
-                if name in before:
-                    smaller, less = before[name]
-                    grown = round((peak - less) * 2**20 / (size - smaller), 1)
-                rows.append([size, name, round(peak), grown])
-                before[name] = size, peak
-                publish("training_memory", columns, rows, items=ITEMS, params=PARAMS)
+            measured = trained((scratch / str(size)).resolve(), world_of(size))
+        for name, engine, *peaks in measured:
+            grown: list[float | None] = [None, None]
+            if name in before:
+                smaller, less = before[name]
+                came = [size - smaller, (size - smaller) / RANKS]
+                grown = [
+                    round((peak - old) * 2**20 / more, 1) if peak else None
+                    for peak, old, more in zip(peaks, less, came, strict=True)
+                ]
+            rows.append([size, name, engine, *(round(peak) or None for peak in peaks), *grown])
+            before[name] = size, peaks
+        publish("training_memory", COLUMNS, rows, items=ITEMS, params=PARAMS)
 
 
 def world_of(events: int) -> World:
@@ -72,5 +97,10 @@ def world_of(events: int) -> World:
     return World(events, events // EVENTS_A_USER, ITEMS)
 
 
+def job() -> None:
+    """A training job; prints its outcome."""
+    print(json.dumps([train(json.dumps(PARAMS))]))
+
+
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, train=job)

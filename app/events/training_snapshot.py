@@ -41,6 +41,7 @@ from app.events.snapshot_query import (
     snapshot_query,
 )
 from ncr_core.atomic_files import scratch_folder
+from ncr_core.data.array_storage import FileStorage
 from ncr_core.data.interactions import (
     BoolArray,
     IntArray,
@@ -152,6 +153,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
     def __init__(self, parent: Path, parts: int, hash_seed: int = 0) -> None:
         """Makes the folder of the files in a folder, which may not exist yet."""
         self._stack = ExitStack()
+        self._parent = parent
         self._folder = self._stack.enter_context(scratch_folder(parent, PREFIX))
         self._parts, self._hash_seed = parts, hash_seed
         self._latest, self._n_liked = 0, 0
@@ -266,7 +268,8 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         without a like or a preference, and items that no user likes, dislikes or prefers to
         another. The users of a part are in the order of their internal ids.
         """
-        return concatenated(self._matrices(), self._n_liked, self._item_ids())
+        storage = FileStorage(self._parent)  # these arrays outlive the files of the snapshot
+        return concatenated(self._matrices(), self._n_liked, self._item_ids(), storage)
 
     def write(self, folder: Path, report: Report = lambda *_: None) -> SnapshotManifest:
         """Writes the matrix in parts."""

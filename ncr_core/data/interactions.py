@@ -9,16 +9,20 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ncr_core.data.array_storage import IN_MEMORY, ArrayStorage
 from ncr_core.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 TimeArray = npt.NDArray[np.float64]
+
+BLOCK = 2**22  # entries that a copy takes at a time
 
 
 def _no_rows(width: int) -> IntArray:
@@ -74,6 +78,25 @@ class UserFeedback:
             self.pair_weights[keep_pairs],
         )
 
+    def of_rows(self, rows: IntArray, n_users: int) -> UserFeedback:
+        """The feedback of these of ``n_users`` users alone, renumbered."""
+        index = np.full(n_users, -1, dtype=np.int64)
+        index[rows] = np.arange(len(rows))
+        keep_seen, keep_disliked, keep_pairs = (
+            index[part[:, 0]] >= 0 for part in (self.seen, self.disliked, self.pairs)
+        )
+        kept = self.seen[keep_seen], self.disliked[keep_disliked], self.pairs[keep_pairs]
+        for part in kept:
+            part[:, 0] = index[part[:, 0]]
+        seen, disliked, pairs = kept
+        return UserFeedback(
+            seen,
+            disliked,
+            self.disliked_weights[keep_disliked],
+            pairs,
+            self.pair_weights[keep_pairs],
+        )
+
     def without_pairs_about(self, held_out: IntArray) -> UserFeedback:
         """The feedback without stated preferences about the user's held-out item.
 
@@ -95,7 +118,8 @@ class Interactions:
     each at most once. ``user_ids`` and ``item_ids`` give the client's ids of the rows and columns.
     ``weights`` (nnz,), above 0, are the entries' weights in training; None: all count the same.
     ``feedback`` is the other feedback of these users on these items. ``times`` (nnz,) are the
-    entries' times in seconds since 1970; None: only the order is known.
+    entries' times in seconds since 1970; None: only the order is known. ``storage`` makes the
+    arrays of parts of this matrix, and of what else is as large.
     """
 
     indptr: IntArray
@@ -105,6 +129,7 @@ class Interactions:
     weights: FloatArray | None = field(default=None, repr=False)
     feedback: UserFeedback | None = field(default=None, repr=False)
     times: TimeArray | None = field(default=None, repr=False)
+    storage: ArrayStorage = field(default=IN_MEMORY, repr=False)
 
     @classmethod
     def from_arrays(
@@ -202,21 +227,49 @@ class Interactions:
 
     def select(self, mask: BoolArray) -> Interactions:
         """The same users and items with only the entries where ``mask`` (nnz,) holds."""
-        kept = np.flatnonzero(mask)
-        indptr = np.searchsorted(kept, self.indptr)
-        weights = None if self.weights is None else self.weights[kept]
-        times = None if self.times is None else self.times[kept]
-        return replace(self, indptr=indptr, items=self.items[kept], weights=weights, times=times)
+        arrays = self._empty_arrays(int(np.count_nonzero(mask)))
+        indptr = np.empty_like(self.indptr)
+        n = row = 0
+        for first in range(0, self.nnz, BLOCK):
+            kept = np.flatnonzero(mask[first : first + BLOCK])
+            until = int(np.searchsorted(self.indptr, first + BLOCK))
+            indptr[row:until] = n + np.searchsorted(kept, self.indptr[row:until] - first)
+            kept += first
+            for name, values in arrays.items():
+                values[n : n + len(kept)] = getattr(self, name)[kept]
+            n, row = n + len(kept), until
+        indptr[row:] = n
+        return self._with_arrays(indptr, arrays)
 
     def of_rows(self, rows: IntArray) -> Interactions:
         """The interactions of these users alone, renumbered, without their ids and feedback."""
         lengths = np.diff(self.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.repeat(self.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
-        weights = None if self.weights is None else self.weights[index]
-        times = None if self.times is None else self.times[index]
-        ids = [""] * len(rows)
-        return Interactions(indptr, self.items[index], ids, self.item_ids, weights, None, times)
+        arrays = self._empty_arrays(int(indptr[-1]))
+        row = 0
+        while row < len(rows):
+            until = max(row + 1, int(np.searchsorted(indptr, indptr[row] + BLOCK, "right")) - 1)
+            part = slice(int(indptr[row]), int(indptr[until]))
+            starts = self.indptr[rows[row:until]] - indptr[row:until]
+            index = np.repeat(starts, lengths[row:until]) + np.arange(part.start, part.stop)
+            for name, values in arrays.items():
+                values[part] = getattr(self, name)[index]
+            row = until
+        theirs = self._with_arrays(indptr, arrays)
+        return replace(theirs, user_ids=[""] * len(rows), feedback=None)
+
+    def _with_arrays(self, indptr: IntArray, arrays: dict[str, npt.NDArray[Any]]) -> Interactions:
+        weights, times = arrays.get("weights"), arrays.get("times")
+        return replace(self, indptr=indptr, items=arrays["items"], weights=weights, times=times)
+
+    def _empty_arrays(self, n: int) -> dict[str, npt.NDArray[Any]]:
+        """Arrays for ``n`` entries, by the names of the fields of this matrix that have them."""
+        fields = {"items": self.items, "weights": self.weights, "times": self.times}
+        return {
+            name: self.storage.empty(n, values.dtype)
+            for name, values in fields.items()
+            if values is not None
+        }
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""
@@ -326,14 +379,17 @@ def compact(interactions: Interactions) -> Interactions:
         feedback = feedback.reindexed(_renumber(user_rows, interactions.n_users), new_item)
     lengths = np.diff(interactions.indptr)[user_rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Interactions(
-        indptr,
-        new_item[interactions.items],
-        ids_of_rows(interactions.user_ids, user_rows),
-        ids_of_rows(interactions.item_ids, item_rows),
-        interactions.weights,
-        feedback,
-        interactions.times,
+    items = interactions.storage.empty(interactions.nnz, np.int64)
+    for first in range(0, interactions.nnz, BLOCK):
+        part = slice(first, first + BLOCK)
+        items[part] = new_item[interactions.items[part]]
+    return replace(
+        interactions,
+        indptr=indptr,
+        items=items,
+        user_ids=ids_of_rows(interactions.user_ids, user_rows),
+        item_ids=ids_of_rows(interactions.item_ids, item_rows),
+        feedback=feedback,
     )
 
 

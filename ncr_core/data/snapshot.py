@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ncr_core.atomic_files import atomic_folder
+from ncr_core.data.array_storage import IN_MEMORY, ArrayStorage
 from ncr_core.data.interactions import IntArray, Interactions, UserFeedback, ids_of_rows
 from ncr_core.errors import DataError
 
@@ -338,7 +339,10 @@ class Snapshot:
 
 
 def concatenated(
-    parts: Iterable[Interactions], n_interactions: int, item_ids: Sequence[str]
+    parts: Iterable[Interactions],
+    n_interactions: int,
+    item_ids: Sequence[str],
+    storage: ArrayStorage = IN_MEMORY,
 ) -> Interactions:
     """One matrix of several with the same items, with their users one after the other.
 
@@ -347,6 +351,7 @@ def concatenated(
             have times or none, and all have weights or none.
         n_interactions: The number of interactions of all parts, or more.
         item_ids: The ids of the items.
+        storage: Makes the arrays of the matrix.
     """
     arrays: dict[str, Array] = {}
     lengths: list[IntArray] = []
@@ -356,23 +361,23 @@ def concatenated(
     for part in parts:
         for name, values in _of_interactions(part).items():
             if name not in arrays:
-                arrays[name] = np.empty(n_interactions, values.dtype)
+                arrays[name] = storage.empty(n_interactions, values.dtype)
             arrays[name][n : n + part.nnz] = values
         if part.feedback is not None:
-            feedback.append(_of_users_from(part.feedback, first))
+            feedback.append(_joined([_of_users_from(part.feedback, first)], storage))
         lengths.append(np.diff(part.indptr))
         users.append(_arrow_ids(part.user_ids))
         n, first = n + part.nnz, first + part.n_users
-    for values in arrays.values():
-        values.resize(n, refcheck=False)
+    arrays = {name: values[:n] for name, values in arrays.items()}
     return Interactions(
         np.concatenate([[0], np.cumsum(np.concatenate([[], *lengths]))]).astype(np.int64),
         arrays.get("items", np.zeros(0, np.int64)),
         Ids(pa.concat_arrays(users) if users else pa.array([], pa.large_string())),
         item_ids,
         arrays.get("weights"),
-        _joined(feedback) if feedback else None,
+        _joined(feedback, storage) if feedback else None,
         arrays.get("times"),
+        storage,
     )
 
 
@@ -508,9 +513,7 @@ def of_users(interactions: Interactions, rows: IntArray) -> Interactions:
     entries = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], lengths)
     feedback = interactions.feedback
     if feedback is not None:
-        index = np.full(interactions.n_users, -1, dtype=np.int64)
-        index[rows] = np.arange(len(rows))
-        feedback = feedback.reindexed(index, np.arange(interactions.n_items))
+        feedback = feedback.of_rows(rows, interactions.n_users)
     return Interactions(
         indptr,
         interactions.items[entries],
@@ -649,11 +652,10 @@ def _of_users_from(feedback: UserFeedback, first: int) -> UserFeedback:
     return UserFeedback(seen, disliked, feedback.disliked_weights, pairs, feedback.pair_weights)
 
 
-def _joined(parts: Sequence[UserFeedback]) -> UserFeedback:
-    return UserFeedback(
-        np.concatenate([part.seen for part in parts]),
-        np.concatenate([part.disliked for part in parts]),
-        np.concatenate([part.disliked_weights for part in parts]),
-        np.concatenate([part.pairs for part in parts]),
-        np.concatenate([part.pair_weights for part in parts]),
-    )
+def _joined(parts: Sequence[UserFeedback], storage: ArrayStorage) -> UserFeedback:
+    def joined(name: str) -> Array:
+        tables: list[Array] = [getattr(part, name) for part in parts]
+        shape = sum(map(len, tables)), *tables[0].shape[1:]
+        return np.concatenate(tables, out=storage.empty(shape, tables[0].dtype))
+
+    return UserFeedback(**{each.name: joined(each.name) for each in fields(UserFeedback)})

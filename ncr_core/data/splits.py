@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -24,11 +25,18 @@ from ncr_core.errors import ConfigError, DataError
 
 HashArray = npt.NDArray[np.uint64]
 
+USERS_AT_ONCE = 2**16
+
 
 def hashes_of(user_ids: Sequence[str]) -> HashArray:
     """(n,) hashes of ids, the same on every machine and in every process."""
-    digests = b"".join(hashlib.blake2b(i.encode(), digest_size=8).digest() for i in user_ids)
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
+    hashes = np.empty(len(user_ids), dtype=np.uint64)
+    ids = iter(user_ids)
+    for first in range(0, len(hashes), USERS_AT_ONCE):
+        some = islice(ids, USERS_AT_ONCE)
+        digests = b"".join(hashlib.blake2b(i.encode(), digest_size=8).digest() for i in some)
+        hashes[first : first + USERS_AT_ONCE] = np.frombuffer(digests, dtype=">u8")
+    return hashes
 
 
 HELD_OUT_SHARE, MIN_HELD_OUT, MAX_HELD_OUT = 0.2, 1_000, 10_000  # users

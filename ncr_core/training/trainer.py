@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ncr_core.data.array_storage import IN_MEMORY
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
@@ -28,7 +29,7 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
-from ncr_core.models.user_embeddings import pooled_tables
+from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
@@ -401,11 +402,19 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Recomputes the vectors of pooled users from these interactions, without dropout."""
+    """Recomputes the vectors of pooled users from these interactions, without dropout.
+
+    On a CPU the vectors are in the storage of the interactions.
+    """
     lengths = interactions.indptr[1:] - interactions.indptr[:-1]
     weights = interactions.weights
     is_training = model.training
     model.eval()
+    if interactions.storage is not IN_MEMORY and model.device.type == "cpu":
+        for part in model.user_parts():
+            if isinstance(part, PooledUsers):
+                vectors = interactions.storage.empty(tuple(part.weight.shape), np.float32)
+                part.weight = torch.from_numpy(vectors).to(part.weight.dtype)
     model.remember(
         torch.from_numpy(interactions.items),
         torch.from_numpy(lengths),

@@ -15,7 +15,7 @@ from app.events.schemas import NewEvent
 from app.events.snapshot_query import _copied
 from app.events.training_snapshot import take_snapshot, write_parts
 from app.wiring import Services, build_services
-from ncr_core.data import Interactions
+from ncr_core.data import Interactions, array_storage
 from ncr_core.data.snapshot import Snapshot
 from ncr_core.errors import DataError
 from tests.conftest import ON_POSTGRESQL
@@ -78,8 +78,9 @@ def assert_same(parts: Interactions, whole: Interactions) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("half_life", [None, 10.0])
 async def test_parts_are_the_matrix_of_the_snapshot(
-    settings: Settings, tmp_path: Path, half_life: float | None
+    settings: Settings, tmp_path: Path, half_life: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(array_storage, "MIN_BYTES", 0)  # the matrix is in files
     changed = settings.model_copy(
         update={"feedback": FEEDBACK, "feedback_half_life_days": half_life}
     )

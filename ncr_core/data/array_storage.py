@@ -1,0 +1,59 @@
+"""The storage of large arrays: the memory of the process, or files mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MIN_BYTES = 2**20  # of an array in a file; maps of less would be many, and save nothing
+ZEROS = 2**24  # bytes written at once where a file system cannot reserve room
+
+
+class ArrayStorage:
+    """Makes arrays in the memory of the process."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A new array with any values."""
+        return np.empty(shape, dtype)
+
+
+IN_MEMORY = ArrayStorage()
+
+
+class FileStorage(ArrayStorage):
+    """Makes arrays in files, which the system can drop from memory and read again.
+
+    The files have no names. They disappear with their arrays, also after a kill. Arrays of less
+    than ``MIN_BYTES`` are in the memory of the process.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Stores the folder of the files, which must exist by the first array."""
+        self._folder = folder
+
+    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A new array with any values. Raises OSError if the disk has too little room."""
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        if size < max(1, MIN_BYTES):
+            return super().empty(shape, kind)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            _reserve(file.fileno(), size)
+            content = mmap.mmap(file.fileno(), size)
+        return np.frombuffer(content, kind).reshape(shape)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Gives a file its size and its room: a write to a map without room would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(ZEROS)
+    for start in range(0, size, ZEROS):
+        os.write(descriptor, zeros[: size - start])

@@ -1,0 +1,136 @@
+"""Matrices whose arrays are in files are those in memory, whatever a copy takes at a time."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ncr_core.data import Interactions, array_storage, compact, leave_latest_out
+from ncr_core.data import interactions as matrix
+from ncr_core.data.array_storage import IN_MEMORY, FileStorage
+from ncr_core.data.snapshot import concatenated, of_users
+
+N_ITEMS = 7
+LISTS = st.lists(st.lists(st.integers(0, N_ITEMS - 1), unique=True), min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_storage, "MIN_BYTES", 0)
+
+
+def matrix_of(lists: list[list[int]], weighted: bool) -> Interactions:
+    items = np.array([item for own in lists for item in own], dtype=np.int64)
+    indptr = np.cumsum([0, *(len(own) for own in lists)]).astype(np.int64)
+    weights = np.arange(1, len(items) + 1, dtype=np.float32) if weighted else None
+    users, names = (
+        [f"{kind}{n}" for n in range(k)] for kind, k in (("u", len(lists)), ("i", N_ITEMS))
+    )
+    times = 10.0 * np.arange(len(items))
+    return Interactions(indptr, items, users, names, weights, None, times)
+
+
+def rows_of(made: Interactions) -> list[list[tuple[float, ...]]]:
+    weights = np.ones(made.nnz) if made.weights is None else made.weights
+    assert made.times is not None
+    rows = list(zip(made.items.tolist(), weights.tolist(), made.times.tolist(), strict=True))
+    return [rows[a:b] for a, b in zip(made.indptr[:-1], made.indptr[1:], strict=True)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lists=LISTS,
+    weighted=st.booleans(),
+    block=st.integers(1, 9),
+    in_files=st.booleans(),
+    data=st.data(),
+)
+def test_copies_in_blocks_are_those_row_by_row(
+    lists: list[list[int]],
+    weighted: bool,
+    block: int,
+    in_files: bool,
+    data: st.DataObject,
+    tmp_path: Path,
+) -> None:
+    every = matrix_of(lists, weighted)
+    mask = np.array(
+        data.draw(st.lists(st.booleans(), min_size=every.nnz, max_size=every.nnz)), bool
+    )
+    chosen = st.lists(st.integers(0, len(lists) - 1), unique=True)
+    users = np.array(sorted(data.draw(chosen)), dtype=np.int64)
+    literal = rows_of(every)
+    kept = iter(mask.tolist())
+    selected = [[row for row in own if next(kept)] for own in literal]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "BLOCK", block)
+        every = replace(every, storage=FileStorage(tmp_path) if in_files else IN_MEMORY)
+        assert rows_of(every.select(mask)) == selected
+        assert rows_of(every.of_rows(users)) == [literal[user] for user in users]
+        used = sorted({int(item) for item in every.items[mask]})
+        assert rows_of(compact(every.select(mask))) == [
+            [(used.index(int(item)), *rest) for item, *rest in own] for own in selected if own
+        ]
+        parts = [of_users(every, np.arange(start, len(lists), 2)) for start in (0, 1)]
+        joined = concatenated(parts, every.nnz + 3, every.item_ids, every.storage)
+        assert rows_of(joined) == [*literal[::2], *literal[1::2]]
+        if any(len(own) > 2 for own in lists):
+            held = leave_latest_out(every)
+            assert rows_of(held.train) == [own[:-2] if len(own) > 2 else own for own in literal]
+            assert held.train.storage is every.storage
+    assert list(tmp_path.iterdir()) == []
+
+
+def _owner(made: NDArray[Any]) -> object:
+    """What the memory of an array belongs to."""
+    base: object = made
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.obj if isinstance(base, memoryview) else base
+
+
+def test_arrays_in_files_can_be_written_and_shared_with_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FileStorage(tmp_path).empty((3, 2), np.float32)
+    made[:] = [[1, 2], [3, 4], [5, 6]]
+    tensor = torch.from_numpy(made)
+    tensor[1] = 9.0
+    assert isinstance(_owner(made), mmap.mmap)
+    assert made.tolist() == [[1, 2], [9, 9], [5, 6]]
+    assert FileStorage(tmp_path).empty(0, np.int64).tolist() == []
+    monkeypatch.setattr(array_storage, "MIN_BYTES", 25)
+    assert _owner(FileStorage(tmp_path).empty((3, 2), np.float32)) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no room")
+def test_a_disk_without_room_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        FileStorage(tmp_path).empty(10, np.int64)
+
+
+def test_room_is_written_where_it_cannot_be_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    made = FileStorage(tmp_path).empty(2**22, np.int64)
+    assert not made.any()
+    made[-1] = 7
+    assert made[-1] == 7
