@@ -7,14 +7,20 @@ and disliked items, and preferences that users stated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ncr_core.data.interactions import FloatArray, IntArray, Interactions, UserFeedback
+from ncr_core.data.interactions import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Interactions,
+    UserFeedback,
+)
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models.user_embeddings import UserHistories
 from ncr_core.train_config import TrainConfig
@@ -155,11 +161,15 @@ class PreferencePairs:
         items: Tensor,
         weights: Tensor | None,
         histories: UserHistories | None,
+        draws: Tensor | None = None,
     ) -> PreferenceRows | None:
-        """The pairs of these numbers, and a disliked rival of each positive (R,) that has any."""
+        """The pairs of these numbers, and a disliked rival of each positive (R,) that has any.
+
+        ``draws`` are uniform numbers for the positives that have any, by default new ones.
+        """
         pair_users = self._pairs.users[pairs]
         winners, losers = self._pairs.columns[pairs].T
-        has, rival = self._disliked.draw(users, self.generator)
+        has, rival = self._disliked.draw(users, self.generator, draws)
         if len(pairs) + len(has) == 0:
             return None
         rival_weights = self._disliked.weights[rival]
@@ -198,12 +208,18 @@ class _RowsByUser:
         self._indptr = torch.from_numpy(indptr).to(device)
         self._counts = torch.from_numpy(counts).to(device)
 
-    def draw(self, users: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The places of the (B,) users who have a row, and a random row of each of them."""
+    def draw(
+        self, users: Tensor, generator: torch.Generator, draws: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The places of the (B,) users who have a row, and a random row of each of them.
+
+        ``draws`` are uniform numbers for these places, by default those of the generator.
+        """
         has = self._counts[users].nonzero().flatten()
         drawing = users[has]
-        draw = torch.rand(len(drawing), generator=generator, device=drawing.device)
-        return has, self._indptr[drawing] + (draw * self._counts[drawing]).long()
+        if draws is None:
+            draws = torch.rand(len(drawing), generator=generator, device=drawing.device)
+        return has, self._indptr[drawing] + (draws * self._counts[drawing]).long()
 
     def all_rows(self, users: Tensor) -> tuple[Tensor, Tensor]:
         """All rows of (Q,) users, and the place of the user of each row."""
@@ -216,13 +232,15 @@ class _RowsByUser:
 
 def _winner_positions(learned: Interactions, pairs: IntArray) -> IntArray:
     """(P,) the position of each winner among its user's items; −1 for a winner outside them."""
-    order = np.argsort(learned.users * learned.n_items + learned.items)
-    wanted = pairs[:, 0] * learned.n_items + pairs[:, 1]
-    if learned.nnz == 0:
+    users, row = np.unique(pairs[:, 0], return_inverse=True)
+    theirs = learned.of_rows(users)
+    if theirs.nnz == 0:
         return np.full(len(pairs), -1)
-    index = np.minimum(np.searchsorted(learned.keys, wanted), learned.nnz - 1)
-    is_present = learned.keys[index] == wanted
-    return np.where(is_present, order[index] - learned.indptr[pairs[:, 0]], -1)
+    order = np.argsort(theirs.users * theirs.n_items + theirs.items)
+    wanted = row * theirs.n_items + pairs[:, 1]
+    index = np.minimum(np.searchsorted(theirs.keys, wanted), theirs.nnz - 1)
+    is_present = theirs.keys[index] == wanted
+    return np.where(is_present, order[index] - theirs.indptr[row], -1)
 
 
 EARLY = 10  # positives of a user
@@ -290,6 +308,8 @@ class Share:
     lengths: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
     """(n_users,) the number of positives of each user of all ranks, for data that have the users of
     this share alone (`TrainingPart`); None for data that have all users."""
+    dislikes: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
+    """(n_users,) whether each user of all ranks has disliked items, with ``lengths``."""
 
     def holds(self, users: Tensor) -> Tensor:
         """(B,) rows of users → (B,) whether they are of this share."""
@@ -351,13 +371,21 @@ def learned_and_seen(train: Interactions) -> tuple[Interactions, Interactions]:
     A user who has seen every item has no negatives, so nothing to learn from. Raises DataError if
     nothing is left.
     """
-    seen = train.with_seen()
-    has_unseen = seen.indptr[1:] - seen.indptr[:-1] < train.n_items
+    seen, has_unseen = _seen(train)
     is_useful = train.entries_of(has_unseen)
     if not is_useful.any():
         raise _nothing_to_learn(train)
-    learned = train if is_useful.all() else train.select(is_useful)
-    return learned, learned if seen is train else seen.select(seen.entries_of(has_unseen))
+    return train if is_useful.all() else train.select(is_useful), seen
+
+
+def _seen(train: Interactions) -> tuple[Interactions, BoolArray]:
+    """All items that users have seen, and the (n_users,) users who have not seen every item.
+
+    Users who have seen every item have none among the items.
+    """
+    seen = train.with_seen()
+    has_unseen = np.diff(seen.indptr) < train.n_items
+    return seen if has_unseen.all() else seen.select(seen.entries_of(has_unseen)), has_unseen
 
 
 def _nothing_to_learn(train: Interactions) -> DataError:
@@ -384,19 +412,39 @@ class TrainingPart:
 
     @classmethod
     def every(cls, train: Interactions, ranks: int) -> Iterator[TrainingPart]:
-        """The parts of so many ranks, one after the other, of positives without feedback.
+        """The parts of so many ranks, one after the other.
 
         Raises DataError if there is nothing to learn from, as `learned_and_seen` does.
         """
         lengths = np.diff(train.indptr).astype(np.int32)
-        full = lengths >= train.n_items
+        full = _full_users(train, lengths)
         lengths[full] = 0
         if not lengths.any():
             raise _nothing_to_learn(train)
         learned = train.select(train.entries_of(~full)) if full.any() else train
+        feedback, dislikes = train.feedback, None
+        if feedback is not None and len(feedback.disliked):
+            dislikes = np.bincount(feedback.disliked[:, 0], minlength=train.n_users) > 0
         for rank in range(ranks):
-            own = np.arange(rank, train.n_users, ranks)
-            yield cls(learned.of_rows(own), Share(rank, ranks, lengths))
+            rows = np.arange(rank, train.n_users, ranks)
+            own = learned.of_rows(rows)
+            if feedback is not None:
+                own = replace(own, feedback=feedback.of_rows(rows, train.n_users))
+            yield cls(own, Share(rank, ranks, lengths, dislikes))
+
+
+def _full_users(train: Interactions, lengths: NDArray[np.int32]) -> BoolArray:
+    """(n_users,) users who have seen every item, without all items of all users in memory."""
+    if train.feedback is None or not len(train.feedback.seen):
+        return lengths >= train.n_items
+    only_seen = np.bincount(train.feedback.seen[:, 0], minlength=train.n_users)
+    perhaps = np.flatnonzero(lengths + only_seen >= train.n_items)
+    theirs = replace(
+        train.of_rows(perhaps), feedback=train.feedback.of_rows(perhaps, train.n_users)
+    )
+    full = np.zeros(train.n_users, dtype=np.bool_)
+    full[perhaps] = np.diff(theirs.with_seen().indptr) >= train.n_items
+    return full
 
 
 class Batches:
@@ -411,7 +459,7 @@ class Batches:
 
     With a ``share``, batches have only the rows of its users. All shares draw the same, so the rows
     of all ranks together are the whole batches. A batch may have no row of a share. ``train`` may
-    have the users of the share alone if `draws_without_users` holds and ``histories`` is set.
+    have the users of the share alone if the negatives are shared and ``histories`` is set.
 
     Raises ConfigError if there are too few items for the negatives, and DataError if there is no
     interaction to learn from.
@@ -431,9 +479,10 @@ class Batches:
                 f"{train.n_items} items are too few for {config.negatives} negatives a positive: "
                 f"there must be at least {config.negatives + 1}"
             )
-        learned, seen = train, train
         if share.lengths is None:
             learned, seen = learned_and_seen(train)
+        else:
+            learned, seen = train, _seen(train)[0]
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
         self._items = torch.from_numpy(learned.items).to(device)
         self._indptr = torch.from_numpy(learned.indptr).to(device)
@@ -442,7 +491,9 @@ class Batches:
         if weights is not None:
             self._weights = torch.from_numpy(weights).to(device)
         self._preferences: PreferencePairs | None = None
-        if learned.feedback is not None and len(learned.feedback):
+        # Every rank has the generator, even if none of its users has feedback.
+        is_part = share.lengths is not None
+        if learned.feedback is not None and (is_part or len(learned.feedback)):
             self._preferences = PreferencePairs(learned, learned.feedback, device, config.seed)
         self._sampler = NegativeSampler(seen, device, self._generator)
         self.n_items = train.n_items
@@ -465,7 +516,10 @@ class Batches:
         self._device = device
         self._share = share
         # Each rank then makes the rows of its own users alone.
-        self._is_shared_early = draws_without_users(train, config)
+        self._is_shared_early = share.lengths is not None or draws_without_users(train, config)
+        self._dislikes: Tensor | None = None
+        if share.dislikes is not None:
+            self._dislikes = torch.from_numpy(share.dislikes).to(device)
 
     def __len__(self) -> int:
         """The number of batches an epoch; with whole users, an upper limit."""
@@ -514,23 +568,38 @@ class Batches:
         return None if self._weights is None else self._weights[positions]
 
     def _users_of_batches(self) -> list[Tensor]:
-        """Whole users in random order, in as many parts as an epoch has batches.
-
-        A part has the users of this rank alone if the rank makes no other rows.
-        """
+        """Whole users in random order, in as many parts as an epoch has batches."""
         active = self._lengths.nonzero().flatten()
         order = active[torch.randperm(len(active), generator=self._generator, device=self._device)]
         # As many batches as an epoch has, cut at the user in whom the next one begins.
         lengths = self._lengths[order]
         counts = torch.bincount((lengths.cumsum(0) - lengths) // self.size)
-        parts = torch.split(order, counts[counts > 0].tolist())
-        if self._share.size == 1 or not self._is_shared_early:
-            return list(parts)
-        return [users[self._share.holds(users)] for users in parts]
+        return list(torch.split(order, counts[counts > 0].tolist()))
+
+    def _rival_draws(self, users: Tensor) -> Tensor | None:
+        """Uniform numbers for the positives of a part's users that have disliked rivals.
+
+        Every rank draws those of all users of a batch, so that all ranks draw the same. None for
+        data that have all users.
+        """
+        if self._preferences is None or self._share.lengths is None:
+            return None
+        if self._dislikes is None:
+            return torch.empty(0, device=self._device)
+        disliking = users[self._dislikes[users]]
+        owners = disliking.repeat_interleave(self._lengths[disliking].long())
+        generator = self._preferences.generator
+        draws = torch.rand(len(owners), generator=generator, device=self._device)
+        return draws[self._share.holds(owners)]
 
     def _whole_users(self) -> Iterator[Rows | SharedRows]:
         parts = self._users_of_batches()
-        for users, pairs in zip(parts, self._preference_shares(len(parts)), strict=True):
+        # With histories, the pairs come with their users.
+        shares = [None] * len(parts) if self._histories else self._preference_shares(len(parts))
+        for every, pairs in zip(parts, shares, strict=True):
+            users, draws = every, self._rival_draws(every)
+            if self._share.size > 1 and self._is_shared_early:
+                users = every[self._share.holds(every)]
             user_lengths = self._lengths[users].long()
             users = self._share.rows(users)
             end = user_lengths.cumsum(0)
@@ -549,7 +618,7 @@ class Batches:
                 pairs, pair_histories = self._preferences.pairs_of_users(users, first, end)
             if self._shared:
                 yield self._shared_rows(
-                    users, row, items, histories, weights, pairs, pair_histories
+                    users, row, items, histories, weights, pairs, pair_histories, draws
                 )
             else:
                 negatives = self._sampler.sample(users[row], self._negatives)
@@ -579,6 +648,7 @@ class Batches:
         weights: Tensor | None,
         pairs: Tensor | None,
         pair_histories: UserHistories | None,
+        draws: Tensor | None,
     ) -> SharedRows:
         if self._shared == self.n_items:
             drawn = torch.arange(self.n_items, device=self._device)
@@ -588,7 +658,7 @@ class Batches:
             )
         valid = ~self._sampler.seen(users.unsqueeze(1) * self.n_items + drawn)
         preferences = self._preference_rows(
-            users[row], items, histories, weights, pairs, pair_histories
+            users[row], items, histories, weights, pairs, pair_histories, draws
         )
         if histories is None:
             return SharedRows(users, row, items, drawn, valid, None, weights, preferences)
@@ -605,7 +675,10 @@ class Batches:
         weights: Tensor | None,
         pairs: Tensor | None,
         pair_histories: UserHistories | None,
+        draws: Tensor | None = None,
     ) -> PreferenceRows | None:
         if self._preferences is None or pairs is None:
             return None
-        return self._preferences.rows(pairs, pair_histories, users, items, weights, histories)
+        return self._preferences.rows(
+            pairs, pair_histories, users, items, weights, histories, draws
+        )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ncr_core.atomic_files import atomic_write, scratch_folder
@@ -21,15 +21,14 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
-from ncr_core.models.user_embeddings import pooled_tables
 from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.batches import Share, TrainingPart, draws_without_users
+from ncr_core.training.batches import Share, TrainingPart
 from ncr_core.training.ranks import mapped_model, without_pooled
 from ncr_core.training.trainer import History, TrainingPhase, of_validated, remember
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
-LENGTHS = "lengths.safetensors"
+USERS = "users.safetensors"
 OUTCOME, RESULT = "outcome.json", "result.safetensors"
 PHASE_PREFIX = "ncr-phase-"
 _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
@@ -56,11 +55,9 @@ class PhaseOrder:
     def is_parted(self) -> bool:
         """Whether a rank needs no other user's positives.
 
-        It does not if users' vectors are pooled from their items, and if the draws of an epoch
-        depend on no user's items.
+        It does not if users' vectors are pooled from their items, and if the negatives are shared.
         """
-        pooled = self.model.config.users == "history"
-        return pooled and draws_without_users(self.split.train, self.config)
+        return self.model.config.users == "history" and self.config.shared_negatives > 0
 
     def save(self, folder: Path, parts: int = 1) -> None:
         """Writes the order into an existing folder, without ids: the ranks need only rows.
@@ -71,16 +68,16 @@ class PhaseOrder:
         split, sums = self.split, {}
 
         def write(name: str, arrays: dict[str, Any]) -> None:
-            tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
-            save_file(tensors, folder / name)
+            write_tensors(folder / name, {key: _tensor(value) for key, value in arrays.items()})
             sums[name] = _sum_of(folder / name)
 
         parts = parts if parts > 1 and self.is_parted else 0
         if parts:
             for rank, part in enumerate(TrainingPart.every(split.train, parts)):
                 write(part_name(rank), _arrays(part.interactions))
-                lengths = part.share.lengths
-            write(LENGTHS, {"lengths": lengths})
+                share = part.share
+            of_users = {"lengths": share.lengths, "dislikes": share.dislikes}
+            write(USERS, {key: value for key, value in of_users.items() if value is not None})
             split = of_validated(split, self.config)
         write(SPLIT, _arrays(split.train) | {"validation": split.validation, "test": split.test})
         write_tensors(folder / MODEL, without_pooled(self.model))
@@ -115,7 +112,7 @@ class PhaseOrder:
             return path
 
         def read(name: str) -> dict[str, Tensor]:
-            return load_file(verified(name))
+            return map_tensors(verified(name))
 
         users, items, parts = order["users"], order["items"], order["parts"]
         if parts not in (0, ranks):
@@ -125,7 +122,9 @@ class PhaseOrder:
         part = None
         if parts:
             own = _interactions(read(part_name(rank)), items)
-            part = TrainingPart(own, Share(rank, ranks, read(LENGTHS)["lengths"].numpy()))
+            of_users = {key: value.numpy() for key, value in read(USERS).items()}
+            share = Share(rank, ranks, of_users["lengths"], of_users.get("dislikes"))
+            part = TrainingPart(own, share)
         if rank == 0 or not parts:
             tensors = read(SPLIT)
             held_out = tensors["validation"].numpy(), tensors["test"].numpy()
@@ -158,6 +157,11 @@ def _arrays(interactions: Interactions) -> dict[str, Any]:
         feedback = interactions.feedback
         arrays |= {f"feedback.{name}": getattr(feedback, name) for name in _FEEDBACK}
     return arrays
+
+
+def _tensor(array: npt.NDArray[Any]) -> Tensor:
+    """An array as a tensor, without a copy if possible."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def _interactions(tensors: dict[str, Tensor], n_items: int) -> Interactions:
@@ -203,9 +207,10 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
         return None
     if "failed" in outcome:
         raise TrainingError(outcome["failed"])
-    own = model.state_dict()
-    pooled = {name: own[name] for name in pooled_tables(model)}
-    model.load_state_dict(map_tensors(folder / RESULT) | pooled)
+    result = map_tensors(folder / RESULT)
+    if result.keys() != without_pooled(model).keys():
+        raise TrainingError("the ranks have written another model than was to be trained")
+    model.load_state_dict(result, strict=False)  # the vectors of pooled users stay as they are
     model.eval()
     return History(**outcome["history"])
 

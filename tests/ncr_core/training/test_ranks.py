@@ -30,8 +30,15 @@ from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, recipe, tuned
 from ncr_core.training import History, Progress, trainer
-from ncr_core.training.batches import Batches, Rows, Share, SharedRows
-from ncr_core.training.phase_files import LENGTHS, PhaseOrder, load_result, part_name
+from ncr_core.training.batches import (
+    Batches,
+    Rows,
+    Share,
+    SharedRows,
+    TrainingPart,
+    learned_and_seen,
+)
+from ncr_core.training.phase_files import USERS, PhaseOrder, load_result, part_name
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, resource_problem, run_rank
 from ncr_core.training.ranks import RankVersion, check_ranks
@@ -82,6 +89,7 @@ CASES = {
     "NBPR history, pairs": _case("NBPR history", loss="bce", l2=1e-3),
     "next-item": _case("next-item-nbpr"),
     "next-item, odd": _case("next-item-nbpr", odd=True),
+    "next-item told": _case("next-item-nbpr", told=True),
     "DNCR": _case("DNCR"),
     "DNCR history": _case("DNCR history"),
     "NBPR sharded": _case("NBPR", "sharded", optimizer="dense"),
@@ -196,11 +204,18 @@ def trained(
         ranks_history = load_result(folder / name, by_ranks)
         assert ranks_history is not None
         remember(by_ranks, _split_of(CASES[name], split, told).train)
-        if (folder / name / LENGTHS).exists():
+        if (folder / name / USERS).exists():
             in_parts.add(name)
         every[name] = Trained(alone, history, by_ranks, ranks_history)
     torch.set_num_threads(threads)
-    assert in_parts == {"NBPR history", "NBPR history, pairs", "next-item", "next-item, odd"}
+    assert in_parts == {
+        "NBPR history",
+        "NBPR history told",
+        "NBPR history, pairs",
+        "next-item",
+        "next-item, odd",
+        "next-item told",
+    }
     return every, folder
 
 
@@ -290,7 +305,9 @@ def test_the_shares_of_all_ranks_are_the_batches(
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("name", ["NBPR history", "next-item", "next-item, odd"])
+@pytest.mark.parametrize(
+    "name", ["NBPR history", "NBPR history told", "next-item", "next-item, odd", "next-item told"]
+)
 def test_the_parts_of_all_ranks_are_the_batches(
     name: str, size: int, split: Split, told: Interactions, tmp_path: Path
 ) -> None:
@@ -312,6 +329,26 @@ def test_the_parts_of_all_ranks_are_the_batches(
     shares = [epoch(part.interactions, part.share) for part in parts if part is not None]
     together = [sorted(chain.from_iterable(rows)) for rows in zip(*shares, strict=True)]
     assert together == epoch(its.train, Share())
+
+
+def test_parts_leave_out_who_has_seen_every_item_as_one_process_does(told: Interactions) -> None:
+    assert told.feedback is not None
+    rest = np.setdiff1d(np.arange(told.n_items), told.items_of(1))
+    seen = np.stack([np.ones_like(rest), rest], axis=1)
+    everything = np.concatenate([told.feedback.seen, seen, seen[:3]])  # some of it twice
+    train = replace(told, feedback=replace(told.feedback, seen=everything))
+    one_unseen = replace(told, feedback=replace(told.feedback, seen=np.repeat(seen[:-1], 2, 0)))
+    for each, is_full in ((train, True), (one_unseen, False)):
+        learned, _ = learned_and_seen(each)
+        parts = list(TrainingPart.every(each, 3))
+        for rank, part in enumerate(parts):
+            rows = np.arange(rank, told.n_users, 3)
+            assert part.interactions.items.tolist() == learned.of_rows(rows).items.tolist()
+            assert part.share.lengths is not None
+            assert part.share.lengths.tolist() == np.diff(learned.indptr).tolist()
+            assert part.share.dislikes is not None
+            assert np.flatnonzero(part.share.dislikes).tolist() == list(range(0, 300, 3))
+        assert (parts[1].interactions.items_of(0).size == 0) is is_full
 
 
 def test_rank_0_alone_has_the_users_who_choose_the_epoch(
