@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ ITEM_COUNTS = "item_counts"
 """The name of the tensor of item counts, which is stored beside the model's own tensors."""
 MAX_TEMPERATURE = 1e30
 FINITE_AT_ONCE = 2**22  # values
+IDS_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,9 @@ def save_checkpoint(
     """
     tensors = _state_of(model)
     tensors[ITEM_COUNTS] = torch.from_numpy(item_counts.astype(np.int64))
-    ids = {"users": list(user_ids), "items": list(item_ids)}
-    files: dict[str, dict[str, Tensor] | bytes] = {
+    files: dict[str, dict[str, Tensor] | Iterable[bytes]] = {
         WEIGHTS: tensors,
-        IDS: json.dumps(ids).encode(),
+        IDS: _ids_in_json(user_ids, item_ids),
     }
     if evaluated is not None:
         rows = {ROWS: evaluated.rows, HELD_OUT: evaluated.held_out}
@@ -144,10 +145,10 @@ def save_checkpoint(
             name: torch.from_numpy(r) for name, r in rows.items()
         }
     if interactions is not None:
-        files[INTERACTIONS] = interactions
+        files[INTERACTIONS] = [interactions]
     if content is not None and content:
         config, arrays = pack_maps(content)
-        files[CONTENT_CONFIG] = json.dumps(config).encode()
+        files[CONTENT_CONFIG] = [json.dumps(config).encode()]
         files[CONTENT] = arrays
     references = spread_over_popularity(tensors[ITEM_COUNTS], REFERENCES)
     manifest: dict[str, Any] = {
@@ -168,10 +169,11 @@ def save_checkpoint(
         with atomic_folder(folder) as staging:
             for name, file in files.items():
                 path = staging / name
-                if isinstance(file, bytes):
-                    path.write_bytes(file)
-                else:
+                if isinstance(file, dict):
                     write_tensors(path, file)
+                else:
+                    with path.open("wb") as stream:
+                        stream.writelines(file)
                 manifest["files"][name] = {
                     "sha256": file_sha256(path),
                     "bytes": path.stat().st_size,
@@ -183,6 +185,18 @@ def save_checkpoint(
             f"{folder} exists already; a checkpoint is never overwritten"
         ) from None
     return hashlib.sha256(content_of_manifest).hexdigest()
+
+
+def _ids_in_json(user_ids: Sequence[str], item_ids: Sequence[str]) -> Iterator[bytes]:
+    """The content of the file of ids, some ids at a time."""
+    for before, ids in ((b'{"users": [', user_ids), (b'], "items": [', item_ids)):
+        yield before
+        rest = iter(ids)
+        separator = b""
+        while some := list(islice(rest, IDS_AT_ONCE)):
+            yield separator + json.dumps(some)[1:-1].encode()
+            separator = b", "
+    yield b"]}"
 
 
 def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:

@@ -331,9 +331,9 @@ def _unknown(serving: ServingModel, interactions: Interactions) -> str:
     checkpoint = serving.checkpoint
     if set(interactions.item_ids).isdisjoint(checkpoint.item_ids):
         return "items"
-    free = checkpoint.model.config.users == "free"
-    known = not set(interactions.user_ids).isdisjoint(checkpoint.user_ids)
-    return "users" if free and not known else ""
+    if checkpoint.model.config.users != "free":
+        return ""
+    return "users" if set(interactions.user_ids).isdisjoint(checkpoint.user_ids) else ""
 
 
 def _from_scratch(split: Split, reason: str) -> TrainingStart:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ncr_core import checkpoint
 from ncr_core.checkpoint import (
     load_checkpoint,
     load_evaluation_snapshot,
@@ -65,6 +66,15 @@ def test_round_trip_of_every_model(tmp_path: Path, config: ModelConfig) -> None:
     assert loaded.manifest["metrics"] == {"hr": 0.5}
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert not list(path.parent.glob(".*"))  # no staging folder is left
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 2**16])
+def test_ids_are_one_object_of_json_however_many_are_written_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "IDS_AT_ONCE", at_once)
+    content = (saved(tmp_path) / "ids.json").read_bytes()
+    assert content == json.dumps({"users": USERS, "items": ITEMS}).encode()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "ids.json", "manifest.json"])
