@@ -22,6 +22,7 @@ from ncr_core.data.interactions import (
     UserFeedback,
 )
 from ncr_core.errors import ConfigError, DataError
+from ncr_core.model_config import ModelConfig
 from ncr_core.models.user_embeddings import UserHistories
 from ncr_core.train_config import TrainConfig
 
@@ -165,12 +166,14 @@ class PreferencePairs:
     ) -> PreferenceRows | None:
         """The pairs of these numbers, and a disliked rival of each positive (R,) that has any.
 
-        ``draws`` are uniform numbers for the positives that have any, by default new ones.
+        ``draws`` are uniform numbers for the positives that have any, by default new ones. None if
+        there are no rows, and no ``draws``.
         """
         pair_users = self._pairs.users[pairs]
         winners, losers = self._pairs.columns[pairs].T
         has, rival = self._disliked.draw(users, self.generator, draws)
-        if len(pairs) + len(has) == 0:
+        # With draws of all ranks, every rank has to add up the losses of a batch, also of no rows.
+        if draws is None and len(pairs) + len(has) == 0:
             return None
         rival_weights = self._disliked.weights[rival]
         if weights is not None:
@@ -309,7 +312,8 @@ class Share:
     """(n_users,) the number of positives of each user of all ranks, for data that have the users of
     this share alone (`TrainingPart`); None for data that have all users."""
     dislikes: NDArray[np.bool_] | None = field(default=None, repr=False, compare=False)
-    """(n_users,) whether each user of all ranks has disliked items, with ``lengths``."""
+    """(n_users,) whether each user of all ranks has disliked items, with ``lengths``; None if no
+    user of any rank has disliked an item or stated a preference."""
 
     def holds(self, users: Tensor) -> Tensor:
         """(B,) rows of users → (B,) whether they are of this share."""
@@ -371,21 +375,19 @@ def learned_and_seen(train: Interactions) -> tuple[Interactions, Interactions]:
     A user who has seen every item has no negatives, so nothing to learn from. Raises DataError if
     nothing is left.
     """
-    seen, has_unseen = _seen(train)
-    is_useful = train.entries_of(has_unseen)
-    if not is_useful.any():
+    every = train.with_seen()
+    has_unseen = np.diff(every.indptr) < train.n_items
+    learned = _of_users(train, has_unseen)
+    if learned.nnz == 0:
         raise _nothing_to_learn(train)
-    return train if is_useful.all() else train.select(is_useful), seen
+    return learned, learned if every is train else _of_users(every, has_unseen)
 
 
-def _seen(train: Interactions) -> tuple[Interactions, BoolArray]:
-    """All items that users have seen, and the (n_users,) users who have not seen every item.
-
-    Users who have seen every item have none among the items.
-    """
-    seen = train.with_seen()
-    has_unseen = np.diff(seen.indptr) < train.n_items
-    return seen if has_unseen.all() else seen.select(seen.entries_of(has_unseen)), has_unseen
+def _of_users(interactions: Interactions, users: BoolArray) -> Interactions:
+    """The interactions of some users by the (n_users,) mask of them; others have none."""
+    if users.all():
+        return interactions
+    return interactions.select(interactions.entries_of(users))
 
 
 def _nothing_to_learn(train: Interactions) -> DataError:
@@ -399,6 +401,14 @@ def _nothing_to_learn(train: Interactions) -> DataError:
 def draws_without_users(train: Interactions, config: TrainConfig) -> bool:
     """Whether the random draws of an epoch depend on no user's items: shared negatives alone."""
     return bool(config.shared_negatives) and not train.feedback
+
+
+def may_be_parted(model: ModelConfig, config: TrainConfig) -> bool:
+    """Whether a rank with whole tables needs no other user's positives (`TrainingPart`).
+
+    It does not if users' vectors are pooled from their items, and if the negatives are shared.
+    """
+    return model.users == "history" and config.shared_negatives > 0
 
 
 @dataclass(frozen=True)
@@ -421,9 +431,9 @@ class TrainingPart:
         lengths[full] = 0
         if not lengths.any():
             raise _nothing_to_learn(train)
-        learned = train.select(train.entries_of(~full)) if full.any() else train
+        learned = _of_users(train, ~full)
         feedback, dislikes = train.feedback, None
-        if feedback is not None and len(feedback.disliked):
+        if feedback is not None and len(feedback.disliked) + len(feedback.pairs):
             dislikes = np.bincount(feedback.disliked[:, 0], minlength=train.n_users) > 0
         for rank in range(ranks):
             rows = np.arange(rank, train.n_users, ranks)
@@ -482,7 +492,8 @@ class Batches:
         if share.lengths is None:
             learned, seen = learned_and_seen(train)
         else:
-            learned, seen = train, _seen(train)[0]
+            learned, every = train, train.with_seen()
+            seen = _of_users(every, np.diff(every.indptr) < train.n_items)
         self._generator = torch.Generator(device=device).manual_seed(config.seed)
         self._items = torch.from_numpy(learned.items).to(device)
         self._indptr = torch.from_numpy(learned.indptr).to(device)
@@ -491,9 +502,10 @@ class Batches:
         if weights is not None:
             self._weights = torch.from_numpy(weights).to(device)
         self._preferences: PreferencePairs | None = None
-        # Every rank has the generator, even if none of its users has feedback.
-        is_part = share.lengths is not None
-        if learned.feedback is not None and (is_part or len(learned.feedback)):
+        has_preferences = learned.feedback is not None and len(learned.feedback) > 0
+        if share.lengths is not None:  # those of any rank: all ranks do the same sums
+            has_preferences = share.dislikes is not None
+        if learned.feedback is not None and has_preferences:
             self._preferences = PreferencePairs(learned, learned.feedback, device, config.seed)
         self._sampler = NegativeSampler(seen, device, self._generator)
         self.n_items = train.n_items
@@ -582,10 +594,8 @@ class Batches:
         Every rank draws those of all users of a batch, so that all ranks draw the same. None for
         data that have all users.
         """
-        if self._preferences is None or self._share.lengths is None:
+        if self._preferences is None or self._dislikes is None:
             return None
-        if self._dislikes is None:
-            return torch.empty(0, device=self._device)
         disliking = users[self._dislikes[users]]
         owners = disliking.repeat_interleave(self._lengths[disliking].long())
         generator = self._preferences.generator
@@ -596,10 +606,10 @@ class Batches:
         parts = self._users_of_batches()
         # With histories, the pairs come with their users.
         shares = [None] * len(parts) if self._histories else self._preference_shares(len(parts))
-        for every, pairs in zip(parts, shares, strict=True):
-            users, draws = every, self._rival_draws(every)
+        for of_all_ranks, pairs in zip(parts, shares, strict=True):
+            users, draws = of_all_ranks, self._rival_draws(of_all_ranks)
             if self._share.size > 1 and self._is_shared_early:
-                users = every[self._share.holds(every)]
+                users = users[self._share.holds(users)]
             user_lengths = self._lengths[users].long()
             users = self._share.rows(users)
             end = user_lengths.cumsum(0)

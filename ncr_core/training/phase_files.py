@@ -23,7 +23,7 @@ from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
 from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.batches import Share, TrainingPart
+from ncr_core.training.batches import Share, TrainingPart, may_be_parted
 from ncr_core.training.ranks import mapped_model, without_pooled
 from ncr_core.training.trainer import History, TrainingPhase, of_validated, remember
 
@@ -38,9 +38,9 @@ _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 class PhaseOrder:
     """The order of a phase: the arguments of `train_loop`.
 
-    An order that `is_parted` has a part for each rank. A rank reads its part alone, and rank 0 also
-    reads the users whose validation items choose the epoch. The model of the ranks then has these
-    users in place of all users.
+    An order that `may_be_parted` has a part for each rank. A rank reads its part alone, and rank 0
+    also reads the users whose validation items choose the epoch. The model of the ranks then has
+    these users in place of all users.
     """
 
     model: PairwiseRanker
@@ -51,19 +51,11 @@ class PhaseOrder:
     part: TrainingPart | None = None
     """The positives of a rank's users; None: they are those of ``split``."""
 
-    @property
-    def is_parted(self) -> bool:
-        """Whether a rank needs no other user's positives.
-
-        It does not if users' vectors are pooled from their items, and if the negatives are shared.
-        """
-        return self.model.config.users == "history" and self.config.shared_negatives > 0
-
     def save(self, folder: Path, parts: int = 1) -> None:
         """Writes the order into an existing folder, without ids: the ranks need only rows.
 
-        With several ``parts``, for as many ranks, an order that `is_parted` is written in parts.
-        Raises DataError if there is nothing to learn from in parts.
+        With several ``parts``, for as many ranks, an order that `may_be_parted` is written in
+        parts. Raises DataError if there is nothing to learn from in parts.
         """
         split, sums = self.split, {}
 
@@ -71,7 +63,7 @@ class PhaseOrder:
             write_tensors(folder / name, {key: _tensor(value) for key, value in arrays.items()})
             sums[name] = _sum_of(folder / name)
 
-        parts = parts if parts > 1 and self.is_parted else 0
+        parts = parts if parts > 1 and may_be_parted(self.model.config, self.config) else 0
         if parts:
             for rank, part in enumerate(TrainingPart.every(split.train, parts)):
                 write(part_name(rank), _arrays(part.interactions))

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ncr_core.data import Interactions, Split, leave_latest_out
+from ncr_core.data.interactions import UserFeedback
 from ncr_core.errors import ConfigError, DataError, NcrError, TrainingError
 from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
@@ -59,6 +60,8 @@ class Case:
     tables: Tables = "replicated"
     told: bool = False
     """With dislikes, stated preferences and weights."""
+    lone: bool = False
+    """With a dislike of one user alone, so that most batches of a rank have none."""
     odd: bool = False
     """With weights, a user of all items, and a user of none."""
 
@@ -68,6 +71,7 @@ def _case(
     tables: Tables = "replicated",
     told: bool = False,
     odd: bool = False,
+    lone: bool = False,
     **values: Any,
 ) -> Case:
     base = recipe(method) if method.islower() else tuned(method)
@@ -76,7 +80,7 @@ def _case(
     # The last epoch is kept: the start may be better, and would be the same whatever was trained.
     common = {"epochs": 2, "device": "cpu", "dropout": 0.0, "factors": 8, "stopping": "paper"}
     common["learning_rate"] = 1e-5
-    return Case(base.with_(**common | values), tables, told, odd)
+    return Case(base.with_(**common | values), tables, told, lone, odd)
 
 
 CASES = {
@@ -90,6 +94,7 @@ CASES = {
     "next-item": _case("next-item-nbpr"),
     "next-item, odd": _case("next-item-nbpr", odd=True),
     "next-item told": _case("next-item-nbpr", told=True),
+    "next-item, one dislike": _case("next-item-nbpr", lone=True, batch_size=256),
     "DNCR": _case("DNCR"),
     "DNCR history": _case("DNCR history"),
     "NBPR sharded": _case("NBPR", "sharded", optimizer="dense"),
@@ -101,6 +106,18 @@ CASES = {
     "NBPR history sharded, dropout": _case("NBPR history", "sharded", dropout=0.3),
     "next-item sharded": _case("next-item-nbpr", "sharded"),
 }
+
+
+IN_PARTS = {
+    "NBPR history",
+    "NBPR history told",
+    "NBPR history, pairs",
+    "next-item",
+    "next-item, odd",
+    "next-item told",
+    "next-item, one dislike",
+}
+"""The cases whose ranks read the interactions of their own users alone."""
 
 
 def _odd(split: Split) -> Split:
@@ -119,6 +136,12 @@ def _split_of(case: Case, split: Split, told: Interactions) -> Split:
     if case.tables == "sharded":  # tables that the ranks cannot divide evenly
         train = replace(split.train, item_ids=[*split.train.item_ids, "new"])
         return replace(split, train=train)
+    if case.lone:
+        assert told.feedback is not None
+        feedback = UserFeedback(
+            disliked=told.feedback.disliked[:1], disliked_weights=np.ones(1, np.float32)
+        )
+        return replace(split, train=replace(split.train, feedback=feedback))
     if not case.told:
         return _odd(split) if case.odd else split
     weights = np.random.default_rng(1).uniform(0.5, 2.0, told.nnz).astype(np.float32)
@@ -208,14 +231,7 @@ def trained(
             in_parts.add(name)
         every[name] = Trained(alone, history, by_ranks, ranks_history)
     torch.set_num_threads(threads)
-    assert in_parts == {
-        "NBPR history",
-        "NBPR history told",
-        "NBPR history, pairs",
-        "next-item",
-        "next-item, odd",
-        "next-item told",
-    }
+    assert in_parts == IN_PARTS
     return every, folder
 
 
@@ -305,9 +321,7 @@ def test_the_shares_of_all_ranks_are_the_batches(
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize(
-    "name", ["NBPR history", "NBPR history told", "next-item", "next-item, odd", "next-item told"]
-)
+@pytest.mark.parametrize("name", sorted(IN_PARTS))
 def test_the_parts_of_all_ranks_are_the_batches(
     name: str, size: int, split: Split, told: Interactions, tmp_path: Path
 ) -> None:
@@ -316,9 +330,13 @@ def test_the_parts_of_all_ranks_are_the_batches(
     model = start_model(each.model, each.training, its)
     PhaseOrder(model, its, each.training, _phase(each)).save(tmp_path, size)
 
+    collective = set[tuple[int, bool]]()
+
     def epoch(train: Interactions, share: Share) -> list[list[tuple[int, ...]]]:
         cpu = torch.device("cpu")
         batches = Batches(train, each.training, cpu, histories=True, share=share)
+        for number, batch in enumerate(batches):
+            collective.add((number, batch.preferences is None))
         owner = np.arange(its.train.n_users)
         if share.lengths is not None:
             owner = owner[share.rank :: share.size]
@@ -327,6 +345,7 @@ def test_the_parts_of_all_ranks_are_the_batches(
 
     parts = [PhaseOrder.load(tmp_path, rank, size).part for rank in range(size)]
     shares = [epoch(part.interactions, part.share) for part in parts if part is not None]
+    assert len(collective) == len(shares[0]) / 2  # all ranks add up the same losses of a batch
     together = [sorted(chain.from_iterable(rows)) for rows in zip(*shares, strict=True)]
     assert together == epoch(its.train, Share())
 
@@ -349,6 +368,12 @@ def test_parts_leave_out_who_has_seen_every_item_as_one_process_does(told: Inter
             assert part.share.dislikes is not None
             assert np.flatnonzero(part.share.dislikes).tolist() == list(range(0, 300, 3))
         assert (parts[1].interactions.items_of(0).size == 0) is is_full
+    only_seen = replace(told, feedback=UserFeedback(told.feedback.seen))
+    assert [part.share.dislikes for part in TrainingPart.every(only_seen, 2)] == [None, None]
+    only_pairs = UserFeedback(pairs=told.feedback.pairs, pair_weights=told.feedback.pair_weights)
+    for part in TrainingPart.every(replace(told, feedback=only_pairs), 2):
+        assert part.share.dislikes is not None
+        assert not part.share.dislikes.any()
 
 
 def test_rank_0_alone_has_the_users_who_choose_the_epoch(
@@ -505,10 +530,14 @@ def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tables", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "tables, is_told", [("replicated", False), ("replicated", True), ("sharded", False)]
+)
 def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
-    tables: Tables, split: Split, tmp_path: Path
+    tables: Tables, is_told: bool, split: Split, told: Interactions, tmp_path: Path
 ) -> None:
+    if is_told:  # the draws of rivals have a generator of their own
+        split = leave_latest_out(told)
     if tables == "replicated":
         split = split.with_validation_in_train()  # all epochs are run, and the last is kept
     rate = 1e-5 if tables == "replicated" else 0.03  # the best epoch is between
