@@ -6,7 +6,7 @@ import mmap
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,9 @@ ZEROS = 2**24  # bytes written at once where a file system cannot reserve room
 class ArrayStorage:
     """Makes arrays in the memory of the process."""
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A new array with any values."""
-        return np.empty(shape, dtype)
+    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A new array of zeros."""
+        return np.zeros(shape, dtype)
 
 
 IN_MEMORY = ArrayStorage()
@@ -37,23 +37,28 @@ class FileStorage(ArrayStorage):
         """Stores the folder of the files, which must exist by the first array."""
         self._folder = folder
 
-    def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """A new array with any values. Raises OSError if the disk has too little room."""
+    def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A new array of zeros. Raises OSError if the disk has too little room."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize
         if size < max(1, MIN_BYTES):
-            return super().empty(shape, kind)
+            return super().zeros(shape, kind)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            _reserve(file.fileno(), size)
+            _reserve(file, size)
             content = mmap.mmap(file.fileno(), size)
         return np.frombuffer(content, kind).reshape(shape)
 
 
-def _reserve(descriptor: int, size: int) -> None:
-    """Gives a file its size and its room: a write to a map without room would end the process."""
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Gives a file its size and its room.
+
+    A write to a map without room ends the process. File systems of a network may promise room that
+    they do not have.
+    """
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
+        os.posix_fallocate(file.fileno(), 0, size)
         return
     zeros = bytes(ZEROS)
     for start in range(0, size, ZEROS):
-        os.write(descriptor, zeros[: size - start])
+        file.write(zeros[: size - start])
+    file.flush()

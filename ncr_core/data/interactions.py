@@ -6,7 +6,7 @@ The `UserFeedback` is the other feedback: items only seen, dislikes, and stated 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -119,7 +119,7 @@ class Interactions:
     ``weights`` (nnz,), above 0, are the entries' weights in training; None: all count the same.
     ``feedback`` is the other feedback of these users on these items. ``times`` (nnz,) are the
     entries' times in seconds since 1970; None: only the order is known. ``storage`` makes the
-    arrays of parts of this matrix, and of what else is as large.
+    arrays of copies of this matrix, and of the vectors of users that are pooled from it.
     """
 
     indptr: IntArray
@@ -190,10 +190,13 @@ class Interactions:
     @cached_property
     def keys(self) -> IntArray:
         """(nnz,) user · n_items + item, ascending: for look-ups by binary search."""
-        # Not by `users`, which would stay in memory.
-        keys = np.repeat(np.arange(self.n_users) * self.n_items, np.diff(self.indptr))
-        keys += self.items
-        keys.sort()
+        keys = self.storage.zeros(self.nnz, np.int64)
+        for users in blocks_of_rows(self.indptr):
+            part = slice(self.indptr[users.start], self.indptr[users.stop])
+            lengths = np.diff(self.indptr[users.start : users.stop + 1])
+            keys[part] = np.repeat(np.arange(users.start, users.stop) * self.n_items, lengths)
+            keys[part] += self.items[part]
+            keys[part].sort()
         return keys
 
     def entries_of(self, users: BoolArray) -> BoolArray:
@@ -246,15 +249,12 @@ class Interactions:
         lengths = np.diff(self.indptr)[rows]
         indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         arrays = self._empty_arrays(int(indptr[-1]))
-        row = 0
-        while row < len(rows):
-            until = max(row + 1, int(np.searchsorted(indptr, indptr[row] + BLOCK, "right")) - 1)
-            part = slice(int(indptr[row]), int(indptr[until]))
-            starts = self.indptr[rows[row:until]] - indptr[row:until]
-            index = np.repeat(starts, lengths[row:until]) + np.arange(part.start, part.stop)
+        for some in blocks_of_rows(indptr):
+            part = slice(indptr[some.start], indptr[some.stop])
+            starts = self.indptr[rows[some]] - indptr[some]
+            index = np.repeat(starts, lengths[some]) + np.arange(part.start, part.stop)
             for name, values in arrays.items():
                 values[part] = getattr(self, name)[index]
-            row = until
         theirs = self._with_arrays(indptr, arrays)
         return replace(theirs, user_ids=[""] * len(rows), feedback=None)
 
@@ -266,7 +266,7 @@ class Interactions:
         """Arrays for ``n`` entries, by the names of the fields of this matrix that have them."""
         fields = {"items": self.items, "weights": self.weights, "times": self.times}
         return {
-            name: self.storage.empty(n, values.dtype)
+            name: self.storage.zeros(n, values.dtype)
             for name, values in fields.items()
             if values is not None
         }
@@ -290,12 +290,39 @@ class Interactions:
         """All items that users have seen: these interactions, and the items only seen."""
         if self.feedback is None or len(self.feedback.seen) == 0:
             return self
-        return Interactions.from_arrays(
-            np.concatenate([self.users, self.feedback.seen[:, 0]]),
-            np.concatenate([self.items, self.feedback.seen[:, 1]]),
-            user_ids=self.user_ids,
-            item_ids=self.item_ids,
+        seen = self.feedback.seen
+        if (seen[1:, 0] < seen[:-1, 0]).any():
+            seen = seen[np.argsort(seen[:, 0], kind="stable")]
+        seen_until = np.searchsorted(seen[:, 0], np.arange(self.n_users + 1))
+        items = self.storage.zeros(self.nnz + len(seen), np.int64)
+        indptr, n = np.zeros_like(self.indptr), 0
+        for users in blocks_of_rows(self.indptr + seen_until):
+            part = slice(self.indptr[users.start], self.indptr[users.stop])
+            lengths = np.diff(self.indptr[users.start : users.stop + 1])
+            own = np.repeat(np.arange(len(lengths)), lengths)
+            more = seen[seen_until[users.start] : seen_until[users.stop]]
+            block = Interactions.from_arrays(
+                np.concatenate([own, more[:, 0] - users.start]),
+                np.concatenate([self.items[part], more[:, 1]]),
+                user_ids=[""] * len(lengths),
+                item_ids=self.item_ids,
+            )
+            items[n : n + block.nnz] = block.items
+            indptr[users.start + 1 : users.stop + 1] = n + block.indptr[1:]
+            n += block.nnz
+        return replace(
+            self, indptr=indptr, items=items[:n], weights=None, feedback=None, times=None
         )
+
+
+def blocks_of_rows(indptr: IntArray) -> Iterator[slice]:
+    """Rows by the places where they begin: about ``BLOCK`` entries at a time, whole rows."""
+    first, n = 0, len(indptr) - 1
+    while first < n:
+        until = int(np.searchsorted(indptr, indptr[first] + BLOCK, "right")) - 1
+        until = max(until, first + 1)
+        yield slice(first, until)
+        first = until
 
 
 class IdIndex:
@@ -379,7 +406,7 @@ def compact(interactions: Interactions) -> Interactions:
         feedback = feedback.reindexed(_renumber(user_rows, interactions.n_users), new_item)
     lengths = np.diff(interactions.indptr)[user_rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    items = interactions.storage.empty(interactions.nnz, np.int64)
+    items = interactions.storage.zeros(interactions.nnz, np.int64)
     for first in range(0, interactions.nnz, BLOCK):
         part = slice(first, first + BLOCK)
         items[part] = new_item[interactions.items[part]]

@@ -35,6 +35,7 @@ MIN_PARTS, MAX_PARTS = 16, 4_096
 PART_EVENTS = 2**20
 MAX_MANIFEST_BYTES = 4 * 2**20
 MAX_FILE_BYTES = 4 * 2**30
+MAX_PIECES = 64  # of the feedback: an array in a file holds a descriptor
 GROUP_USERS = 2**15  # of a row group
 COMPRESSION_LEVEL = 1  # of zstd: higher ones take a third of the size away at thrice the time
 
@@ -361,10 +362,12 @@ def concatenated(
     for part in parts:
         for name, values in _of_interactions(part).items():
             if name not in arrays:
-                arrays[name] = storage.empty(n_interactions, values.dtype)
+                arrays[name] = storage.zeros(n_interactions, values.dtype)
             arrays[name][n : n + part.nnz] = values
         if part.feedback is not None:
             feedback.append(_joined([_of_users_from(part.feedback, first)], storage))
+            if len(feedback) == MAX_PIECES:
+                feedback = [_joined(feedback, storage)]
         lengths.append(np.diff(part.indptr))
         users.append(_arrow_ids(part.user_ids))
         n, first = n + part.nnz, first + part.n_users
@@ -656,6 +659,6 @@ def _joined(parts: Sequence[UserFeedback], storage: ArrayStorage) -> UserFeedbac
     def joined(name: str) -> Array:
         tables: list[Array] = [getattr(part, name) for part in parts]
         shape = sum(map(len, tables)), *tables[0].shape[1:]
-        return np.concatenate(tables, out=storage.empty(shape, tables[0].dtype))
+        return np.concatenate(tables, out=storage.zeros(shape, tables[0].dtype))
 
     return UserFeedback(**{each.name: joined(each.name) for each in fields(UserFeedback)})

@@ -61,9 +61,11 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     users.gap_scale.fill_(1.0)
     users.gap_offset.zero_()
     # A few events with a wrong time, or after the end of an archive, do not move it.
-    some = train.times[:: 1 + train.nnz // BLOCK]  # of all times the quantile would make a copy
-    users.latest_time.fill_(float(np.quantile(some, 0.99)) if train.nnz else 0.0)
     rng = np.random.default_rng(seed)
+    some = train.times  # of which the quantile makes a copy
+    if train.nnz > BLOCK:
+        some = some[np.sort(rng.integers(train.nnz, size=BLOCK))]
+    users.latest_time.fill_(float(np.quantile(some, 0.99)) if train.nnz else 0.0)
     returns = {k: at for k, at in _breaks(train, rng).items() if len(at) >= MIN_RETURNS}
     if not returns:
         return

@@ -20,6 +20,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
+from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.recipes import Recipe, check_tower_start
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
@@ -281,7 +282,8 @@ def _with_held_out(
         learn_held_out(trained.model, interactions, config)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
-    everything = Split(interactions, nothing, nothing)
+    # The times are for `learn_gaps` alone.
+    everything = Split(replace(interactions, times=None), nothing, nothing)
     shrink = trained.shrunk
     again_trained = train_model(recipe.model, again, everything, shrink=shrink, run_phase=run_phase)
     return again_trained.model
@@ -324,4 +326,9 @@ def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> Pai
 def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_model(config, split.train.n_users, split.train.n_items)
+        model = build_model(config, split.train.n_users, split.train.n_items)
+    for part in model.user_parts():
+        if isinstance(part, PooledUsers):  # as many as users, and made from the interactions
+            vectors = split.train.storage.zeros(tuple(part.weight.shape), np.float32)
+            part.weight = torch.from_numpy(vectors)
+    return model

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.data.array_storage import IN_MEMORY
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
@@ -29,7 +28,7 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
-from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
+from ncr_core.models.user_embeddings import pooled_tables
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
@@ -243,17 +242,21 @@ def train_loop(
     """
     device = config.torch_device()
     ranks.prepare(model, device)
-    learned = ranks.learned(split)
-    batches = make_batches(model, learned, config, device, ranks.share, proposal is not None)
-    total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
-    optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     # Without validation items, as when a chosen configuration is refitted on everything, all epochs
     # are run and the last is kept.
     validation = _ValidationFigures(model, split, config, ranks)
     history = History(phase.name)
+    if phase.epochs == 0:  # no negatives are drawn
+        history.start = [*(validation(model) or [])]
+        model.eval()
+        return history
+    learned = ranks.learned(split)
+    batches = make_batches(model, learned, config, device, ranks.share, proposal is not None)
+    total_steps = phase.epochs * len(batches) if config.schedule == "one-cycle" else None
+    optimizer = Adam(model, config, phase.learning_rate, total_steps or None, ranks)
     best = -1.0
     stored = None if checkpoints is None else checkpoints.latest(ranks)
-    if stored is None and (config.start != "random" or phase.epochs == 0 or proposal is not None):
+    if stored is None and (config.start != "random" or proposal is not None):
         start = validation(model)
         if start is not None:
             history.start = [*start]
@@ -402,19 +405,11 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Recomputes the vectors of pooled users from these interactions, without dropout.
-
-    On a CPU the vectors are in the storage of the interactions.
-    """
+    """Recomputes the vectors of pooled users from these interactions, without dropout."""
     lengths = interactions.indptr[1:] - interactions.indptr[:-1]
     weights = interactions.weights
     is_training = model.training
     model.eval()
-    if interactions.storage is not IN_MEMORY and model.device.type == "cpu":
-        for part in model.user_parts():
-            if isinstance(part, PooledUsers):
-                vectors = interactions.storage.empty(tuple(part.weight.shape), np.float32)
-                part.weight = torch.from_numpy(vectors).to(part.weight.dtype)
     model.remember(
         torch.from_numpy(interactions.items),
         torch.from_numpy(lengths),

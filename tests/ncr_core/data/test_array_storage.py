@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from ncr_core.data import Interactions, array_storage, compact, leave_latest_out
 from ncr_core.data import interactions as matrix
 from ncr_core.data.array_storage import IN_MEMORY, FileStorage
 from ncr_core.data.snapshot import concatenated, of_users
+from ncr_core.models.user_embeddings import PooledUsers
+from ncr_core.recipes import recipe
+from ncr_core.training import train_model
+from ncr_core.training.pretraining import learn_everything
 
 N_ITEMS = 7
 LISTS = st.lists(st.lists(st.integers(0, N_ITEMS - 1), unique=True), min_size=1, max_size=12)
@@ -92,26 +94,30 @@ def test_copies_in_blocks_are_those_row_by_row(
     assert list(tmp_path.iterdir()) == []
 
 
-def _owner(made: NDArray[Any]) -> object:
-    """What the memory of an array belongs to."""
-    base: object = made
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base.obj if isinstance(base, memoryview) else base
+def is_in_file(address: int, folder: Path) -> bool:
+    """Whether a file of a folder backs the memory at an address (Linux)."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= address < end:
+            return str(folder) in line
+    return False
 
 
 def test_arrays_in_files_can_be_written_and_shared_with_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = FileStorage(tmp_path).empty((3, 2), np.float32)
+    made = FileStorage(tmp_path).zeros((3, 2), np.float32)
     made[:] = [[1, 2], [3, 4], [5, 6]]
     tensor = torch.from_numpy(made)
     tensor[1] = 9.0
-    assert isinstance(_owner(made), mmap.mmap)
+    if sys.platform == "linux":
+        assert is_in_file(tensor.data_ptr(), tmp_path)
     assert made.tolist() == [[1, 2], [9, 9], [5, 6]]
-    assert FileStorage(tmp_path).empty(0, np.int64).tolist() == []
+    assert FileStorage(tmp_path).zeros(0, np.int64).tolist() == []
     monkeypatch.setattr(array_storage, "MIN_BYTES", 25)
-    assert _owner(FileStorage(tmp_path).empty((3, 2), np.float32)) is None
+    few = FileStorage(tmp_path).zeros((3, 2), np.float32)
+    assert not few.any()
+    assert few.base is None
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no room")
@@ -123,14 +129,37 @@ def test_a_disk_without_room_is_an_error_at_once(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        FileStorage(tmp_path).empty(10, np.int64)
+        FileStorage(tmp_path).zeros(10, np.int64)
 
 
 def test_room_is_written_where_it_cannot_be_reserved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    made = FileStorage(tmp_path).empty(2**22, np.int64)
+    made = FileStorage(tmp_path).zeros(2**22, np.int64)
     assert not made.any()
     made[-1] = 7
     assert made[-1] == 7
+
+
+@pytest.mark.parametrize("name", ["next-item-nbpr", "next-item", "als-nbpr"])
+def test_a_training_on_arrays_in_files_gives_the_same_model(
+    name: str, told: Interactions, tmp_path: Path
+) -> None:
+    epochs = 2 if name.endswith("nbpr") else 0
+    chosen = recipe(name).with_(factors=4, epochs=epochs, dropout=0.0, device="cpu")
+    models = []
+    for storage in (IN_MEMORY, FileStorage(tmp_path)):
+        every = replace(told, storage=storage)
+        split = leave_latest_out(every)
+        trained = train_model(chosen.model, chosen.training, split)
+        models.append(learn_everything(chosen, trained, split, every))
+    in_memory, in_files = (model.state_dict() for model in models)
+    assert in_memory.keys() == in_files.keys()
+    assert all(value.equal(in_files[key]) for key, value in in_memory.items())
+    part = models[1].user_parts()[0]
+    if isinstance(part, PooledUsers):
+        assert part.weight.any()
+        if sys.platform == "linux":
+            assert is_in_file(part.weight.data_ptr(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
