@@ -14,7 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from ncr_core.data import Interactions
 from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.models import build_model
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
+from ncr_core.training.batches import may_be_parted
 from ncr_core.training.next_item import MAX_ROWS
 
 T = TypeVar("T")
@@ -135,8 +136,9 @@ class TrainingReader:
         folder = self.settings.trainings_folder
 
         def check(*sizes: int) -> None:
-            check_memory(params, (sizes[0], sizes[1], sizes[2]), limit, ranks)
-            check_disk(folder, sizes[0], sizes[1] + sizes[2])
+            of_events, of_users, of_items = sizes
+            check_memory(params, (of_events, of_users, of_items), limit, ranks)
+            check_disk(params, folder, (of_events, of_users, of_items))
 
         def read() -> TrainingSnapshot:
             return training_snapshot.take_snapshot(self.settings, folder, check)
@@ -176,9 +178,10 @@ class TrainingReader:
 # By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
 SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
-# The matrix, whole and split: SURPLUS times the 71 B of benchmarks/results/training_memory.json,
-# and 64 B for weights or an ALS start.
+# SURPLUS times what benchmarks/results/training_memory.json has, and 64 B for weights or an ALS
+# start. The matrix is in files.
 EVENT_BYTES = 170
+JOB_EVENT_BYTES = 50  # of a job whose ranks train: its masks, and 24 B for what is only seen
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
 SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
@@ -186,8 +189,11 @@ RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
 RANK_EVENT_BYTES = 60  # its matrix, and what is drawn from it
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
 
-FILE_EVENT_BYTES = 70  # on the disk, of which 66 were measured
+# On the disk: 66 B of a snapshot were measured, and the matrix takes 20 B beside it. The snapshot
+# is removed before there are a copy to train on, keys and the parts of ranks.
+FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
+FILE_TABLES = 2  # of pooled vectors of users: a model, and the model that also learns the hold-out
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -209,19 +215,29 @@ class RanksHere:
 
     number: int = 0
     sharded: bool = False
+    elsewhere: bool = False
+    """Whether ranks train, on this machine or on others, and not the job's own process."""
 
     @classmethod
     def of(cls, settings: Settings) -> RanksHere:
         """The ranks on this machine; ranks of a cluster are on other machines."""
         engine = settings.train_engine
         if engine == "torchrun" or (engine == "ray" and settings.ray_address is None):
-            return cls(settings.train_ranks, settings.train_tables == "sharded")
-        return cls()
+            return cls(settings.train_ranks, settings.train_tables == "sharded", True)
+        return cls(elsewhere=engine != "local")
 
-    def bytes(self, events: int, model_bytes: int) -> int:
-        """The maximum memory of all ranks, in bytes; with sharded tables they share one model."""
+    def bytes(self, recipes: Sequence[Recipe], events: int, model_bytes: int) -> int:
+        """The maximum memory of all ranks, in bytes.
+
+        With sharded tables the ranks share one model, and otherwise the events if they can.
+        """
         models = min(self.number, 1) if self.sharded else self.number
-        return self.number * (RANK_BYTES + RANK_EVENT_BYTES * events) + models * model_bytes
+        shares_events = not self.sharded and all(
+            may_be_parted(each.model, each.training) for each in recipes
+        )
+        matrices = min(self.number, 1) if shares_events else self.number
+        of_events = matrices * RANK_EVENT_BYTES * events
+        return self.number * RANK_BYTES + of_events + models * model_bytes
 
 
 ALONE = RanksHere()
@@ -239,11 +255,20 @@ def training_bytes(
         items: The number of items.
         ranks: The processes that train on this machine, beside the job's own process.
     """
-    auto = params.recipe == AUTO_RECIPE
-    recipes = auto_recipes(users, items, events) if auto else [params.configured_recipe()]
+    recipes = _recipes(params, events, users, items)
     models = max(_model_bytes(each, events, users, items) for each in recipes)
-    of_events, of_ranks = EVENT_BYTES * events, ranks.bytes(events, models)
+    # From other starts, the job's own process learns the held-out items.
+    only_starts = ranks.elsewhere and all(each.training.start == "next-item" for each in recipes)
+    of_events = (JOB_EVENT_BYTES if only_starts else EVENT_BYTES) * events
+    of_ranks = ranks.bytes(recipes, events, models)
     return BASE_BYTES + ROW_BYTES * (users + items) + of_events + models + of_ranks
+
+
+def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
+    """The recipes that a training may try."""
+    if params.recipe == AUTO_RECIPE:
+        return auto_recipes(users, items, events)
+    return [params.configured_recipe()]
 
 
 def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
@@ -319,22 +344,29 @@ def check_memory(
         )
 
 
-def check_disk(folder: Path, events: int, rows: int) -> None:
+def check_disk(params: TrainParams, folder: Path, sizes: tuple[int, int, int]) -> None:
     """Refuses a training whose files do not fit on the disk, which others may need too.
 
     Args:
+        params: The job's parameters.
         folder: The parent of the files. It may not exist yet.
-        events: The number of events.
-        rows: The number of users and items.
+        sizes: The numbers of events, users and items.
 
     Raises:
         TrainingError: The disk has too little room; the message has both amounts.
     """
-    needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * rows
+    events, users, items = sizes
+    factors = max(
+        each.model.factors if each.model.users == "history" else 0
+        for each in _recipes(params, events, users, items)
+    )
+    needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items)
+    needed += FILE_TABLES * 4 * factors * users
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise TrainingError(
-            f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} while it "
-            f"reads {events:,} events, and {free / 2**30:.1f} GiB are free: make room there"
+            f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} for "
+            f"{events:,} events and {users:,} users, and {free / 2**30:.1f} GiB are free: make "
+            "room there"
         )

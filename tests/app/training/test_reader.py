@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.core.settings import Settings
+from app.core.settings import Settings, load_settings
 from app.jobs.schemas import TrainParams
 from app.registry.service import ModelRegistry, open_checkpoint_store
 from app.training import reader
@@ -166,3 +167,48 @@ def test_a_limit_counts_the_whole_estimate_and_free_memory_what_trainings_took(
         reader.check_memory(PARAMS, SIZES, None)
     monkeypatch.setattr(reader, "_taken_bytes", lambda: needed // 3)
     reader.check_memory(PARAMS, SIZES, None)
+
+
+TORCHRUN = {"NCR_TRAIN_ENGINE": "torchrun", "NCR_TRAIN_RANKS": "4"}
+
+
+@pytest.mark.parametrize(
+    "recipe, env, per_event",
+    [
+        ("next-item-nbpr", {}, reader.EVENT_BYTES),
+        # The ranks have a part each, and the job's process has its matrix in files.
+        ("next-item-nbpr", TORCHRUN, reader.JOB_EVENT_BYTES + reader.RANK_EVENT_BYTES),
+        ("next-item-nbpr", TORCHRUN | {"NCR_TRAIN_TABLES": "sharded"},
+         reader.JOB_EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
+        # These ranks read everything, and the job's process learns the held-out items.
+        ("als-nbpr", TORCHRUN, reader.EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
+        ("auto", TORCHRUN, reader.EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
+        ("next-item-nbpr", {"NCR_TRAIN_ENGINE": "ray"},
+         reader.JOB_EVENT_BYTES + reader.RANK_EVENT_BYTES),
+        ("next-item-nbpr", {"NCR_TRAIN_ENGINE": "ray", "NCR_RAY_ADDRESS": "10.0.0.1:6379",
+                            "NCR_TRAIN_FOLDER": "/shared"}, reader.JOB_EVENT_BYTES),
+    ],
+)  # fmt: skip
+def test_an_event_counts_where_it_is_held(
+    recipe: str, env: dict[str, str], per_event: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    ranks = reader.RanksHere.of(load_settings())
+    params = TrainParams(recipe=recipe)
+    # Above the rows of the closed form, and where `auto` has the same factors.
+    few, many = (
+        reader.training_bytes(params, n, 1_000, 10_000, ranks) for n in (3 * 10**9, 4 * 10**9)
+    )
+    assert many - few == per_event * 10**9
+
+
+def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = 10**6
+    room = reader.FILE_ROW_BYTES * users + reader.FILE_TABLES * 4 * 64 * users
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    sizes = (0, users, 0)
+    reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, sizes)
+    reader.check_disk(TrainParams(recipe="default", factors=256), tmp_path, sizes)
+    with pytest.raises(TrainingError, match=r"about 0\.6 GiB of disk in \S+ for 1 events and"):
+        reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, (1, users, 0))
