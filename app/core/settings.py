@@ -446,7 +446,7 @@ class Settings(BaseSettings):
 
     @property
     def trainings_folder(self) -> Path:
-        """The folder for the events of running trainings."""
+        """The folder for the events and matrices of running trainings."""
         return self.data_dir.resolve() / "trainings"
 
     @property

@@ -1,8 +1,8 @@
 """Training snapshot: all events and preferences in one consistent state, divided by user on disk.
 
 One pass over the database divides the rows by a hash of the user into files of fixed-length
-records. A part has all rows of its users, so each part is sorted and resolved alone. Beside a
-matrix in memory, the largest part and the ids of the items bound the memory.
+records. A part has all rows of its users, so each part is sorted and resolved alone. The matrix of
+all parts is in files too. The largest part and the ids of users and items bound the memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def take_snapshot(
     Args:
         settings: The settings of the database and of the event weights.
         parent: The parent of the snapshot's folder. Its disk needs some 65 bytes an event, and some
-            15 bytes and the id for each user and item.
+            15 bytes and the id for each user and item. The matrix needs up to 20 bytes more an
+            event, and stays there after the snapshot is closed.
         check_sizes: Called with the numbers of events, users and items before the events are read.
             An error that the function raises ends the reading.
     """

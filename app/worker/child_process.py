@@ -224,7 +224,11 @@ def _failure(exit_code: int) -> Exception:
         return Interrupted("a stop signal ended the process of the job")
     if exit_code >= 0:
         return TrainingFailed(f"the job's process ended with exit code {exit_code}")
-    hint = ": the machine may lack memory for it" if -exit_code == signal.SIGKILL else ""
+    hints = {
+        signal.SIGKILL: ": the machine may lack memory for it",
+        signal.SIGBUS: ": the disk of its files may be full",  # they are mapped into memory
+    }
+    hint = next((hint for number, hint in hints.items() if number == -exit_code), "")
     return TrainingFailed(f"{_signal_name(-exit_code)} ended the job's process{hint}")
 
 

@@ -93,6 +93,7 @@ class PhaseOrder:
 
         Raises:
             OSError: A file is missing or damaged.
+            CheckpointError: A file with the right checksum is not of this format.
             TrainingError: The order has parts for another number of ranks.
         """
         order = json.loads((folder / ORDER).read_bytes())

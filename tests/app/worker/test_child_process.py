@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -34,7 +35,14 @@ from app.registry.schemas import ModelRow
 from app.registry.service import ModelRegistry
 from app.training.reader import Retry
 from app.wiring import Services
-from app.worker.child_process import EXIT_LEASE_OVER, SPINS, child_environment, clock, run_task
+from app.worker.child_process import (
+    EXIT_LEASE_OVER,
+    SPINS,
+    _failure,
+    child_environment,
+    clock,
+    run_task,
+)
 from ncr_core import atomic_files
 from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
@@ -331,6 +339,13 @@ async def test_a_disk_that_fills_while_events_are_read_ends_a_training(
     with pytest.raises(TrainingError, match=reason):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
     assert list(settings.trainings_folder.iterdir()) == []
+
+
+def test_the_signal_of_a_mapped_file_without_room_names_the_disk() -> None:
+    assert str(_failure(-signal.SIGBUS)) == (
+        "SIGBUS ended the job's process: the disk of its files may be full"
+    )
+    assert str(_failure(-signal.SIGSEGV)) == "SIGSEGV ended the job's process"
 
 
 @pytest.mark.anyio
