@@ -66,7 +66,8 @@ class FairHoldOut:
     items: IntArray
     """(n, 2) the items' rows in the challenger and in the incumbent."""
     incumbent_rows: IntArray
-    """(n_users,) the users' rows in the incumbent's `EvaluationSnapshot`, −1 for unknown users."""
+    """(n_users,) the users' rows in the incumbent's `EvaluationSnapshot`, −1 for unknown users and
+    for users without a held-out item."""
     has_new_items: BoolArray
     """(n_users,) users with items in ``split.train`` that the incumbent has not learned."""
     excluded: dict[str, int]
@@ -96,8 +97,8 @@ def fair_hold_out(split: Split, incumbent: Incumbent) -> FairHoldOut:
     The exclusion of a user depends on the times of events, not on the quality of a model's ranking.
     """
     train = split.train
-    knowledge = _IncumbentKnowledge(train, incumbent)
     users = np.flatnonzero(split.test >= 0)
+    knowledge = _IncumbentKnowledge(train, users, incumbent)
     unknown = knowledge.item_rows[split.test[users]] < 0
     learned = knowledge.learned_held_out(split, users)
     # The snapshot has vectors only of users that it held items out of.
@@ -136,19 +137,22 @@ def leaked_users(split: Split, incumbent: Incumbent) -> BoolArray:
     """(n_users,) users with a held-out item that the incumbent's snapshot has learned."""
     users = np.flatnonzero(split.test >= 0)
     leaked = np.zeros(split.train.n_users, dtype=np.bool_)
-    leaked[users] = _IncumbentKnowledge(split.train, incumbent).learned_held_out(split, users)
+    knowledge = _IncumbentKnowledge(split.train, users, incumbent)
+    leaked[users] = knowledge.learned_held_out(split, users)
     return leaked
 
 
 class _IncumbentKnowledge:
-    """The incumbent's rows of the challenger's users and items, −1 for unknown ones.
+    """The incumbent's rows of some users and all items of the challenger.
 
-    ``snapshot_rows`` are the users' rows in the `EvaluationSnapshot`.
+    The rows are −1 for unknown users and items, and for all other users. ``snapshot_rows`` are the
+    users' rows in the `EvaluationSnapshot`.
     """
 
-    def __init__(self, train: Interactions, incumbent: Incumbent) -> None:
+    def __init__(self, train: Interactions, users: IntArray, incumbent: Incumbent) -> None:
         snapshot = incumbent.evaluated
-        self.user_rows = row_indices(train.user_ids, incumbent.user_ids)
+        self.user_rows = np.full(train.n_users, -1, dtype=np.int64)
+        self.user_rows[users] = row_indices(ids_of_rows(train.user_ids, users), incumbent.user_ids)
         self.item_rows = row_indices(train.item_ids, incumbent.item_ids)
         row_in_snapshot = np.full(len(incumbent.user_ids) + 1, -1, dtype=np.int64)
         row_in_snapshot[snapshot.rows] = np.arange(len(snapshot.rows))

@@ -273,7 +273,9 @@ class Interactions:
 
     def reindex(self, user_ids: Sequence[str], item_ids: Sequence[str]) -> Interactions:
         """The same interactions on other rows and columns; unknown users and items are dropped."""
-        new_indices = row_indices(self.user_ids, user_ids), row_indices(self.item_ids, item_ids)
+        same_users = user_ids is self.user_ids
+        of_users = np.arange(self.n_users) if same_users else row_indices(self.user_ids, user_ids)
+        new_indices = of_users, row_indices(self.item_ids, item_ids)
         to_user, to_item = new_indices[0][self.users], new_indices[1][self.items]
         known = (to_user >= 0) & (to_item >= 0)
         return Interactions.from_arrays(
@@ -369,6 +371,14 @@ def build_interactions(
 
 def row_indices(ids: Sequence[Hashable], all_ids: Sequence[Hashable]) -> IntArray:
     """(n,) the index of each of ``ids`` in ``all_ids``, −1 for missing ids."""
+    if len(ids) < len(all_ids):  # a dictionary takes over 100 B an id
+        place = {key: n for n, key in enumerate(ids)}
+        if len(place) == len(ids):
+            found = np.full(len(ids), -1, dtype=np.int64)
+            for row, key in enumerate(all_ids):
+                if key in place:
+                    found[place[key]] = row
+            return found
     index = {key: row for row, key in enumerate(all_ids)}
     return np.fromiter((index.get(key, -1) for key in ids), np.int64, len(ids))
 

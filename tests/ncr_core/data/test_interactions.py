@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ncr_core.data import (
@@ -17,7 +19,7 @@ from ncr_core.data import (
     leave_latest_out,
     min_interactions,
 )
-from ncr_core.data.interactions import UserFeedback
+from ncr_core.data.interactions import UserFeedback, row_indices
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models.base import FactoredScores
 from ncr_core.training import TrainConfig
@@ -103,6 +105,13 @@ def test_reindex_drops_what_the_new_index_does_not_know() -> None:
     assert matrix.nnz == 2
     assert ids_of(matrix, "bob") == ["z", "x"]
     assert ids_of(matrix, "new") == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from("abcdefgh")), st.lists(st.sampled_from("abcdefgh")))
+def test_row_indices_are_places_whichever_ids_are_more(ids: list[str], every: list[str]) -> None:
+    last = {key: row for row, key in enumerate(every)}
+    assert row_indices(ids, every).tolist() == [last.get(key, -1) for key in ids]
 
 
 def test_min_interactions_is_one_pass_over_items() -> None:
