@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, cast
@@ -36,6 +37,7 @@ from ncr_core.training.trainer import (
     learn_held_out,
     make_batches,
     remember,
+    seeded,
     train_epoch,
     train_loop,
 )
@@ -106,6 +108,20 @@ def train_model(
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
+    with seeded(config):
+        return _trained(model_config, config, split, on_progress, parts, start, shrink, run)
+
+
+def _trained(
+    model_config: ModelConfig,
+    config: TrainConfig,
+    split: Split,
+    on_progress: OnProgress | None,
+    parts: Parts | None,
+    start: PairwiseRanker | None,
+    shrink: bool | None,
+    run: Callable[..., History],
+) -> TrainingResult:
     if not pretrains(model_config, config):
         model = start or start_model(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
@@ -279,7 +295,8 @@ def _with_held_out(
     # A few passes against uniform items would make the lists of such a tower worse.
     is_product = config.tower_start == "product"
     if warm or not (closed_form or is_product):
-        learn_held_out(trained.model, interactions, config)
+        with seeded(config):
+            learn_held_out(trained.model, interactions, config)
         return trained.model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
     # The times are for `learn_gaps` alone.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -378,6 +379,15 @@ class _ValidationFigures:
             return None
         ndcg, hr = self._ranks.agreed(figures)
         return ndcg, hr
+
+
+@contextmanager
+def seeded(config: TrainConfig) -> Iterator[None]:
+    """Draws dropout by the seed of a configuration, and leaves the caller's generators alone."""
+    device = config.torch_device()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        yield
 
 
 def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:

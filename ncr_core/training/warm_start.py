@@ -23,7 +23,7 @@ from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.pretraining import PhaseRunner, TrainingResult
-from ncr_core.training.trainer import OnProgress, TrainingPhase, train_loop
+from ncr_core.training.trainer import OnProgress, TrainingPhase, seeded, train_loop
 
 EPOCHS = 8
 RATE = 3e-3  # a third of what training from scratch takes; measured by benchmarks/gate.py
@@ -83,7 +83,8 @@ def train_warm(
     epochs = min(EPOCHS, config.epochs)
     phase = TrainingPhase(f"go on with {kind}", epochs, min(RATE, config.learning_rate))
     run = run_phase or train_loop
-    return TrainingResult(model, [run(model, split, config, phase, on_progress)])
+    with seeded(config):
+        return TrainingResult(model, [run(model, split, config, phase, on_progress)])
 
 
 def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:

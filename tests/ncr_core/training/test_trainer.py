@@ -39,11 +39,14 @@ def test_every_model_learns_more_than_popularity(kind: str) -> None:
     assert learned.ndcg > 1.3 * popular.ndcg
 
 
-def test_the_same_seed_gives_the_same_model(split: Split) -> None:
-    config = TrainConfig(epochs=2, batch_size=512, device="cpu", seed=3)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_same_seed_gives_the_same_model(split: Split, dropout: float) -> None:
+    config = TrainConfig(epochs=2, batch_size=512, dropout=dropout, device="cpu", seed=3)
+    before = torch.get_rng_state()
     one, two = (
         train_model(ModelConfig(kind="dncr", factors=4), config, split).model for _ in range(2)
     )
+    assert torch.get_rng_state().equal(before)  # the caller's draws are its own
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert a.equal(b)
 
