@@ -27,9 +27,8 @@ from ncr_core.data.interactions import (
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
 from ncr_core.evaluation.protocols import (
-    CandidateSet,
     K,
-    full_candidates,
+    full_ranks,
     of_random_users,
     ranks_of,
     sampled_candidates,
@@ -336,23 +335,24 @@ def evaluate_both(
     rows = torch.from_numpy(hold_out.users).to(challenger.device)
     with torch.inference_mode():
         challenger_vectors = challenger.user_vectors(rows)
-    rankers = [_VectorRanker(challenger, challenger_vectors, hold_out.items[:, 0])]
+    users, (own_rows, their_rows) = hold_out.users, hold_out.items.T
+    rankers = [_VectorRanker(challenger, users, challenger_vectors, own_rows)]
     known_with_new_items = hold_out.has_new_items & (hold_out.incumbent_rows >= 0)
     for folded_in in (True, False) if known_with_new_items.any() else (True,):
         vectors = incumbent_vectors(hold_out, incumbent, folded_in=folded_in)
-        rankers.append(_VectorRanker(incumbent.evaluated.model, vectors, hold_out.items[:, 1]))
+        rankers.append(_VectorRanker(incumbent.evaluated.model, users, vectors, their_rows))
     split, passes = hold_out.split, draws + 1
     ranks: list[list[IntArray]] = [[] for _ in rankers]
     for draw in range(draws):
         candidates = sampled_candidates(split, split.test, draw)
         for ranker, ranks_by_draw in zip(rankers, ranks, strict=True):
-            ranks_by_draw.append(ranker.ranks(candidates, hold_out.users))
+            ranks_by_draw.append(ranks_of(ranker, candidates, K))
         on_done(draw + 1, passes)
     sampled = [Evaluation.of(ranks_by_draw) for ranks_by_draw in ranks]
     best = max(range(1, len(sampled)), key=lambda index: sampled[index].mean_ndcg)
     full_test = of_random_users(split.test, full_users)
     full = [
-        Evaluation.of([rankers[index].full_ranks(split, full_test, hold_out.users)])
+        Evaluation.of([full_ranks(rankers[index], split, full_test, seed=0)[0]])
         for index in (0, best)
     ]
     on_done(passes, passes)
@@ -384,28 +384,46 @@ def incumbent_vectors(hold_out: FairHoldOut, incumbent: Incumbent, *, folded_in:
 class _VectorRanker:
     """Ranks by one vector for each user that takes part, and the model's rows of the items."""
 
-    def __init__(self, model: PairwiseRanker, vectors: Tensor, item_rows: IntArray) -> None:
+    def __init__(
+        self, model: PairwiseRanker, users: IntArray, vectors: Tensor, item_rows: IntArray
+    ) -> None:
+        """Takes the (n,) users of the vectors, ascending, and the rows of the split's items."""
         self._ranker = ExactRanker(model)
-        self._vectors = vectors
+        self._users, self._vectors = users, vectors
         self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
-
-    def ranks(self, candidates: CandidateSet, users: IntArray) -> IntArray:
-        """(n,) ranks of the held-out items; ``users`` are the users of the vectors, ascending."""
-        in_model_rows = CandidateSet(
-            np.searchsorted(users, candidates.users),
-            self._rows[candidates.held_out],
-            self._rows[candidates.candidates],
-        )
-        return ranks_of(self, in_model_rows, K)
-
-    def full_ranks(self, split: Split, held_out: IntArray, users: IntArray) -> IntArray:
-        """(n,) ranks of held-out items among all items without an interaction of the user."""
-        blocks = full_candidates(split, held_out, 0)
-        return np.concatenate([self.ranks(block, users) for block in blocks])
+        self._columns = np.full(model.n_items + 1, PAD, dtype=np.int64)
+        self._columns[item_rows] = np.arange(len(item_rows))
 
     @torch.inference_mode()
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
-        vectors = self._vectors[torch.from_numpy(users).to(self._vectors.device)]
-        ranked = self._ranker.rank(vectors, torch.from_numpy(candidates), k)
-        result: IntArray = ranked.cpu().numpy()
-        return result
+        """See `Ranks.rank`."""
+        rows = torch.from_numpy(self._rows[candidates])
+        return self._in_split(self._ranker.rank(self._vectors_of(users), rows, k))
+
+    @property
+    def ranks_catalogue(self) -> bool:
+        """See `CatalogueRanks.ranks_catalogue`."""
+        return self._ranker.margins.sortable
+
+    @torch.inference_mode()
+    def rank_catalogue(
+        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
+    ) -> IntArray:
+        """See `CatalogueRanks.rank_catalogue`."""
+        rows, n_items = self._rows[:-1], len(self._columns) - 1
+        place = len(rows) + np.arange(n_items)  # of items that are never allowed
+        place[rows[order]] = np.arange(len(rows))
+        in_model = np.zeros((len(users), n_items), dtype=np.bool_)
+        in_model[:, rows] = allowed
+        top = self._ranker.top(
+            self._vectors_of(users), k, torch.from_numpy(in_model), torch.from_numpy(place)
+        )
+        return self._in_split(top)
+
+    def _vectors_of(self, users: IntArray) -> Tensor:
+        at = torch.from_numpy(np.searchsorted(self._users, users))
+        return self._vectors[at.to(self._vectors.device)]
+
+    def _in_split(self, ranked: Tensor) -> IntArray:
+        columns: IntArray = self._columns[ranked.cpu().numpy()]
+        return columns

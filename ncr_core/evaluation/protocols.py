@@ -42,6 +42,26 @@ class ScoredRanks(Ranks, Protocol):
         ...
 
 
+@runtime_checkable
+class CatalogueRanks(Ranks, Protocol):
+    """A ranker that may rank the whole catalogue without a list of candidates."""
+
+    @property
+    def ranks_catalogue(self) -> bool:
+        """Whether the model is a product of vectors, as ``rank_catalogue`` requires."""
+        ...
+
+    def rank_catalogue(
+        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
+    ) -> IntArray:
+        """(B,) users and (B, n_items) allowed items → (B, ≤ k) items, best first, padded with −1.
+
+        ``order`` (n_items,) is a permutation of the items, and decides ties. Raises ValueError
+        unless ``ranks_catalogue``.
+        """
+        ...
+
+
 class SplitWithNegatives(Protocol):
     """A split that was published together with negatives of each test user."""
 
@@ -82,18 +102,14 @@ class ModelRanks:
 
     @property
     def ranks_catalogue(self) -> bool:
-        """Whether the model is a product of vectors, as ``rank_catalogue`` requires."""
+        """See `CatalogueRanks.ranks_catalogue`."""
         return self._ranker.margins.sortable
 
     @torch.inference_mode()
     def rank_catalogue(
         self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
     ) -> IntArray:
-        """(B,) users and (B, n_items) allowed items → (B, ≤ k) items, best first, padded with −1.
-
-        ``order`` (n_items,) is a permutation of the items, and decides ties. Raises ValueError
-        unless ``ranks_catalogue``.
-        """
+        """See `CatalogueRanks.rank_catalogue`."""
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         ranked = self._ranker.top(
@@ -220,7 +236,7 @@ def full_lists(
 
     Lists are padded with −1. ``seed`` gives the order of the catalogue, which decides ties.
     """
-    if isinstance(model, ModelRanks) and model.ranks_catalogue:  # a product, in place of a sort
+    if isinstance(model, CatalogueRanks) and model.ranks_catalogue:  # a product, in place of a sort
         order = _catalogue_order(split, seed)
         for users, allowed in _allowed_items(split, held_out):
             yield users, model.rank_catalogue(users, allowed, order, k)
@@ -314,7 +330,7 @@ def full_ranks(
     item, in ascending order. The number of items is the largest number that was ranked for a user.
     """
     ranks, items = [], 0
-    if isinstance(model, ModelRanks) and model.ranks_catalogue:
+    if isinstance(model, CatalogueRanks) and model.ranks_catalogue:
         order = _catalogue_order(split, seed)
         for users, allowed in _allowed_items(split, held_out):
             ranked = model.rank_catalogue(users, allowed, order, k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ncr_core.comparison import (
     GateDecision,
     GateEvaluation,
     Incumbent,
+    _VectorRanker,
     compare,
     decide,
     evaluate_both,
@@ -22,6 +24,7 @@ from ncr_core.comparison import (
 )
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.splits import Split, hashes_of, hold_out_users
+from ncr_core.evaluation.protocols import K, full_candidates, full_ranks, ranks_of
 from ncr_core.evaluation.significance import Evaluation
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
@@ -339,3 +342,24 @@ def test_how_many_are_held_out_from(share: float, at_least: int, at_most: int, n
 
 def test_hashes_do_not_change() -> None:
     assert hashes_of(["ann", "böb"]).tolist() == [10176691957563388837, 747383274745773392]
+
+
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
+def test_the_whole_catalogue_is_ranked_as_its_list_of_candidates(
+    kind: Literal["nbpr", "neupr"], split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, rng = split.train, np.random.default_rng(0)
+    rows = rng.permutation(train.n_items + 20)[: train.n_items]  # the model has more items
+    model = wild_model(ModelConfig(kind=kind, factors=2), 1, train.n_items + 20)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2).round_().div_(2)  # so that many items tie
+    users = np.flatnonzero(split.test >= 0)
+    vectors = torch.from_numpy(rng.integers(-1, 2, (len(users), 2 if kind == "nbpr" else 4)))
+    ranker = _VectorRanker(model, users, vectors.float(), rows)
+    assert ranker.ranks_catalogue is (kind == "nbpr")
+    ranks, items = full_ranks(ranker, split, split.test, seed=0)
+    of_candidates = [ranks_of(ranker, block, K) for block in full_candidates(split, split.test, 0)]
+    assert ranks.tolist() == np.concatenate(of_candidates).tolist()
+    assert (ranks >= 0).any()
+    assert items <= train.n_items
