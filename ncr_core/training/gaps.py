@@ -8,7 +8,7 @@ model less weight and popularity more weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ MAX_ITEMS = 4_096  # that a returning user's next item is compared with; of more
 SEEN = -1e9  # the logit of an item that the user has had
 POPULARITY_RIDGE = 1e-3
 FIT_STEPS = 100
+ROWS_AT_ONCE = 256  # breaks whose logits are in memory at once
 MAX_FACTORS = 64  # of the start that breaks are predicted with
 BLOCK = 2**20  # interactions whose gaps are in memory at once
 
@@ -177,22 +178,28 @@ class _BreakScores:
 
     def fit(self, rows: npt.NDArray[np.bool_]) -> tuple[float, float]:
         """The weights of scores and popularity that make the targets of these rows likeliest."""
-        part = torch.from_numpy(rows)
+        every = torch.from_numpy(np.flatnonzero(rows))
 
-        def loss(weights: Tensor) -> Tensor:
-            return cross_entropy(self._logits(weights[0], weights[1], part), self.targets[part])
+        def loss_of(part: Tensor) -> Callable[[Tensor], Tensor]:
+            def loss(weights: Tensor) -> Tensor:
+                logits = self._logits(weights[0], weights[1], part)
+                return cross_entropy(logits, self.targets[part], reduction="sum") / len(every)
 
-        by_score, by_popularity = _minimum(loss, torch.tensor([1.0, 0.0])).tolist()
+            return loss
+
+        losses = [loss_of(part) for part in torch.split(every, ROWS_AT_ONCE)]
+        by_score, by_popularity = _minimum(losses, torch.tensor([1.0, 0.0])).tolist()
         return by_score, by_popularity
 
     def ndcg(self, weights: tuple[float, float], rows: npt.NDArray[np.bool_]) -> float:
         """NDCG@10 of the targets of these rows."""
-        part = torch.from_numpy(rows)
-        logits = self._logits(*weights, part)
-        own = logits.gather(1, self.targets[part].unsqueeze(1))
-        places = (~(logits < own)).sum(dim=1) - 1  # ties and what is no number are above
-        gains = torch.where(places < K, 1.0 / torch.log2(places + 2.0), 0.0)
-        return float(gains.mean())
+        gains = []
+        for part in torch.split(torch.from_numpy(np.flatnonzero(rows)), ROWS_AT_ONCE):
+            logits = self._logits(*weights, part)
+            own = logits.gather(1, self.targets[part].unsqueeze(1))
+            places = (~(logits < own)).sum(dim=1) - 1  # ties and what is no number are above
+            gains.append(torch.where(places < K, 1.0 / torch.log2(places + 2.0), 0.0))
+        return float(torch.cat(gains).mean())
 
     def _logits(
         self, by_score: Tensor | float, by_popularity: Tensor | float, part: Tensor
@@ -218,20 +225,23 @@ def popularity_vector(items: Tensor, counts: Tensor) -> Tensor:
         total: Tensor = ridge - shares @ torch.log_softmax(items @ vector, dim=0)
         return total
 
-    return _minimum(loss, torch.zeros_like(items[0]))
+    return _minimum([loss], torch.zeros_like(items[0]))
 
 
-def _minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """The point where a smooth loss is least, by L-BFGS."""
+def _minimum(losses: Sequence[Callable[[Tensor], Tensor]], start: Tensor) -> Tensor:
+    """The point where the sum of smooth losses is least, by L-BFGS; one loss at a time."""
     point = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([point], max_iter=FIT_STEPS, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        with torch.enable_grad():
-            value = loss(point)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+        total = torch.zeros(())
+        for loss in losses:
+            with torch.enable_grad():
+                value = loss(point)
+            value.backward()  # type: ignore[no-untyped-call]
+            total = total.to(value.device) + value.detach()
+        return total
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]
     return point.detach()
