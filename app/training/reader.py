@@ -180,13 +180,13 @@ SURPLUS = 1.5
 BASE_BYTES = 1_100 * 2**20  # with the libraries, and what training on next to nothing takes
 # SURPLUS times what benchmarks/results/training_memory.json has, and 64 B for weights or an ALS
 # start. The matrix is in files.
-EVENT_BYTES = 170
-JOB_EVENT_BYTES = 50  # of a job whose ranks train: its masks, and 24 B for what is only seen
+EVENT_BYTES = 110
+JOB_EVENT_BYTES = 40  # of a job whose ranks train: its masks, and 24 B for what is only seen
 ROW_BYTES = 400  # the id of a user or an item
 SOLVED_ROW_BYTES = 400  # of the closed form, which sees so many positives at most
 SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solved
 RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
-RANK_EVENT_BYTES = 60  # its matrix, and what is drawn from it
+RANK_EVENT_BYTES = 65  # its keys, and what is drawn from it
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
 
 # On the disk: 66 B of a snapshot were measured, and the matrix takes 20 B beside it. The snapshot
