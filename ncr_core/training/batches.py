@@ -426,11 +426,10 @@ class TrainingPart:
 
         Raises DataError if there is nothing to learn from, as `learned_and_seen` does.
         """
+        check_learnable(train)
         lengths = np.diff(train.indptr).astype(np.int32)
         full = _full_users(train, lengths)
         lengths[full] = 0
-        if not lengths.any():
-            raise _nothing_to_learn(train)
         learned = _of_users(train, ~full)
         feedback, dislikes = train.feedback, None
         if feedback is not None and len(feedback.disliked) + len(feedback.pairs):
@@ -441,6 +440,13 @@ class TrainingPart:
             if feedback is not None:
                 own = replace(own, feedback=feedback.of_rows(rows, train.n_users))
             yield cls(own, Share(rank, ranks, lengths, dislikes))
+
+
+def check_learnable(train: Interactions) -> None:
+    """Raises DataError, as `learned_and_seen` does, if there is nothing to learn from."""
+    lengths = np.diff(train.indptr).astype(np.int32)
+    if not lengths[~_full_users(train, lengths)].any():
+        raise _nothing_to_learn(train)
 
 
 def _full_users(train: Interactions, lengths: NDArray[np.int32]) -> BoolArray:

@@ -21,7 +21,6 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
-from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.recipes import Recipe, check_tower_start
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
@@ -38,6 +37,7 @@ from ncr_core.training.trainer import (
     make_batches,
     remember,
     seeded,
+    store_pooled_vectors,
     train_epoch,
     train_loop,
 )
@@ -344,8 +344,5 @@ def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(config, split.train.n_users, split.train.n_items)
-    for part in model.user_parts():
-        if isinstance(part, PooledUsers):  # as many as users, and made from the interactions
-            vectors = split.train.storage.zeros(tuple(part.weight.shape), np.float32)
-            part.weight = torch.from_numpy(vectors)
+    store_pooled_vectors(model, split.train)
     return model

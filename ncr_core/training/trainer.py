@@ -29,9 +29,17 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
-from ncr_core.models.user_embeddings import pooled_tables
+from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.batches import WHOLE, Batches, PreferenceRows, Rows, Share, SharedRows
+from ncr_core.training.batches import (
+    WHOLE,
+    Batches,
+    PreferenceRows,
+    Rows,
+    Share,
+    SharedRows,
+    check_learnable,
+)
 from ncr_core.training.captured_gradients import CapturedGradients
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES, drawn_listwise_loss
@@ -248,6 +256,7 @@ def train_loop(
     validation = _ValidationFigures(model, split, config, ranks)
     history = History(phase.name)
     if phase.epochs == 0:  # no negatives are drawn
+        check_learnable(ranks.learned(split))
         history.start = [*(validation(model) or [])]
         model.eval()
         return history
@@ -426,6 +435,17 @@ def remember(model: PairwiseRanker, interactions: Interactions) -> None:
         None if weights is None else torch.from_numpy(weights),
     )
     model.train(is_training)
+
+
+def store_pooled_vectors(model: PairwiseRanker, interactions: Interactions) -> None:
+    """Moves the vectors of pooled users into the storage of these interactions; they become zeros.
+
+    The vectors are as many as users, and `remember` makes them of the interactions.
+    """
+    for part in model.user_parts():
+        if isinstance(part, PooledUsers):
+            vectors = interactions.storage.zeros(tuple(part.weight.shape), np.float32)
+            part.weight = torch.from_numpy(vectors)
 
 
 def make_batches(

@@ -23,7 +23,13 @@ from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.pretraining import PhaseRunner, TrainingResult
-from ncr_core.training.trainer import OnProgress, TrainingPhase, seeded, train_loop
+from ncr_core.training.trainer import (
+    OnProgress,
+    TrainingPhase,
+    seeded,
+    store_pooled_vectors,
+    train_loop,
+)
 
 EPOCHS = 8
 RATE = 3e-3  # a third of what training from scratch takes; measured by benchmarks/gate.py
@@ -96,6 +102,7 @@ def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(config, train.n_users, train.n_items)
+    store_pooled_vectors(model, train)
     tables = _tables(config)
     users = row_indices(train.user_ids, base.user_ids)
     items = row_indices(train.item_ids, base.item_ids)

@@ -339,6 +339,16 @@ def test_users_who_have_seen_everything_are_left_out_of_training() -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["next-item", "als-nbpr"])
+def test_a_start_alone_needs_an_item_that_somebody_lacks_too(name: str) -> None:
+    rows = [(user, item, float(n)) for n, item in enumerate("abcd") for user in ("ann", "bob")]
+    everything = build_interactions(rows)
+    nothing = np.full(2, -1)
+    chosen = recipes.recipe(name).with_(epochs=0, factors=2, device="cpu")
+    with pytest.raises(DataError, match="every user has interacted with every item"):
+        train_model(chosen.model, chosen.training, Split(everything, nothing, nothing))
+
+
 def test_one_user_is_too_few() -> None:
     split = leave_latest_out(build_interactions([("only", str(i), float(i)) for i in range(9)]))
     with pytest.raises(DataError, match="1 user is too few"):
