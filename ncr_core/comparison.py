@@ -27,6 +27,7 @@ from ncr_core.data.interactions import (
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
 from ncr_core.evaluation.protocols import (
+    MAX_BLOCK_CELLS,
     K,
     full_ranks,
     of_random_users,
@@ -411,6 +412,12 @@ class _VectorRanker:
     ) -> IntArray:
         """See `CatalogueRanks.rank_catalogue`."""
         rows, n_items = self._rows[:-1], len(self._columns) - 1
+        at_once = max(1, MAX_BLOCK_CELLS // n_items)  # of all items of the model
+        if len(users) > at_once:
+            blocks = (slice(i, i + at_once) for i in range(0, len(users), at_once))
+            return np.concatenate(
+                [self.rank_catalogue(users[b], allowed[b], order, k) for b in blocks]
+            )
         place = len(rows) + np.arange(n_items)  # of items that are never allowed
         place[rows[order]] = np.arange(len(rows))
         in_model = np.zeros((len(users), n_items), dtype=np.bool_)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ncr_core import comparison
 from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison import (
     GateDecision,
@@ -357,6 +358,7 @@ def test_the_whole_catalogue_is_ranked_as_its_list_of_candidates(
     users = np.flatnonzero(split.test >= 0)
     vectors = torch.from_numpy(rng.integers(-1, 2, (len(users), 2 if kind == "nbpr" else 4)))
     ranker = _VectorRanker(model, users, vectors.float(), rows)
+    monkeypatch.setattr(comparison, "MAX_BLOCK_CELLS", 7 * model.n_items)  # 7 users at a time
     assert ranker.ranks_catalogue is (kind == "nbpr")
     ranks, items = full_ranks(ranker, split, split.test, seed=0)
     of_candidates = [ranks_of(ranker, block, K) for block in full_candidates(split, split.test, 0)]
