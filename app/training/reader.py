@@ -37,6 +37,7 @@ from app.registry.service import ModelRegistry
 from ncr_core.data import Interactions
 from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.models import build_model
+from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
 from ncr_core.training.batches import may_be_parted
 from ncr_core.training.next_item import MAX_ROWS
@@ -193,7 +194,7 @@ TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and w
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_TABLES = 2  # of pooled vectors of users: a model, and the model that also learns the hold-out
+FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -232,8 +233,10 @@ class RanksHere:
         With sharded tables the ranks share one model, and otherwise the events if they can.
         """
         models = min(self.number, 1) if self.sharded else self.number
+        # The tower of a NeuPR has no shared negatives.
         shares_events = not self.sharded and all(
-            may_be_parted(each.model, each.training) for each in recipes
+            may_be_parted(each.model, each.training) and each.model.kind != "neupr"
+            for each in recipes
         )
         matrices = min(self.number, 1) if shares_events else self.number
         of_events = matrices * RANK_EVENT_BYTES * events
@@ -258,10 +261,17 @@ def training_bytes(
     recipes = _recipes(params, events, users, items)
     models = max(_model_bytes(each, events, users, items) for each in recipes)
     # From other starts, the job's own process learns the held-out items.
-    only_starts = ranks.elsewhere and all(each.training.start == "next-item" for each in recipes)
-    of_events = (JOB_EVENT_BYTES if only_starts else EVENT_BYTES) * events
-    of_ranks = ranks.bytes(recipes, events, models)
-    return BASE_BYTES + ROW_BYTES * (users + items) + of_events + models + of_ranks
+    only_starts = ranks.elsewhere and all(
+        each.training.start == "next-item" and each.training.tower_start == "random"
+        for each in recipes
+    )
+    of_data = ROW_BYTES * (users + items)
+    if only_starts:
+        of_data += JOB_EVENT_BYTES * events
+    else:  # with the vectors of the best epoch
+        of_data += EVENT_BYTES * events
+        of_data += max(_pooled_bytes(each, users, items) for each in recipes)
+    return BASE_BYTES + of_data + models + ranks.bytes(recipes, events, models)
 
 
 def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
@@ -269,6 +279,13 @@ def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequen
     if params.recipe == AUTO_RECIPE:
         return auto_recipes(users, items, events)
     return [params.configured_recipe()]
+
+
+def _pooled_bytes(recipe: Recipe, users: int, items: int) -> int:
+    """The size of the vectors of users that are pooled from items, in bytes."""
+    with torch.device("meta"):
+        parts = build_model(recipe.model, users, items).user_parts()
+    return sum(4 * part.weight.numel() for part in parts if isinstance(part, PooledUsers))
 
 
 def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
@@ -356,12 +373,9 @@ def check_disk(params: TrainParams, folder: Path, sizes: tuple[int, int, int]) -
         TrainingError: The disk has too little room; the message has both amounts.
     """
     events, users, items = sizes
-    factors = max(
-        each.model.factors if each.model.users == "history" else 0
-        for each in _recipes(params, events, users, items)
-    )
-    needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items)
-    needed += FILE_TABLES * 4 * factors * users
+    recipes = _recipes(params, events, users, items)
+    pooled = max(_pooled_bytes(each, users, items) for each in recipes)
+    needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items) + FILE_TABLES * pooled
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

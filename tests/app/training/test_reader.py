@@ -182,6 +182,8 @@ TORCHRUN = {"NCR_TRAIN_ENGINE": "torchrun", "NCR_TRAIN_RANKS": "4"}
          reader.JOB_EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
         # These ranks read everything, and the job's process learns the held-out items.
         ("als-nbpr", TORCHRUN, reader.EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
+        # The tower has negatives of its own.
+        ("next-item-neupr", TORCHRUN, reader.JOB_EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
         ("auto", TORCHRUN, reader.EVENT_BYTES + 4 * reader.RANK_EVENT_BYTES),
         ("next-item-nbpr", {"NCR_TRAIN_ENGINE": "ray"},
          reader.JOB_EVENT_BYTES + reader.RANK_EVENT_BYTES),
@@ -210,5 +212,5 @@ def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     sizes = (0, users, 0)
     reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, sizes)
     reader.check_disk(TrainParams(recipe="default", factors=256), tmp_path, sizes)
-    with pytest.raises(TrainingError, match=r"about 0\.6 GiB of disk in \S+ for 1 events and"):
+    with pytest.raises(TrainingError, match=r"about 0\.8 GiB of disk in \S+ for 1 events and"):
         reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, (1, users, 0))
