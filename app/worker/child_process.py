@@ -217,6 +217,12 @@ async def _follow(
         stopped.cancel()
 
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: ": the machine may lack memory for it",
+    signal.SIGBUS: ": the disk of its files may be full",  # they are mapped into memory
+}
+
+
 def _failure(exit_code: int) -> Exception:
     if exit_code == EXIT_LEASE_OVER:
         return Stalled("the worker did not renew the lease in time")
@@ -224,11 +230,7 @@ def _failure(exit_code: int) -> Exception:
         return Interrupted("a stop signal ended the process of the job")
     if exit_code >= 0:
         return TrainingFailed(f"the job's process ended with exit code {exit_code}")
-    hints = {
-        signal.SIGKILL: ": the machine may lack memory for it",
-        signal.SIGBUS: ": the disk of its files may be full",  # they are mapped into memory
-    }
-    hint = next((hint for number, hint in hints.items() if number == -exit_code), "")
+    hint = _HINTS.get(-exit_code, "")
     return TrainingFailed(f"{_signal_name(-exit_code)} ended the job's process{hint}")
 
 

@@ -426,11 +426,10 @@ class TrainingPart:
 
         Raises DataError if there is nothing to learn from, as `learned_and_seen` does.
         """
-        check_learnable(train)
-        lengths = np.diff(train.indptr).astype(np.int32)
-        full = _full_users(train, lengths)
-        lengths[full] = 0
-        learned = _of_users(train, ~full)
+        lengths = learned_lengths(train)
+        learned = train
+        if lengths.sum() < train.nnz:
+            learned = train.select(train.entries_of(lengths > 0))
         feedback, dislikes = train.feedback, None
         if feedback is not None and len(feedback.disliked) + len(feedback.pairs):
             dislikes = np.bincount(feedback.disliked[:, 0], minlength=train.n_users) > 0
@@ -442,11 +441,16 @@ class TrainingPart:
             yield cls(own, Share(rank, ranks, lengths, dislikes))
 
 
-def check_learnable(train: Interactions) -> None:
-    """Raises DataError, as `learned_and_seen` does, if there is nothing to learn from."""
+def learned_lengths(train: Interactions) -> NDArray[np.int32]:
+    """(n_users,) numbers of positives to learn from, 0 for users who have seen every item.
+
+    Raises DataError, as `learned_and_seen` does, if there is nothing to learn from.
+    """
     lengths = np.diff(train.indptr).astype(np.int32)
-    if not lengths[~_full_users(train, lengths)].any():
+    lengths[_full_users(train, lengths)] = 0
+    if not lengths.any():
         raise _nothing_to_learn(train)
+    return lengths
 
 
 def _full_users(train: Interactions, lengths: NDArray[np.int32]) -> BoolArray:

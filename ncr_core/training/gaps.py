@@ -61,11 +61,11 @@ def learn_gaps(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     assert isinstance(users, PooledUsers)  # noqa: S101 - `by_gap` says so
     users.gap_scale.fill_(1.0)
     users.gap_offset.zero_()
-    # A few events with a wrong time, or after the end of an archive, do not move it.
     rng = np.random.default_rng(seed)
     some = train.times  # of which the quantile makes a copy
     if train.nnz > BLOCK:
         some = some[np.sort(rng.integers(train.nnz, size=BLOCK))]
+    # A few events with a wrong time, or after the end of an archive, do not move it.
     users.latest_time.fill_(float(np.quantile(some, 0.99)) if train.nnz else 0.0)
     returns = {k: at for k, at in _breaks(train, rng).items() if len(at) >= MIN_RETURNS}
     if not returns:
@@ -107,7 +107,7 @@ def _breaks(train: Interactions, rng: np.random.Generator) -> dict[int, IntArray
 
 
 def _gap_classes(train: Interactions) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Places of interactions, and the classes of the gaps before them and those that follow.
+    """The place of the first interaction of each block, and the gap class before each of the block.
 
     The class of a user's first interaction is 0. The blocks take turns in memory.
     """
