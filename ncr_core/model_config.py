@@ -111,6 +111,13 @@ class ModelConfig:
     """Above 0, the output of the layers is added to the pools of the windows; see
     ``CausalEncoder``."""
 
+    start_factors: int = parameter(0, ge=0, le=MAX_FACTORS, option=False)
+    """Of NBPR, the number of further factors that stay as the next-item start made them.
+
+    They are behind the trained factors, and the scores of both add up; see ``kept_start``. In a
+    recipe the number is the most, and small data have fewer.
+    """
+
     item_bias: bool = parameter(False, "Add item biases.")
     """Adds b_i − b_j to the element-wise part."""
 
@@ -150,7 +157,8 @@ class ModelConfig:
             raise ConfigError("by_length is for windows of so many items")
         if self.by_gap and not (self.kind == "nbpr" and self.ordered):
             raise ConfigError("by_gap is for nbpr with windows of so many items")
-
+        if self.start_factors and not (self.kind == "nbpr" and self.ordered):
+            raise ConfigError("start_factors are for nbpr with windows of so many items")
         if self.attention_layers:
             if not self.ordered:
                 raise ConfigError("attention_layers are for windows of so many items")
@@ -158,6 +166,11 @@ class ModelConfig:
             sizes += [self.tower_embedding] if self.kind != "nbpr" else []
             if any(size % HEADS for size in sizes):
                 raise ConfigError(f"attention_layers need a number of factors divisible by {HEADS}")
+
+    @property
+    def width(self) -> int:
+        """The number of all factors of NBPR, trained and of the start."""
+        return self.factors + self.start_factors
 
     @property
     def deep_factors(self) -> int:

@@ -113,6 +113,9 @@ _APPLIES: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "by_gap": lambda v: (
         v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
     ),
+    "start_factors": lambda v: (
+        v["kind"] == "nbpr" and v["users"] == "history" and tuple(v["windows"]) != (0,)
+    ),
     "item_bias": lambda v: v["kind"] in ("nbpr", "neupr") and not v["shared_embeddings"],
     "tower_start": lambda v: v["kind"] == "dncr",
     "shared_negatives": lambda v: (
@@ -255,13 +258,18 @@ def _slug(method: str) -> str:
 
 # The recipes of the choice `auto`: fit for serving, validated over the whole catalogue.
 
+CLOSED_FORM_FACTORS = 256
+MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
+
 
 def _from_next_item(kind: str, **training: Any) -> Sections:
     """Few passes at a low learning rate, because the start already predicts next items."""
     few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
     few["early_weight"] = 2.0
     training = {**_shared(16), **few, "validation": "full", **training}
-    model = {"by_length": True, "by_gap": kind == "nbpr"}
+    model: Sections = {"by_length": True, "by_gap": kind == "nbpr"}
+    if kind == "nbpr":
+        model["start_factors"] = MANY_FACTORS
     return merge_sections(_history(kind, training), {"model": model})
 
 
@@ -307,13 +315,12 @@ AUTO_RECIPE = "auto"
 """The name for the best of ``auto_recipes`` on the data at hand."""
 
 SMALL_DATA = 300_000  # interactions
-CLOSED_FORM_FACTORS = 256
-MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
 MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
 MAX_DENSE_ITEMS = 8_000  # of the closed form's dense systems: three matrices of 256 MB each
 MAX_SPARSE_CELLS, MIN_SPARSE_FACTORS = 8e7, 32  # interactions times factors of sparse systems
 MAX_ALS_CELLS = 2e11  # users and items times the cube of the factors: what their systems cost
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
+MIN_START_RATIO = 2  # of the start's factors beside the trained ones; see docs/experiments.md
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
     "next-item": {"factors": MANY_FACTORS},
     "next-item-nbpr": {
@@ -356,25 +363,50 @@ def auto_recipes(
     if few:
         plain = [each for each in recipes if not each.model.attention_layers]
         recipes = [each.with_(**_ON_SMALL_DATA.get(each.name, {})) for each in plain]
-    solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
+    solved = _solved_factors(items, interactions)
     if items > MAX_DENSE_ITEMS and not few:
-        solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
         als = next(each for each in recipes if each.training.start == "als")
         recipes = [recipes[0], als, *(each for each in recipes[1:] if each is not als)]
     by_als = max(MIN_FACTORS, int((MAX_ALS_CELLS / max(users + items, 1)) ** (1 / 3)))
 
+    # The trainings need them too, and then have them at once.
+    kept = affordable_start_factors(RECIPES["next-item-nbpr"].model, users, items, interactions)
+
     def factors(each: Recipe) -> int:
         affordable = by_als if each.training.start == "als" else solved
-        most_of_each = min(each.model.factors, most, affordable)
+        wanted = max(each.model.factors, kept) if each is recipes[0] else each.model.factors
+        most_of_each = min(wanted, most, affordable)
         return most_of_each - most_of_each % HEADS
 
     return tuple(each.with_(factors=factors(each)) for each in recipes)
 
 
+def affordable_start_factors(model: ModelConfig, users: int, items: int, interactions: int) -> int:
+    """The number of factors of the start that a model keeps beside its trained ones; 0 for none.
+
+    The number is at most ``start_factors``, and bounded as the factors of `auto_recipes` are. Less
+    than twice the trained factors gain too little.
+    """
+    most = MAX_TABLE_CELLS // max(users, items, 1) - model.factors
+    kept = min(model.start_factors, items, most, _solved_factors(items, interactions))
+    return kept - kept % HEADS if kept >= MIN_START_RATIO * model.factors else 0
+
+
+def _solved_factors(items: int, interactions: int) -> int:
+    """The number of factors of the closed form that can be found in about a minute."""
+    solved = max(CLOSED_FORM_FACTORS, int((MAX_SOLVED_CELLS / max(items, 1)) ** 0.5))
+    if items > MAX_DENSE_ITEMS and interactions > SMALL_DATA:
+        solved = min(solved, max(MIN_SPARSE_FACTORS, int(MAX_SPARSE_CELLS / interactions)))
+    return solved
+
+
 _AUTO = (
     from_sections(
         "next-item",
-        merge_sections(_from_next_item("nbpr", epochs=0), {"model": {"window_matrices": False}}),
+        merge_sections(
+            _from_next_item("nbpr", epochs=0),
+            {"model": {"window_matrices": False, "start_factors": 0}},
+        ),
         CLOSED_FORM_FACTORS,
     ),
     from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),

@@ -38,7 +38,7 @@ from ncr_core.data import Interactions
 from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.models import build_model
 from ncr_core.models.user_embeddings import PooledUsers
-from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes
+from ncr_core.recipes import AUTO_RECIPE, Recipe, affordable_start_factors, auto_recipes
 from ncr_core.training.batches import may_be_parted
 from ncr_core.training.next_item import MAX_ROWS
 
@@ -277,8 +277,11 @@ def training_bytes(
 def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
     """The recipes that a training may try."""
     if params.recipe == AUTO_RECIPE:
-        return auto_recipes(users, items, events)
-    return [params.configured_recipe()]
+        recipes = auto_recipes(users, items, events)
+    else:
+        recipes = (params.configured_recipe(),)
+    kept = [affordable_start_factors(each.model, users, items, events) for each in recipes]
+    return [each.with_(start_factors=k) for each, k in zip(recipes, kept, strict=True)]
 
 
 def _pooled_bytes(recipe: Recipe, users: int, items: int) -> int:
@@ -295,7 +298,7 @@ def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
     size = TABLE_COPIES * 4 * parameters
     if recipe.training.start == "next-item":
         size += SOLVED_ROW_BYTES * min(events, MAX_ROWS)
-        size += SOLVED_BLOCKS * 4 * (model.factors + 32) * items
+        size += SOLVED_BLOCKS * 4 * (max(model.factors, model.start_factors) + 32) * items
     return size
 
 

@@ -202,6 +202,7 @@ class PairwiseRanker(nn.Module, ABC):
             matrices=config.window_matrices,
             by_gap=config.by_gap,
             attention_layers=config.attention_layers,
+            start_factors=config.start_factors,
         )
 
     def _pooled(self) -> list[PooledUsers]:

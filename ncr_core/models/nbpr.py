@@ -22,12 +22,12 @@ class NBPR(PairwiseRanker):
 
     def __init__(self, config: ModelConfig, n_users: int, n_items: int) -> None:
         super().__init__(config, n_users, n_items)
-        self.users = self.new_users(config.factors)
-        self.items = embedding(n_items, config.factors, config.embedding_std)
-        self.weight = edge_weight(2 * config.factors, config)
+        self.users = self.new_users(config.width)
+        self.items = embedding(n_items, config.width, config.embedding_std)
+        self.weight = edge_weight(2 * config.width, config)
         self.bias = nn.Parameter(torch.zeros(n_items)) if config.item_bias else None
         if not config.learn_weights:
-            self.weight = nn.Parameter(torch.ones(2 * config.factors), requires_grad=False)
+            self.weight = nn.Parameter(torch.ones(2 * config.width), requires_grad=False)
         elif config.init == "xavier":
             # From w = 1 the model starts as BPR-MF: a w of both signs would have to learn first
             # which dimensions mean liking.
@@ -50,7 +50,7 @@ class NBPR(PairwiseRanker):
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
     ) -> tuple[Tensor, FactoredScores]:
         """s_ui (R,) and s_uj (Q, S); see ``PairwiseRanker.shared_scores``."""
-        d = self.config.factors
+        d = self.config.width
         own = users * ((self.weight[:d] + self.weight[d:]) / 2)
         # As a look-up of embeddings: a user's many rows make the gradient of an index slow.
         s_i = (nn.functional.embedding(row, own) * self.item_vectors(i)).sum(1)

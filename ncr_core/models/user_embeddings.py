@@ -64,6 +64,9 @@ class PooledUsers(nn.Module):
     With ``attention_layers`` the sum of the windows also includes the output of a `CausalEncoder`
     for the latest item, over the vectors P_k.
 
+    The last ``start_factors`` coordinates have a number in place of each M_w, and no output of the
+    encoder, which has the other coordinates of P_k alone.
+
     With ``by_gap`` the vector of a user in the gap class g is s_g U_u + o_g. s is 1 and o is 0
     before the fit, and always for class 0. ``latest_time``, in seconds since 1970, is the time
     before which nearly all interactions of the fit lie.
@@ -89,13 +92,17 @@ class PooledUsers(nn.Module):
         matrices: bool = True,
         by_gap: bool = False,
         attention_layers: int = 0,
+        start_factors: int = 0,
     ) -> None:
         super().__init__()
         self.windows = windows
         self.by_length = by_length
+        self.trained = size - start_factors
         self.items = embedding(n_items, size, std)
-        identity = torch.eye(size if matrices else 1).repeat(len(windows), 1, 1) / len(windows)
-        self.mix = nn.Parameter(identity)
+        identity = torch.eye(self.trained if matrices else 1).repeat(len(windows), 1, 1)
+        self.mix = nn.Parameter(identity / len(windows))
+        if start_factors:
+            self.start_mix = nn.Parameter(torch.ones(len(windows), 1, 1) / len(windows))
         self.register_buffer("weight", torch.zeros(n_users, size))
         if by_length:
             self.gate = nn.Parameter(torch.ones(len(LENGTHS) + 1))
@@ -104,7 +111,7 @@ class PooledUsers(nn.Module):
             self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
             self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
             self.register_buffer("latest_time", torch.zeros(1, dtype=torch.float64))
-        self.encoder = CausalEncoder(size, attention_layers) if attention_layers else None
+        self.encoder = CausalEncoder(self.trained, attention_layers) if attention_layers else None
 
     def without_positives(self, rows: UserHistories) -> Tensor:
         """(B, size) vectors of a training batch, each without its own positive."""
@@ -113,20 +120,20 @@ class PooledUsers(nn.Module):
         if self.windows == (0,):
             others = (rows.end - rows.start - 1).clamp(min=1)
             pooled = sums[rows.end] - sums[rows.start] - embedded[rows.position]
-            return _product(pooled / others.sqrt().unsqueeze(1), self.mix[0])
+            return self._mixed(pooled / others.sqrt().unsqueeze(1), 0)
         vectors = torch.zeros((), device=sums.device)
         # As a look-up of embeddings: its gradient takes a fraction of that of an index.
         until = nn.functional.embedding(rows.position, sums)
-        for window, matrix in zip(self.windows, self.mix, strict=True):
+        for number, window in enumerate(self.windows):
             first = self._first(window, rows.start, rows.position)
             divisor = self._divisor(window, rows.position - first)
             since = nn.functional.embedding(first, sums)
             pooled = (until - since) / divisor.sqrt().unsqueeze(1)
-            vectors = vectors + _product(pooled, matrix)
+            vectors = vectors + self._mixed(pooled, number)
         if self.encoder is not None:
-            encoded = self.encoder(embedded, self._owners(rows))
+            encoded = self.encoder(embedded[:, : self.trained], self._owners(rows))
             before = nn.functional.embedding((rows.position - 1).clamp(min=0), encoded)
-            vectors = vectors + before * (rows.position > rows.start).unsqueeze(1)
+            vectors = self._with(vectors, before * (rows.position > rows.start).unsqueeze(1))
         return self._of_length(vectors, rows.position - rows.start)
 
     @staticmethod
@@ -149,7 +156,7 @@ class PooledUsers(nn.Module):
         end = lengths.cumsum(0)
         start = end - lengths
         vectors = torch.zeros((), device=items.device)
-        for window, matrix in zip(self.windows, self.mix, strict=True):
+        for number, window in enumerate(self.windows):
             first = self._first(window, start, end)
             count = end - first
             offsets = count.cumsum(0) - count
@@ -165,10 +172,23 @@ class PooledUsers(nn.Module):
                 items[rows], self.items.weight, offsets, mode="sum", per_sample_weights=shares
             )
             divisor = self._divisor(window, count)
-            vectors = vectors + _product(pooled / divisor.sqrt().unsqueeze(1), matrix)
+            vectors = vectors + self._mixed(pooled / divisor.sqrt().unsqueeze(1), number)
         if self.encoder is not None:
-            vectors = vectors + self._encoded(self.encoder, items, lengths, weights)
+            vectors = self._with(vectors, self._encoded(self.encoder, items, lengths, weights))
         return self._of_length(vectors, lengths)
+
+    def _mixed(self, pooled: Tensor, number: int) -> Tensor:
+        """(B, size) sums of the window with this number → (B, size) their part of the vectors."""
+        if self.trained == pooled.shape[1]:
+            return _product(pooled, self.mix[number])
+        mixed = _product(pooled[:, : self.trained], self.mix[number])
+        return torch.cat([mixed, pooled[:, self.trained :] * self.start_mix[number]], dim=1)
+
+    @staticmethod
+    def _with(vectors: Tensor, encoded: Tensor) -> Tensor:
+        """Adds the (B, trained) output of the encoder to the first coordinates of the vectors."""
+        kept = vectors.shape[1] - encoded.shape[1]
+        return vectors + (nn.functional.pad(encoded, (0, kept)) if kept else encoded)
 
     def _encoded(
         self, encoder: CausalEncoder, items: Tensor, lengths: Tensor, weights: Tensor | None
@@ -182,7 +202,7 @@ class PooledUsers(nn.Module):
         position = torch.arange(len(users), device=items.device)
         rows = position + (end - last).repeat_interleave(count)
         latest_weights = None if weights is None else weights[rows]
-        embedded = nn.functional.embedding(items[rows], self.items.weight)
+        embedded = nn.functional.embedding(items[rows], self.items.weight[:, : self.trained])
         encoded = encoder(embedded, users, latest_weights)
         vectors = embedded.new_zeros(len(count), embedded.shape[1])
         has_items = count > 0
@@ -204,10 +224,13 @@ class PooledUsers(nn.Module):
             embedded = embedded * latest_weights.unsqueeze(1)
             scale = scale * sizes / latest_weights.cumsum(0)[pooled_counts - 1]
         pooled = embedded.cumsum(0)[pooled_counts - 1] * scale.unsqueeze(1)
-        vector = _product(pooled.unsqueeze(1), self.mix).sum(0)
+        vector = _product(pooled[:, : self.trained].unsqueeze(1), self.mix).sum(0)
+        if self.trained < pooled.shape[1]:
+            kept = pooled[:, self.trained :].unsqueeze(1) * self.start_mix
+            vector = torch.cat([vector, kept.sum(0)], dim=1)
         if self.encoder is not None:
             length = torch.tensor([k], device=items.device)
-            vector = vector + self._encoded(self.encoder, items, length, weights)
+            vector = self._with(vector, self._encoded(self.encoder, items, length, weights))
         return self._of_length(vector, torch.tensor([k], device=items.device)).squeeze(0)
 
     @torch.no_grad()

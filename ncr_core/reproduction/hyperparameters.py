@@ -55,6 +55,13 @@ def _of_recipe(name: str) -> Callable[[int], Settings]:
     return lambda factors: settings
 
 
+def _alone(name: str) -> Callable[[int], Settings]:
+    """The settings of a recipe without the start beside its trained factors."""
+    settings = _of_recipe(name)(0)
+    model = {key: value for key, value in settings["model"].items() if key != "start_factors"}
+    return lambda factors: {**settings, "model": model}
+
+
 def _dncr_next_item() -> Settings:
     """The settings of the DNCR part of NeuPR next-item, trained alone."""
     neupr = _of_recipe("next-item-neupr")(0)
@@ -107,11 +114,13 @@ METHODS: dict[str, Callable[[int], Settings]] = {
         "patience": 200,
     },
     # Recipes of the choice `auto`; their start is the linear next-item model.
-    "NBPR next-item": _of_recipe("next-item-nbpr"),
-    "NBPR attention": _of_recipe("next-item-attention"),
+    "NBPR next-item with start": _of_recipe("next-item-nbpr"),
+    "NBPR attention with start": _of_recipe("next-item-attention"),
+    "NBPR next-item": _alone("next-item-nbpr"),
+    "NBPR attention": _alone("next-item-attention"),
     # Without the weight of first items, which is there for newcomers.
     "NBPR two-layer attention": lambda factors: merge_sections(
-        _of_recipe("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
+        _alone("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
     ),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     "DNCR next-item": lambda factors: _dncr_next_item(),
@@ -136,7 +145,9 @@ LARGE = {
     "NeuPR history": 16,
     "next-item start": 256,
     "NBPR next-item": 128,
+    "NBPR next-item with start": 128,
     "NBPR attention": 128,
+    "NBPR attention with start": 128,
     "NBPR two-layer attention": 128,
     "NeuPR next-item": 128,
     "DNCR next-item": 16,
@@ -148,7 +159,11 @@ LARGE = {
 # The recipe `auto` has more factors for the closed form, and more passes at a lower rate, where
 # there are so few interactions.
 _SMALL_SEQUENCES = ("beauty-s3rec", "sports-s3rec", "ml-100k")
-_SMALL_SIZES = {"next-item start": MANY_FACTORS, "NBPR next-item": CLOSED_FORM_FACTORS}
+_SMALL_SIZES = {
+    "next-item start": MANY_FACTORS,
+    "NBPR next-item": CLOSED_FORM_FACTORS,
+    "NBPR next-item with start": CLOSED_FORM_FACTORS,
+}
 
 
 def size_of(method: str, data: str) -> int:
@@ -188,9 +203,13 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
         }
     },
     # Chosen on the validation items of that split, see docs/experiments.md.
-    ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{
-        ("NBPR next-item", data): {"training": on_small_data("next-item-nbpr")}
+        (method, "ml-1m-sasrec"): {"training": {"early_weight": 1.0}}
+        for method in ("NBPR attention", "NBPR attention with start")
+    },
+    **{
+        (method, data): {"training": on_small_data("next-item-nbpr")}
+        for method in ("NBPR next-item", "NBPR next-item with start")
         for data in _SMALL_SEQUENCES
     },
     **{

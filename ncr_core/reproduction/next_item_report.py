@@ -47,7 +47,8 @@ PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
 }
 SEEDS = range(5)
 HEADLINES = (
-    "NBPR next-item", "DNCR from NBPR", "NBPR attention", "NBPR two-layer attention"
+    "NBPR next-item", "NBPR next-item with start", "DNCR from NBPR", "NeuPR next-item",
+    "NBPR attention", "NBPR attention with start", "NBPR two-layer attention"
 )  # fmt: skip
 _SEEDED = {
     "ml-1m": "P1",

@@ -129,7 +129,8 @@ def _start_within_breaks(
     """The next-item start on sequences that end where a break begins."""
     indptr = np.union1d(train.indptr, at)
     sequences = Interactions(indptr, train.items, [""] * (len(indptr) - 1), train.item_ids)
-    config = replace(config, factors=min(config.factors, MAX_FACTORS), attention_layers=0)
+    factors = min(config.factors, MAX_FACTORS)
+    config = replace(config, factors=factors, start_factors=0, attention_layers=0)
     with torch.random.fork_rng(devices=[]):
         model = build_model(config, 1, train.n_items)  # only lists of items will be asked for
     next_item_start(model, sequences, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,9 @@ def train_checkpoint(
                 recipe.model, config, split.with_validation_in_train(), on_progress
             )
     except TrainingError as error:
-        if requested is None or error.model is None or error.model.config != requested.model:
+        # A training that failed has no start beside its factors yet.
+        trained_config = requested and replace(requested.model, start_factors=0)
+        if requested is None or error.model is None or error.model.config != trained_config:
             raise
         seconds = time.perf_counter() - started
         OfflineTraining(requested, error.model, [error.history], seconds, refit).save(

@@ -21,11 +21,13 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
-from ncr_core.recipes import Recipe, check_tower_start
+from ncr_core.recipes import Recipe, affordable_start_factors, check_tower_start
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
+from ncr_core.training.kept_start import kept_start, without_start
 from ncr_core.training.newcomers import has_few_newcomers, shrink_newcomers
+from ncr_core.training.next_item import next_item_factors
 from ncr_core.training.product_tower import start_as_product
 from ncr_core.training.proposal import Proposal
 from ncr_core.training.trainer import (
@@ -40,6 +42,7 @@ from ncr_core.training.trainer import (
     store_pooled_vectors,
     train_epoch,
     train_loop,
+    validation_figures,
 )
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
@@ -126,6 +129,10 @@ def _trained(
         model = start or start_model(model_config, config, split)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
         history = run(model, split, config, phase, on_progress)
+        whole = kept_start(model, model_config, split.train, config.seed)
+        if whole is not model and history.best is not None:
+            history.with_start = [*validation_figures(whole, split, config)]
+        model = whole
         shrink = has_few_newcomers(split.train) if shrink is None else shrink
         shrunk = shrink and history.best_epoch > 0 and shrink_newcomers(model, split.train)
         if shrunk:
@@ -295,9 +302,12 @@ def _with_held_out(
     # A few passes against uniform items would make the lists of such a tower worse.
     is_product = config.tower_start == "product"
     if warm or not (closed_form or is_product):
+        model = trained.model
+        if model.config.start_factors:
+            model = without_start(cast(NBPR, model))
         with seeded(config):
-            learn_held_out(trained.model, interactions, config)
-        return trained.model
+            learn_held_out(model, interactions, config)
+        return kept_start(model, trained.model.config, interactions, config.seed)
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
     # The times are for `learn_gaps` alone.
     everything = Split(replace(interactions, times=None), nothing, nothing)
@@ -327,7 +337,7 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
 
 
 def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
-    """A model at its start, before training.
+    """A model at its start, before training, without ``start_factors``.
 
     Raises ConfigError or DataError if the start does not fit the model or the data.
     """
@@ -336,11 +346,17 @@ def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> Pai
         if config.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
         model.to(training.torch_device())
+        train = split.train
+        kept = affordable_start_factors(config, train.n_users, train.n_items, train.nnz)
+        if kept and training.start == "next-item":
+            # The training starts from the first of them, and they are found only once.
+            next_item_factors(train, kept, training.seed)
         STARTS[training.start](model, split.train, training.seed)
     return model
 
 
 def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
+    config = replace(config, start_factors=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(config, split.train.n_users, split.train.n_items)

@@ -284,7 +284,7 @@ def _start(
         return starts[name], None
     whole = recipe.training.start == "als" and split.train.n_items > MAX_DENSE_ITEMS
     factors = recipe.model.factors if whole else min(recipe.model.factors, START_FACTORS)
-    start = recipe.with_(kind="nbpr", epochs=0, factors=factors)
+    start = recipe.with_(kind="nbpr", epochs=0, factors=factors, start_factors=0)
     model = train_model(start.model, start.training, split).model
     starts[name] = _mean(_measure(model, split)[1])
     return starts[name], model if whole else None

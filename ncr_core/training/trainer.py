@@ -193,10 +193,14 @@ class History:
     seconds: list[float] = field(default_factory=list)
     best_epoch: int = 0
     start: list[float] = field(default_factory=list)
+    with_start: list[float] = field(default_factory=list)
+    """NDCG@10 and HR@10 of that epoch together with the start beside it, see `kept_start`."""
 
     @property
     def best(self) -> tuple[float, float] | None:
-        """NDCG@10 and HR@10 on validation of the epoch that was kept."""
+        """NDCG@10 and HR@10 on validation of the model that was kept."""
+        if self.with_start:
+            return self.with_start[0], self.with_start[1]
         if self.best_epoch == 0 or not self.ndcg:
             return (self.start[0], self.start[1]) if self.start else None
         return self.ndcg[self.best_epoch - 1], self.hr[self.best_epoch - 1]
@@ -585,6 +589,14 @@ def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker],
         return Metrics(hit_ratio(ranks, K), ndcg(ranks, K), len(ranks), split.train.n_items)
 
     return measure
+
+
+def validation_figures(
+    model: PairwiseRanker, split: Split, config: TrainConfig
+) -> tuple[float, float]:
+    """NDCG@10 and HR@10 of a model on the validation items, of which there are some."""
+    metrics = _validation(split, config)(model)
+    return metrics.ndcg, metrics.hr
 
 
 def of_validated(split: Split, config: TrainConfig) -> Split:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
-from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.models import NBPR, ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
+from ncr_core.training.kept_start import kept_start, without_start
 from ncr_core.training.pretraining import PhaseRunner, TrainingResult
 from ncr_core.training.trainer import (
     OnProgress,
@@ -82,6 +84,9 @@ def train_warm(
     The training has at most ``EPOCHS`` passes and at most the peak rate ``RATE``; ``config`` may
     lower both. ``run_phase`` is as in `train_model`.
     """
+    architecture = base.model.config
+    if architecture.start_factors:
+        base = replace(base, model=without_start(cast(NBPR, base.model)))
     model = grown_model(base, split, config.seed).to(config.torch_device())
     if not model.shares_negatives:
         config = replace(config, shared_negatives=0)
@@ -90,7 +95,8 @@ def train_warm(
     phase = TrainingPhase(f"go on with {kind}", epochs, min(RATE, config.learning_rate))
     run = run_phase or train_loop
     with seeded(config):
-        return TrainingResult(model, [run(model, split, config, phase, on_progress)])
+        history = run(model, split, config, phase, on_progress)
+    return TrainingResult(kept_start(model, architecture, split.train, config.seed), [history])
 
 
 def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:
