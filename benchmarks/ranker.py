@@ -2,6 +2,7 @@
 
     python -m benchmarks.ranker CHECKPOINT
     python -m benchmarks.ranker additive_topk CHECKPOINT
+    python -m benchmarks.ranker additive_candidates ITEMS
     python -m benchmarks.ranker strategies CHECKPOINT DATA [ml-1m | ncf-ml-1m]
 
 CHECKPOINT is one of `ncr train` or `ncr reproduce`: the preferences of a random model are far more
@@ -16,10 +17,14 @@ The second takes the best of the whole catalogue for an additive model, beside n
 matrices, argpartition, and a sort of what it leaves) and ``recommend`` of implicit's matrix
 factorisation with the same vectors: the fastest of several runs, in turns whose order is drawn.
 
-The third sets Algorithm 1 beside Copeland's and Borda's orders: quality, cost, and how intransitive
-a model is. CHECKPOINT was trained by `ncr reproduce` on this data set of the folder DATA. HR@10 and
-NDCG@10 are of the test items among the sampled ones of the protocol. Certified users have the same
-best ten in any order of the candidates; cycles are the share of triples that are intransitive.
+The third ranks 200 candidates of an NBPR of random vectors, whose number of factors is that of the
+recipes: compiled, which scores each candidate where it lies, and in torch, which copies its vector.
+
+The fourth sets Algorithm 1 beside Copeland's and Borda's orders: quality, cost, and how
+intransitive a model is. CHECKPOINT was trained by `ncr reproduce` on this data set of the folder
+DATA. HR@10 and NDCG@10 are of the test items among the sampled ones of the protocol. Certified
+users have the same best ten in any order of the candidates; cycles are the share of triples that
+are intransitive.
 """
 
 from __future__ import annotations
@@ -48,10 +53,11 @@ from ncr_core.data.interactions import IntArray
 from ncr_core.evaluation.protocols import K, ranks_of
 from ncr_core.evaluation.significance import Evaluation
 from ncr_core.inference.retrieval import CandidateGenerator
-from ncr_core.models import PairwiseRanker
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.ranking import STRATEGIES, ExactRanker, Strategy, algorithm1, anchors_of
 from ncr_core.ranking.algorithm1 import wins
 from ncr_core.ranking.backends.numba_ranker import NumbaRanker
+from ncr_core.recipes import WINDOWS
 from ncr_core.reproduction.datasets import load_dataset
 
 CASES = [(100, 1), (100, 32), (200, 1), (200, 32), (1000, 1), (1000, 32)]
@@ -219,6 +225,44 @@ def additive_topk(folder: Path) -> None:
     )
 
 
+@torch.inference_mode()
+def additive_candidates(items: int) -> None:
+    torch.set_num_threads(1)
+    rows: list[list[Any]] = []
+    for factors, start_factors in ((64, 0), (128, 0), (128, 512), (128, 1_024)):
+        config = ModelConfig(
+            kind="nbpr",
+            factors=factors,
+            start_factors=start_factors,
+            users="history",
+            windows=WINDOWS,
+            item_bias=True,
+        )
+        model = build_model(config, 1, items)
+        compiled, in_torch = ExactRanker(model), ExactRanker(model, compiled=False)
+        for batch in (1, 32):
+            users = torch.randn(batch, config.width)
+            candidates = torch.stack([torch.randperm(items)[:200] for _ in range(batch)])
+            calls: dict[str, Callable[[], Any]] = {
+                "compiled": partial(compiled.rank, users, candidates, K),
+                "torch": partial(in_torch.rank, users, candidates, K),
+            }
+            if not calls["compiled"]().equal(calls["torch"]()):
+                raise AssertionError("the lists differ")
+            times = in_turns(calls, ADDITIVE_REPEATS)
+            a_user = [min(times[name]) * 1e3 / batch for name in calls]
+            rows.append([config.width, batch, *a_user, a_user[1] / a_user[0]])
+    publish(
+        f"candidates-nbpr-{items}",
+        ["factors", "batch", "compiled ms a user", "torch ms a user", "torch / compiled"],
+        rows,
+        items=items,
+        candidates=200,
+        k=K,
+        threads=1,
+    )
+
+
 def _ours(ranker: ExactRanker, users: torch.Tensor) -> Any:
     return ranker.top(users, K).numpy()
 
@@ -328,4 +372,9 @@ def cyclic_share(won: Tensor, lengths: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    run_command(main, additive_topk=additive_topk, strategies=strategies)
+    run_command(
+        main,
+        additive_topk=additive_topk,
+        additive_candidates=additive_candidates,
+        strategies=strategies,
+    )

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ncr_core.models.scoring_tables import PairTables, TowerTable
+from ncr_core.models.scoring_tables import LinearTable, PairTables, TowerTable
 
 PAD = -1  # where a list of item rows has ended
 CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
@@ -136,6 +136,15 @@ class BoundMargins:
         if self.projected is None:
             raise ValueError("an additive model has no tower")
         return self._margins.caution(self.projected)
+
+    @property
+    def product(self) -> tuple[Tensor, LinearTable] | None:
+        """(B, d) vectors and the table whose product in float64 is s_ui; None for other models."""
+        table = self._margins.double.linear
+        if table is None or not self._margins.sortable:
+            return None
+        boosted = table if self.boost is None else table.plus_bias(self.boost)
+        return self.users[:, table.columns].contiguous(), boosted
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""

@@ -129,7 +129,9 @@ class ExactRanker:
     @cached_property
     def fallback(self) -> Ranker:
         """The backend for batches that ``backend`` does not support."""
-        return AdditiveRanker() if self.margins.additive else TorchRanker(self.margins)
+        if self.margins.additive:
+            return AdditiveRanker(self._may_compile)
+        return TorchRanker(self.margins)
 
     def free_graphs(self) -> None:
         """Frees the memory that CUDA graphs of earlier passes keep."""

@@ -1,4 +1,4 @@
-"""The best items by a product of vectors, as compiled code: the selection after the product."""
+"""Scores of candidates, and the best items of a catalogue, by a product of vectors: compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ import numpy as np
 from ncr_core.ranking.backends.dense_kernel import compiled
 
 GROUP = 16  # scores of which only the largest is looked at first
+
+
+@compiled
+def exact_score(users: Any, items: Any, bias: Any, user: int, item: int) -> float:
+    """The score in float64, the same for every batch; arguments as of ``best_by_product``."""
+    width = items.shape[1]
+    # Four sums: each addition of one has to wait for the last.
+    one, two, three, four = bias[item] if len(bias) else 0.0, 0.0, 0.0, 0.0
+    for d in range(0, width - 3, 4):
+        one += users[user, d] * items[item, d]
+        two += users[user, d + 1] * items[item, d + 1]
+        three += users[user, d + 2] * items[item, d + 2]
+        four += users[user, d + 3] * items[item, d + 3]
+    for d in range(width - width % 4, width):
+        one += users[user, d] * items[item, d]
+    return (one + two) + (three + four)
+
+
+@compiled
+def score_candidates(users: Any, items: Any, bias: Any, candidates: Any, scores: Any) -> None:
+    """Fills ``scores`` (B, M) of the ``candidates`` (B, M), rows of ``items``, with float64."""
+    for user in range(candidates.shape[0]):
+        for place in range(candidates.shape[1]):
+            scores[user, place] = exact_score(users, items, bias, user, candidates[user, place])
 
 
 @compiled
@@ -65,16 +89,7 @@ def best_by_product(
             for i in range(group, n_items, n_groups):
                 if scores[user, i] < least or scores[user, i] == -np.inf:
                     continue
-                # Four sums: each addition of one has to wait for the last.
-                score, two, three, four = bias[i] if len(bias) else 0.0, 0.0, 0.0, 0.0
-                for d in range(0, width - 3, 4):
-                    score += users[user, d] * items[i, d]
-                    two += users[user, d + 1] * items[i, d + 1]
-                    three += users[user, d + 2] * items[i, d + 2]
-                    four += users[user, d + 3] * items[i, d + 3]
-                for d in range(width - width % 4, width):
-                    score += users[user, d] * items[i, d]
-                score = np.rint(((score + two) + (three + four)) / tie)
+                score = np.rint(exact_score(users, items, bias, user, i) / tie)
                 place = order[i] if len(order) else i
                 if n_kept == k and (
                     exact[k - 1] > score or (exact[k - 1] == score and places[k - 1] < place)
@@ -95,8 +110,9 @@ def best_by_product(
 
 
 def compile_all() -> None:
-    """Compiles ``best_by_product`` for the types of its calls."""
+    """Compiles the functions for the types of their calls."""
     nothing, order, items = np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros((1, 0))
     scores, best = np.zeros((1, 1), dtype=np.float32), np.zeros((1, 1), dtype=np.int64)
     for users in (np.zeros((1, 0)), np.zeros((1, 0), dtype=np.float32)):
         best_by_product(scores, 0.0, 0.0, users, items, nothing, order, 1.0, best)
+        score_candidates(users, items, nothing, best, np.zeros((1, 1)))

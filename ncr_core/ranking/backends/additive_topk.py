@@ -35,30 +35,55 @@ def topk_kernel() -> ModuleType | None:
 class AdditiveRanker:
     """Ranks by sorting scores, for any additive model; see ``Ranker``."""
 
+    def __init__(self, compiled: bool = True) -> None:
+        """``compiled`` allows compiled code on a CPU."""
+        self._compiled = compiled
+
     def supports(self, n_users: int, n_candidates: int) -> bool:
         """Every shape is supported."""
         return True
 
     def bind(self, users: BoundMargins) -> AdditiveBatch:
         """The ranker for a batch of users."""
-        return AdditiveBatch(users)
+        return AdditiveBatch(users, self._compiled)
 
 
 class AdditiveBatch:
     """An ``AdditiveRanker`` for a batch of B users."""
 
-    def __init__(self, users: BoundMargins) -> None:
+    def __init__(self, users: BoundMargins, compiled: bool) -> None:
         self._users = users
+        self._compiled = compiled
 
     @torch.inference_mode()
     def rank(self, candidates: Tensor, k: int) -> tuple[Tensor, None]:
         """(B, M) item rows → (B, k) rows of the top k, both padded with −1; no pair is compared."""
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         # Rounding to TIE keeps what differs only by rounding a tie.
-        scores = (self._users.all_linear_scores(items) / TIE).round()
+        scores = (self._scores(items) / TIE).round()
         inside = torch.arange(items.shape[1], device=items.device) < lengths.unsqueeze(1)
         order = top_positions(scores.masked_fill(~inside, -torch.inf), lengths, k)
         return items.gather(1, order.clamp(min=0)).masked_fill_(order == PAD, PAD), None
+
+    def _scores(self, items: Tensor) -> Tensor:
+        """(B, M) scores in float64; compiled code copies no vectors of the items."""
+        product = self._users.product
+        on_cpu = items.device.type == "cpu"
+        kernel = topk_kernel() if self._compiled and product is not None and on_cpu else None
+        if product is None or kernel is None:
+            return self._users.all_linear_scores(items)
+        vectors, table = product
+        if items.numel() and int(items.max()) >= len(table.items):
+            raise IndexError(f"no item has the row {int(items.max())}")
+        scores = np.empty(items.shape)
+        kernel.score_candidates(
+            vectors.numpy(),
+            table.items.numpy(),
+            NO_BIAS if table.bias is None else table.bias.numpy(),
+            items.numpy(),
+            scores,
+        )
+        return torch.from_numpy(scores)
 
 
 @torch.inference_mode()

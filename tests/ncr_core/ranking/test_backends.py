@@ -132,13 +132,16 @@ def test_what_overflows_in_float32_is_decided_in_float64(compiled: bool) -> None
         assert ranked[user].tolist() == expected
 
 
-def test_items_that_there_are_not_are_an_error(compiled: bool) -> None:
-    model = wild_model(ModelConfig(kind="dncr", factors=2), 3, 10)
+@pytest.mark.parametrize("kind", ["nbpr", "dncr"])
+def test_items_that_there_are_not_are_an_error(
+    kind: Literal["nbpr", "dncr"], compiled: bool
+) -> None:
+    model = wild_model(ModelConfig(kind=kind, factors=2), 3, 10)
     ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(3))
     for wrong in (10, 10**9, -2):
         candidates = torch.tensor([[1, 2], [wrong, 3], [4, 5]])
-        if wrong >= 0 or compiled:
+        if wrong >= 0 or (compiled and kind == "dncr"):
             with pytest.raises(IndexError):
                 ranker.mean_margins(users, torch.tensor([3, wrong]))
         if wrong >= 0:
@@ -155,6 +158,50 @@ def test_several_threads_may_call_a_ranker() -> None:
     with ThreadPoolExecutor(6) as pool:
         lists = list(pool.map(lambda _: ranker.rank(users, candidates, 10), range(24)))
     assert all(ranked.equal(expected) for ranked in lists)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    factors=st.integers(1, 70),
+    width=st.integers(1, 40),
+    k=st.integers(1, 45),
+    scale=st.sampled_from([1e-9, 0.3, 30.0]),
+    bias=st.booleans(),
+    boosted=st.booleans(),
+    double=st.booleans(),
+)
+def test_compiled_scores_of_candidates_give_the_lists_of_torch(
+    seed: int,
+    factors: int,
+    width: int,
+    k: int,
+    scale: float,
+    bias: bool,
+    boosted: bool,
+    double: bool,
+) -> None:
+    """Also with equal items, which tie, and with padding; alone a user has the same list."""
+    torch.manual_seed(seed)
+    config = ModelConfig(kind="nbpr", factors=factors, item_bias=bias)
+    model = build_model(config, 5, 40).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=scale)
+    for table in ("items.weight", *(("bias",) if bias else ())):
+        model.get_parameter(table)[30:] = model.get_parameter(table)[:10]
+    users = model.user_vectors(torch.arange(5))
+    users = users.double() if double else users
+    boost = torch.randn(40, dtype=torch.float64) if boosted else None
+    if boost is not None:
+        boost[30:] = boost[:10]
+    candidates = torch.stack([torch.randperm(40)[:width] for _ in range(5)])
+    candidates[torch.arange(width) >= torch.randint(width + 1, (5, 1))] = PAD
+    compiled, in_torch = ExactRanker(model), ExactRanker(model, compiled=False)
+    ranked = compiled.bind(users, boost).rank(candidates, k)
+    assert ranked.equal(in_torch.bind(users, boost).rank(candidates, k))
+    for user in range(5):
+        own = slice(user, user + 1)
+        assert compiled.bind(users[own], boost).rank(candidates[own], k).equal(ranked[own])
 
 
 def test_without_compiled_code_lists_come_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
