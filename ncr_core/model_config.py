@@ -115,7 +115,7 @@ class ModelConfig:
     """Of NBPR, the number of further factors that stay as the next-item start made them.
 
     They are behind the trained factors, and the scores of both add up; see ``kept_start``. In a
-    recipe the number is the most, and small data have fewer.
+    recipe the number is the most, and the size of the data may leave fewer or none.
     """
 
     item_bias: bool = parameter(False, "Add item biases.")

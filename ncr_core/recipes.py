@@ -283,9 +283,9 @@ def _with_attention() -> Sections:
 def _with_two_layers() -> Sections:
     """More passes than a CPU has time for."""
     training = {"epochs": 12, "dropout": 0.3}
-    return merge_sections(
-        _with_attention(), {"model": {"attention_layers": 2}, "training": training}
-    )
+    # Nobody has measured what the start beside them is worth.
+    model = {"attention_layers": 2, "start_factors": 0}
+    return merge_sections(_with_attention(), {"model": model, "training": training})
 
 
 def _neupr_from_next_item() -> Sections:
@@ -320,7 +320,7 @@ MAX_DENSE_ITEMS = 8_000  # of the closed form's dense systems: three matrices of
 MAX_SPARSE_CELLS, MIN_SPARSE_FACTORS = 8e7, 32  # interactions times factors of sparse systems
 MAX_ALS_CELLS = 2e11  # users and items times the cube of the factors: what their systems cost
 MIN_FACTORS, MAX_TABLE_CELLS = 8, 2**25  # 128 MiB a table
-MIN_START_RATIO = 2  # of the start's factors beside the trained ones; see docs/experiments.md
+MIN_START_RATIO, MAX_START_RATIO = 2, 8  # of the start's factors to the trained ones
 _ON_SMALL_DATA: dict[str, dict[str, Any]] = {
     "next-item": {"factors": MANY_FACTORS},
     "next-item-nbpr": {
@@ -385,10 +385,12 @@ def affordable_start_factors(model: ModelConfig, users: int, items: int, interac
     """The number of factors of the start that a model keeps beside its trained ones; 0 for none.
 
     The number is at most ``start_factors``, and bounded as the factors of `auto_recipes` are. Less
-    than twice the trained factors gain too little.
+    than twice the trained factors gain too little. At most eight times as many leave a small model
+    small.
     """
     most = MAX_TABLE_CELLS // max(users, items, 1) - model.factors
-    kept = min(model.start_factors, items, most, _solved_factors(items, interactions))
+    bounds = (items, most, MAX_START_RATIO * model.factors, _solved_factors(items, interactions))
+    kept = min(model.start_factors, *bounds)
     return kept - kept % HEADS if kept >= MIN_START_RATIO * model.factors else 0
 
 

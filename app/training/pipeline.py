@@ -39,7 +39,14 @@ from ncr_core.evaluation.protocols import (
 )
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.parameters import parameters_of
-from ncr_core.recipes import AUTO_RECIPE, Recipe, auto_recipes, recipe
+from ncr_core.recipes import (
+    AUTO_RECIPE,
+    CLOSED_FORM_FACTORS,
+    SMALL_DATA,
+    Recipe,
+    auto_recipes,
+    recipe,
+)
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
 from ncr_core.training.pretraining import PhaseRunner, evaluation_snapshot, learn_everything
@@ -229,6 +236,8 @@ def _evaluate_baselines(split: Split, held_out: IntArray, device: str, seed: int
     if train.nnz > MAX_BASELINE_INTERACTIONS:
         return {}
     closed = auto_recipes(train.n_users, train.n_items, train.nnz)[0]
+    if train.nnz > SMALL_DATA:
+        closed = closed.with_(factors=min(closed.model.factors, CLOSED_FORM_FACTORS))
     fitted = {"als": recipe("als-nbpr").with_(factors=BASELINE_FACTORS), "next-item": closed}
     figures = {}
     for name, each in fitted.items():

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,7 +38,13 @@ from ncr_core.data import Interactions
 from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.models import build_model
 from ncr_core.models.user_embeddings import PooledUsers
-from ncr_core.recipes import AUTO_RECIPE, Recipe, affordable_start_factors, auto_recipes
+from ncr_core.recipes import (
+    AUTO_RECIPE,
+    SMALL_DATA,
+    Recipe,
+    affordable_start_factors,
+    auto_recipes,
+)
 from ncr_core.training.batches import may_be_parted
 from ncr_core.training.next_item import MAX_ROWS
 
@@ -189,6 +195,8 @@ SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solv
 RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
 RANK_EVENT_BYTES = 65  # its keys, and what is drawn from it
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
+START_COPIES = 4  # of a start beside them: its closed form, what was evaluated, and what is served
+MAX_REPEATS = 4  # events of one interaction, on average, in data that may count as small
 
 # On the disk: 66 B of a snapshot were measured, and the matrix takes 20 B beside it. The snapshot
 # is removed before there are a copy to train on, keys and the parts of ranks.
@@ -259,7 +267,10 @@ def training_bytes(
         ranks: The processes that train on this machine, beside the job's own process.
     """
     recipes = _recipes(params, events, users, items)
-    models = max(_model_bytes(each, events, users, items) for each in recipes)
+    models, trained = (
+        max(_model_bytes(each, events, users, items) for each in some)
+        for some in (recipes, [each.with_(start_factors=0) for each in recipes])
+    )
     # From other starts, the job's own process learns the held-out items.
     only_starts = ranks.elsewhere and all(
         each.training.start == "next-item" and each.training.tower_start == "random"
@@ -271,7 +282,7 @@ def training_bytes(
     else:  # with the vectors of the best epoch
         of_data += EVENT_BYTES * events
         of_data += max(_pooled_bytes(each, users, items) for each in recipes)
-    return BASE_BYTES + of_data + models + ranks.bytes(recipes, events, models)
+    return BASE_BYTES + of_data + models + ranks.bytes(recipes, events, trained)
 
 
 def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
@@ -280,7 +291,9 @@ def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequen
         recipes = auto_recipes(users, items, events)
     else:
         recipes = (params.configured_recipe(),)
-    kept = [affordable_start_factors(each.model, users, items, events) for each in recipes]
+    # Of repeated events one counts, and less data may keep more factors of the start.
+    interactions = min(events, SMALL_DATA) if events <= MAX_REPEATS * SMALL_DATA else events
+    kept = [affordable_start_factors(each.model, users, items, interactions) for each in recipes]
     return [each.with_(start_factors=k) for each, k in zip(recipes, kept, strict=True)]
 
 
@@ -294,8 +307,11 @@ def _pooled_bytes(recipe: Recipe, users: int, items: int) -> int:
 def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
     model = recipe.model
     with torch.device("meta"):  # shapes without memory
-        parameters = sum(part.numel() for part in build_model(model, users, items).parameters())
-    size = TABLE_COPIES * 4 * parameters
+        parameters, trained = (
+            sum(part.numel() for part in build_model(each, users, items).parameters())
+            for each in (model, replace(model, start_factors=0))
+        )
+    size = TABLE_COPIES * 4 * trained + START_COPIES * 4 * (parameters - trained)
     if recipe.training.start == "next-item":
         size += SOLVED_ROW_BYTES * min(events, MAX_ROWS)
         size += SOLVED_BLOCKS * 4 * (max(model.factors, model.start_factors) + 32) * items

@@ -64,8 +64,8 @@ class PooledUsers(nn.Module):
     With ``attention_layers`` the sum of the windows also includes the output of a `CausalEncoder`
     for the latest item, over the vectors P_k.
 
-    The last ``start_factors`` coordinates have a number in place of each M_w, and no output of the
-    encoder, which has the other coordinates of P_k alone.
+    The last ``start_factors`` coordinates have a number in place of each M_w, and neither g_l, c_l
+    nor an output of the encoder, which reads the other coordinates of P_k alone.
 
     With ``by_gap`` the vector of a user in the gap class g is s_g U_u + o_g. s is 1 and o is 0
     before the fit, and always for class 0. ``latest_time``, in seconds since 1970, is the time
@@ -106,7 +106,7 @@ class PooledUsers(nn.Module):
         self.register_buffer("weight", torch.zeros(n_users, size))
         if by_length:
             self.gate = nn.Parameter(torch.ones(len(LENGTHS) + 1))
-            self.offset = nn.Parameter(torch.zeros(len(LENGTHS) + 1, size))
+            self.offset = nn.Parameter(torch.zeros(len(LENGTHS) + 1, self.trained))
         if by_gap:
             self.register_buffer("gap_scale", torch.ones(len(GAPS_SECONDS) + 1))
             self.register_buffer("gap_offset", torch.zeros(len(GAPS_SECONDS) + 1, size))
@@ -260,7 +260,10 @@ class PooledUsers(nn.Module):
             return vectors
         at = torch.searchsorted(_lengths(lengths.device), lengths)
         gate = nn.functional.embedding(at, self.gate.unsqueeze(1))
-        return gate * vectors + nn.functional.embedding(at, self.offset)
+        gated = gate * vectors[:, : self.trained] + nn.functional.embedding(at, self.offset)
+        if self.trained == vectors.shape[1]:
+            return gated
+        return torch.cat([gated, vectors[:, self.trained :]], dim=1)
 
     @staticmethod
     def _first(window: int, start: Tensor, end: Tensor) -> Tensor:

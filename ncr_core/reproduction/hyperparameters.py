@@ -120,7 +120,7 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "NBPR attention": _alone("next-item-attention"),
     # Without the weight of first items, which is there for newcomers.
     "NBPR two-layer attention": lambda factors: merge_sections(
-        _alone("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
+        _of_recipe("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
     ),
     "NeuPR next-item": _of_recipe("next-item-neupr"),
     "DNCR next-item": lambda factors: _dncr_next_item(),

@@ -2,8 +2,7 @@
 
 A training affords few factors, and moves them away from the start. An untrained start of many
 factors also knows pairs of items that are too rare for few factors. `with_start` adds up the scores
-of both: the factors of the start are further factors of one NBPR. The best lists are those of the
-sum, as docs/experiments.md says.
+of both: the factors of the start are further factors of one NBPR. docs/experiments.md has the gain.
 """
 
 from __future__ import annotations
@@ -14,32 +13,37 @@ import torch
 
 from ncr_core.data.interactions import Interactions
 from ncr_core.model_config import ModelConfig
-from ncr_core.models import NBPR, PairwiseRanker, build_model
+from ncr_core.models import NBPR, build_model
 from ncr_core.recipes import affordable_start_factors
+from ncr_core.train_config import TrainConfig
 from ncr_core.training.initializers import next_item_start
 from ncr_core.training.trainer import remember, store_pooled_vectors
 
 _OF_ITEMS = ("items.weight", "users.items.weight")
-_BY_FACTOR = (*_OF_ITEMS, "users.weight", "users.offset", "users.gap_offset")
+_BY_FACTOR = (*_OF_ITEMS, "users.weight", "users.gap_offset")
 
 
-def kept_start(
-    trained: PairwiseRanker, config: ModelConfig, train: Interactions, seed: int
-) -> PairwiseRanker:
-    """The model `with_start`, or the trained model itself if the data afford no start beside it.
+def start_factors_of(config: ModelConfig, training: TrainConfig, train: Interactions) -> int:
+    """The number of factors of the start that a training keeps beside its own; 0 for none.
 
-    ``config`` has the most ``start_factors``; see `affordable_start_factors`.
+    See `affordable_start_factors`. Only a training from the next-item start keeps its start.
     """
-    factors = affordable_start_factors(config, train.n_users, train.n_items, train.nnz)
-    if not factors:
-        return trained
-    assert isinstance(trained, NBPR)  # noqa: S101 - no other model has start_factors
-    return with_start(trained, factors, train, seed)
+    if training.start != "next-item":
+        return 0
+    return affordable_start_factors(config, train.n_users, train.n_items, train.nnz)
+
+
+@torch.no_grad()
+def silence(model: NBPR) -> None:
+    """Sets the vectors and biases of the ranked items to zero, so that all items tie."""
+    model.items.weight.zero_()
+    if model.bias is not None:
+        model.bias.zero_()
 
 
 @torch.no_grad()
 def with_start(trained: NBPR, factors: int, train: Interactions, seed: int) -> NBPR:
-    """An NBPR whose scores are those of a trained NBPR plus those of its untrained start.
+    """An NBPR whose scores are those of a trained NBPR plus those of the untrained start.
 
     Args:
         trained: an NBPR with windows, without ``start_factors``.

@@ -106,7 +106,11 @@ def train_checkpoint(
         if refit:
             config = refit_config(recipe.model, recipe.training, history)
             trained = train_model(
-                recipe.model, config, split.with_validation_in_train(), on_progress
+                recipe.model,
+                config,
+                split.with_validation_in_train(),
+                on_progress,
+                start_factors=trained.model.config.start_factors,
             )
     except TrainingError as error:
         # A training that failed has no start beside its factors yet.

@@ -21,11 +21,11 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.model_config import Kind
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
-from ncr_core.recipes import Recipe, affordable_start_factors, check_tower_start
+from ncr_core.recipes import Recipe, check_tower_start
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.initializers import STARTS
-from ncr_core.training.kept_start import kept_start, without_start
+from ncr_core.training.kept_start import silence, start_factors_of, with_start, without_start
 from ncr_core.training.newcomers import has_few_newcomers, shrink_newcomers
 from ncr_core.training.next_item import next_item_factors
 from ncr_core.training.product_tower import start_as_product
@@ -89,6 +89,7 @@ def train_model(
     start: PairwiseRanker | None = None,
     shrink: bool | None = None,
     run_phase: PhaseRunner | None = None,
+    start_factors: int | None = None,
 ) -> TrainingResult:
     """Trains a model from scratch; NeuPR with ``config.pretrain`` by eq. 26.
 
@@ -96,10 +97,11 @@ def train_model(
 
     ``parts`` are a trained NBPR and a trained DNCR for NeuPR to start from. ``start`` is a model of
     one phase at its start, and the training changes it in place. ``shrink`` says whether to
-    `shrink_newcomers`; by default the data decide. ``config.seed`` makes the training repeatable on
-    one device. ``run_phase`` trains the phases that have epochs, for example with several ranks.
-    The default is `train_loop`, which alone trains a tower that starts as a product. Raises
-    ConfigError, DataError or TrainingError.
+    `shrink_newcomers`, and ``start_factors`` how many factors of its start the model keeps; by
+    default the data decide. ``config.seed`` makes the training repeatable on one device.
+    ``run_phase`` trains the phases that have epochs, for example with several ranks. The default is
+    `train_loop`, which alone trains a tower that starts as a product. Raises ConfigError, DataError
+    or TrainingError.
     """
 
     def run(*arguments: Any) -> History:
@@ -112,7 +114,9 @@ def train_model(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"
         )
     with seeded(config):
-        return _trained(model_config, config, split, on_progress, parts, start, shrink, run)
+        return _trained(
+            model_config, config, split, on_progress, parts, start, shrink, run, start_factors
+        )
 
 
 def _trained(
@@ -124,18 +128,21 @@ def _trained(
     start: PairwiseRanker | None,
     shrink: bool | None,
     run: Callable[..., History],
+    start_factors: int | None,
 ) -> TrainingResult:
     if not pretrains(model_config, config):
-        model = start or start_model(model_config, config, split)
+        if start_factors is None:
+            start_factors = start_factors_of(model_config, config, split.train)
+        model = start or start_model(model_config, config, split, start_factors)
         phase = TrainingPhase(f"train {model_config.kind}", config.epochs, config.learning_rate)
         history = run(model, split, config, phase, on_progress)
-        whole = kept_start(model, model_config, split.train, config.seed)
-        if whole is not model and history.best is not None:
-            history.with_start = [*validation_figures(whole, split, config)]
-        model = whole
         shrink = has_few_newcomers(split.train) if shrink is None else shrink
         shrunk = shrink and history.best_epoch > 0 and shrink_newcomers(model, split.train)
-        if shrunk:
+        if start_factors:
+            if history.best_epoch == 0:  # the factors of the start would count twice
+                silence(cast(NBPR, model))
+            model = joined(model, start_factors, split, config, history)
+        elif shrunk:
             remember(model, split.train)
         return TrainingResult(model, [history], shrunk)
 
@@ -170,6 +177,16 @@ def _trained(
     phase_config = replace(config, shared_negatives=0)
     histories.append(run(neupr, split, phase_config, phase, on_progress))
     return TrainingResult(neupr, histories)
+
+
+def joined(
+    model: PairwiseRanker, start_factors: int, split: Split, config: TrainConfig, history: History
+) -> PairwiseRanker:
+    """A trained NBPR with its start beside it, see `with_start`; ``history`` gets its figures."""
+    whole = with_start(cast(NBPR, model), start_factors, split.train, config.seed)
+    if history.best is not None:
+        history.joined = [*validation_figures(whole, split, config)]
+    return whole
 
 
 def _tower_config(config: TrainConfig, split: Split) -> TrainConfig:
@@ -273,7 +290,8 @@ def learn_everything(
     - Without ``warm``, any other model from the next-item start is fitted again, with the chosen
       number of epochs.
     - All other models get a few more passes: models from other starts, and ``warm`` models, which
-      started from another model.
+      started from another model. A start beside trained factors is left out of these passes, and is
+      made anew.
 
     At the end the model learns the effect of breaks, see `learn_gaps`. ``run_phase`` is as in
     `train_model`.
@@ -307,13 +325,19 @@ def _with_held_out(
             model = without_start(cast(NBPR, model))
         with seeded(config):
             learn_held_out(model, interactions, config)
-        return kept_start(model, trained.model.config, interactions, config.seed)
+        kept = trained.model.config.start_factors
+        return with_start(cast(NBPR, model), kept, interactions, config.seed) if kept else model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)
     # The times are for `learn_gaps` alone.
     everything = Split(replace(interactions, times=None), nothing, nothing)
-    shrink = trained.shrunk
-    again_trained = train_model(recipe.model, again, everything, shrink=shrink, run_phase=run_phase)
-    return again_trained.model
+    return train_model(
+        recipe.model,
+        again,
+        everything,
+        shrink=trained.shrunk,
+        run_phase=run_phase,
+        start_factors=trained.model.config.start_factors,
+    ).model
 
 
 def pretrains(model_config: ModelConfig, config: TrainConfig) -> bool:
@@ -336,8 +360,13 @@ def part_config(model_config: ModelConfig, kind: Kind) -> ModelConfig:
     )
 
 
-def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> PairwiseRanker:
+def start_model(
+    config: ModelConfig, training: TrainConfig, split: Split, start_factors: int | None = None
+) -> PairwiseRanker:
     """A model at its start, before training, without ``start_factors``.
+
+    A next-item start has the first of the ``start_factors`` that the model will keep; by default
+    the data decide how many.
 
     Raises ConfigError or DataError if the start does not fit the model or the data.
     """
@@ -346,11 +375,10 @@ def start_model(config: ModelConfig, training: TrainConfig, split: Split) -> Pai
         if config.init == "paper":
             raise ConfigError('init="paper" is N(0, 0.01²) everywhere: start must be "random"')
         model.to(training.torch_device())
-        train = split.train
-        kept = affordable_start_factors(config, train.n_users, train.n_items, train.nnz)
-        if kept and training.start == "next-item":
-            # The training starts from the first of them, and they are found only once.
-            next_item_factors(train, kept, training.seed)
+        if start_factors is None:
+            start_factors = start_factors_of(config, training, split.train)
+        if start_factors:
+            next_item_factors(split.train, start_factors, training.seed)  # which remembers them
         STARTS[training.start](model, split.train, training.seed)
     return model
 

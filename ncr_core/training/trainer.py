@@ -193,14 +193,14 @@ class History:
     seconds: list[float] = field(default_factory=list)
     best_epoch: int = 0
     start: list[float] = field(default_factory=list)
-    with_start: list[float] = field(default_factory=list)
-    """NDCG@10 and HR@10 of that epoch together with the start beside it, see `kept_start`."""
+    joined: list[float] = field(default_factory=list)
+    """NDCG@10 and HR@10 of that epoch with its start beside it, see `kept_start`; empty without."""
 
     @property
     def best(self) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on validation of the model that was kept."""
-        if self.with_start:
-            return self.with_start[0], self.with_start[1]
+        if self.joined:
+            return self.joined[0], self.joined[1]
         if self.best_epoch == 0 or not self.ndcg:
             return (self.start[0], self.start[1]) if self.start else None
         return self.ndcg[self.best_epoch - 1], self.hr[self.best_epoch - 1]

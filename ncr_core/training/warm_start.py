@@ -22,9 +22,10 @@ from ncr_core.errors import ConfigError
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import NBPR, ModelConfig, PairwiseRanker, build_model
+from ncr_core.recipes import MANY_FACTORS, affordable_start_factors
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.kept_start import kept_start, without_start
-from ncr_core.training.pretraining import PhaseRunner, TrainingResult
+from ncr_core.training.kept_start import without_start
+from ncr_core.training.pretraining import PhaseRunner, TrainingResult, joined
 from ncr_core.training.trainer import (
     OnProgress,
     TrainingPhase,
@@ -96,7 +97,12 @@ def train_warm(
     run = run_phase or train_loop
     with seeded(config):
         history = run(model, split, config, phase, on_progress)
-    return TrainingResult(kept_start(model, architecture, split.train, config.seed), [history])
+    if architecture.start_factors:
+        train = split.train
+        most = replace(architecture, start_factors=MANY_FACTORS)
+        kept = affordable_start_factors(most, train.n_users, train.n_items, train.nnz)
+        model = joined(model, kept, split, config, history) if kept else model
+    return TrainingResult(model, [history])
 
 
 def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from ncr_core import recipes
 from ncr_core.data import Split
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import NBPR, ModelConfig, build_model
-from ncr_core.models.user_embeddings import LENGTHS, PooledUsers
 from ncr_core.recipes import (
     RECIPES,
     Recipe,
@@ -23,7 +23,7 @@ from ncr_core.recipes import (
 )
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.initializers import next_item_start
-from ncr_core.training.kept_start import kept_start, with_start, without_start
+from ncr_core.training.kept_start import silence, start_factors_of, with_start, without_start
 from ncr_core.training.pretraining import learn_everything, refit_config, start_model
 from ncr_core.training.trainer import remember, validation_figures
 from ncr_core.training.warm_start import StartingPoint, train_warm
@@ -84,16 +84,10 @@ def test_the_scores_are_those_of_both(config: ModelConfig, split: Split) -> None
     ))  # fmt: skip
     next_item_start(start, split.train, 0)
     remember(start, split.train)
-    gate = torch.ones(split.train.n_users, 1)
-    if config.by_length:
-        lengths = torch.from_numpy(np.diff(split.train.indptr))
-        at = torch.searchsorted(torch.tensor(LENGTHS), lengths)
-        gate = cast(PooledUsers, trained.users).gate[at].unsqueeze(1)
     users = torch.arange(split.train.n_users)
     found = scores(model, model.user_vectors(users))
-    expected = scores(trained, trained.user_vectors(users)) + gate * scores(
-        start, start.user_vectors(users)
-    )
+    expected = scores(trained, trained.user_vectors(users))
+    expected += scores(start, start.user_vectors(users))
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
     # Any list of items, and one user alone, give the same vectors as the training set.
     items = [torch.from_numpy(split.train.items_of(user)) for user in range(5)]
@@ -130,12 +124,16 @@ def test_a_training_leaves_the_start_alone(split: Split) -> None:
 
 def test_small_data_keep_fewer_factors_or_none(split: Split) -> None:
     n = split.train.n_items
-    few = replace(KEPT, start_factors=500)
+    few = replace(KEPT, factors=20, start_factors=500)
     assert train_model(few, FEW, split).model.config.start_factors == n
     wide = replace(KEPT, factors=n // 2 + 1, start_factors=500)
     model = train_model(wide, FEW, split).model
     assert model.config == replace(wide, start_factors=0)
-    assert kept_start(model, wide, split.train, 0) is model
+    assert start_factors_of(wide, FEW, split.train) == 0
+    small = replace(KEPT, factors=2, start_factors=500)
+    assert train_model(small, FEW, split).model.config.start_factors == 16
+    other = replace(FEW, start="random")
+    assert train_model(KEPT, other, split).model.config.start_factors == 0
 
 
 @pytest.mark.parametrize(
@@ -159,9 +157,7 @@ def test_the_data_afford_so_many_factors(
     assert (first.name, first.model.factors) == ("next-item", closed_form)
 
 
-@pytest.mark.parametrize(
-    "name", ["next-item-nbpr", "next-item-attention", "next-item-two-layer-attention"]
-)
+@pytest.mark.parametrize("name", ["next-item-nbpr", "next-item-attention"])
 def test_the_recipes_of_nbpr_keep_their_start(name: str) -> None:
     assert RECIPES[name].model.start_factors == 1_024
     assert RECIPES[name].with_(kind="neupr").model.start_factors == 0
@@ -195,16 +191,73 @@ def test_a_training_that_goes_on_makes_the_start_anew(split: Split) -> None:
     base = wild(KEPT, split)
     point = StartingPoint(base, split.train.user_ids, split.train.item_ids)
     warm = train_warm(point, config, split)
-    assert warm.model.config == KEPT
-    start = with_start(without_start(base), 10, split.train, config.seed)
+    kept = 8 * KEPT.factors
+    assert warm.model.config == replace(KEPT, start_factors=kept)
+    start = with_start(without_start(base), kept, split.train, config.seed)
     d = KEPT.factors
     assert warm.model.state_dict()["items.weight"][:, d:].equal(start.items.weight[:, d:])
     alone = train_warm(replace(point, model=without_start(base)), config, split).model
     assert warm.model.state_dict()["items.weight"][:, :d].equal(alone.state_dict()["items.weight"])
     learned = learn_everything(Recipe("kept", KEPT, config), warm, split, split.all_seen, warm=True)
-    of_everything = with_start(without_start(base), 10, split.all_seen, config.seed)
+    of_everything = with_start(without_start(base), kept, split.all_seen, config.seed)
     found = learned.state_dict()["items.weight"][:, d:]
     assert found.equal(of_everything.items.weight[:, d:])
+
+
+def test_a_start_that_no_epoch_improves_stays_alone(split: Split) -> None:
+    model = train_model(KEPT, replace(FEW, epochs=0), split).model
+    assert model.config == KEPT
+    start = train_model(
+        replace(KEPT, factors=10, start_factors=0, window_matrices=False),
+        replace(FEW, epochs=0),
+        split,
+    ).model
+    users = torch.arange(split.train.n_users)
+    found, expected = (
+        scores(each, each.user_vectors(users)) for each in (cast(NBPR, model), cast(NBPR, start))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    biased = wild(CONFIGS[1], split)
+    silence(biased)
+    assert not scores(biased, biased.user_vectors(users)).any()
+
+
+def test_the_last_fit_keeps_as_many_factors_as_were_measured(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the held-out items make so many interactions that fewer would be affordable."""
+    monkeypatch.setattr(recipes, "MAX_DENSE_ITEMS", 10)
+    monkeypatch.setattr(recipes, "SMALL_DATA", split.train.nnz)
+    monkeypatch.setattr(recipes, "MIN_SPARSE_FACTORS", 9)
+    monkeypatch.setattr(recipes, "MAX_SPARSE_CELLS", 0)
+    assert start_factors_of(KEPT, FEW, split.train) == 10
+    assert start_factors_of(KEPT, FEW, split.all_seen) == 8
+    chosen, result = Recipe("kept", KEPT, FEW), train_model(KEPT, FEW, split)
+    for warm in (False, True):
+        model = learn_everything(chosen, result, split, split.all_seen, warm=warm)
+        assert model.config == result.model.config == KEPT
+
+
+def test_popularity_of_newcomers_survives_a_training_that_goes_on(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(KEPT, item_bias=True, start_factors=500)
+    shrunk = train_model(config, FEW, split, shrink=True)
+    assert shrunk.shrunk
+    point = StartingPoint(shrunk.model, split.train.user_ids, split.train.item_ids)
+    warm = train_warm(point, replace(FEW, epochs=0), split).model
+    for name, value in shrunk.model.state_dict().items():
+        torch.testing.assert_close(warm.state_dict()[name], value)
+
+
+def test_a_training_that_goes_on_keeps_as_much_as_the_data_afford(split: Split) -> None:
+    base = with_start(wild(replace(ALONE, by_length=True), split), 8, split.train, seed=0)
+    point = StartingPoint(base, split.train.user_ids, split.train.item_ids)
+    warm = train_warm(point, replace(FEW, epochs=0), split)
+    assert warm.model.config.start_factors == 8 * ALONE.factors
+    assert warm.history[0].best == validation_figures(warm.model, split, FEW)
+    without = train_warm(replace(point, model=without_start(base)), replace(FEW, epochs=0), split)
+    assert without.model.config.start_factors == 0
 
 
 def test_users_with_one_item_each_have_no_start(split: Split) -> None:
