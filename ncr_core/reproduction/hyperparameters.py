@@ -55,9 +55,9 @@ def _of_recipe(name: str) -> Callable[[int], Settings]:
     return lambda factors: settings
 
 
-def _alone(name: str) -> Callable[[int], Settings]:
-    """The settings of a recipe without the start beside its trained factors."""
-    settings = _of_recipe(name)(0)
+def _trained_alone() -> Callable[[int], Settings]:
+    """The settings of the recipe `next-item-nbpr` without the start beside its trained factors."""
+    settings = _of_recipe("next-item-nbpr")(0)
     model = {key: value for key, value in settings["model"].items() if key != "start_factors"}
     return lambda factors: {**settings, "model": model}
 
@@ -115,9 +115,8 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     },
     # Recipes of the choice `auto`; their start is the linear next-item model.
     "NBPR next-item with start": _of_recipe("next-item-nbpr"),
-    "NBPR attention with start": _of_recipe("next-item-attention"),
-    "NBPR next-item": _alone("next-item-nbpr"),
-    "NBPR attention": _alone("next-item-attention"),
+    "NBPR next-item": _trained_alone(),
+    "NBPR attention": _of_recipe("next-item-attention"),
     # Without the weight of first items, which is there for newcomers.
     "NBPR two-layer attention": lambda factors: merge_sections(
         _of_recipe("next-item-two-layer-attention")(factors), {"training": {"early_weight": 1.0}}
@@ -147,7 +146,6 @@ LARGE = {
     "NBPR next-item": 128,
     "NBPR next-item with start": 128,
     "NBPR attention": 128,
-    "NBPR attention with start": 128,
     "NBPR two-layer attention": 128,
     "NeuPR next-item": 128,
     "DNCR next-item": 16,
@@ -203,10 +201,7 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
         }
     },
     # Chosen on the validation items of that split, see docs/experiments.md.
-    **{
-        (method, "ml-1m-sasrec"): {"training": {"early_weight": 1.0}}
-        for method in ("NBPR attention", "NBPR attention with start")
-    },
+    ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{
         (method, data): {"training": on_small_data("next-item-nbpr")}
         for method in ("NBPR next-item", "NBPR next-item with start")

@@ -48,7 +48,7 @@ PUBLISHED: Mapping[str, Sequence[tuple[str, float, float]]] = {
 SEEDS = range(5)
 HEADLINES = (
     "NBPR next-item", "NBPR next-item with start", "DNCR from NBPR", "NeuPR next-item",
-    "NBPR attention", "NBPR attention with start", "NBPR two-layer attention"
+    "NBPR attention", "NBPR two-layer attention"
 )  # fmt: skip
 _SEEDED = {
     "ml-1m": "P1",

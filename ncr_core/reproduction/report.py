@@ -121,8 +121,8 @@ Settings:
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
 - On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR from ALS,
   NeuPR from ALS, DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item,
-  DNCR from NBPR, NBPR attention, NBPR two-layer attention, NeuPR next-item, and the two rows *with
-  start*.
+  DNCR from NBPR, NBPR attention, NBPR two-layer attention, NeuPR next-item and NBPR next-item with
+  start.
 - DNCR from NBPR is the recipe `next-item-dncr`, whose tower starts as the product of an NBPR with a
   next-item start. DNCR from ALS has the recipe `als-nbpr` in its place. Both NBPRs learn from 4,096
   shared items. The [experiments](experiments.md#a-tower-that-starts-as-a-product) have the
@@ -131,12 +131,12 @@ Settings:
   SASRec papers' split, as the [experiments](experiments.md#self-attention) say. Of these 6,040
   items, 958 are test items of P1. Its training has no weight of a user's first items, which NBPR
   attention has on P1.
-- NBPR next-item with start, NBPR attention with start and NeuPR next-item are the recipes
-  `next-item-nbpr`, `next-item-attention` and `next-item-neupr`. The recipe `auto` tries the first
-  two of these recipes.
+- NBPR next-item with start, NBPR attention and NeuPR next-item are the recipes `next-item-nbpr`,
+  `next-item-attention` and `next-item-neupr`. The recipe `auto` tries the first two of these
+  recipes.
 - *With start* means up to 1,024 factors of the untrained next-item start beside the d trained ones,
-  as the [experiments](experiments.md#a-start-beside-the-trained-factors) say. NBPR next-item and
-  NBPR attention are the same trainings without them.
+  as the [experiments](experiments.md#a-start-beside-the-trained-factors) say. NBPR next-item is the
+  same training without them.
 - P2 has the settings of P1, except for iALS and NeuMF.
 - No choice uses test items. During development, 30 of the results were measured on test items with
   other settings before: 23 of the first 146, all of NeuPR next-item, SASRec on MovieLens 1M,

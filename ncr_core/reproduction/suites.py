@@ -98,25 +98,25 @@ STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
     "NBPR pooled", "NBPR from ALS", "DNCR from ALS", "NeuPR from ALS", "NBPR history",
     "DNCR history", "NeuPR history", "NBPR next-item", "NBPR next-item with start",
-    "DNCR from NBPR", "NBPR attention", "NBPR attention with start", "NBPR two-layer attention",
+    "DNCR from NBPR", "NBPR attention", "NBPR two-layer attention",
     "NeuPR next-item"
 )  # fmt: skip
 ORDERED = (
     "EASE by recency", "Markov", "linear next-item", "next-item start", "NBPR history",
     "DNCR history", "NeuPR history", "NBPR next-item", "NBPR next-item with start",
-    "DNCR from NBPR", "NBPR attention", "NBPR attention with start", "NBPR two-layer attention",
+    "DNCR from NBPR", "NBPR attention", "NBPR two-layer attention",
     "NeuPR next-item"
 )  # fmt: skip
 WITHOUT_TIMES = ("amusic-deepcf",)
 SEQUENTIAL = (
     "ItemPop", "Markov", "linear next-item", "next-item start", "NBPR next-item",
-    "NBPR next-item with start", "NBPR attention", "NBPR attention with start",
+    "NBPR next-item with start", "NBPR attention",
     "NBPR two-layer attention", "DNCR next-item",
     "NeuPR next-item", "SASRec CE", "SASRec", "gSASRec"  # hours on a CPU
 )  # fmt: skip
 IN_TIME = (
     "ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item", "next-item start",
-    "NBPR next-item", "NBPR next-item with start", "NBPR attention", "NBPR attention with start"
+    "NBPR next-item", "NBPR next-item with start", "NBPR attention"
 )  # fmt: skip
 OF_SETS = (
     "ItemPop", "PureSVD", "iALS", "GF-CF", "spectral start", "ALS start", "NBPR", "NBPR from ALS"
