@@ -157,6 +157,8 @@ def train_and_evaluate(
         metrics["reliability"] = calibration.as_dict()["bins"]
     metrics["start"] = start.report
     metrics["recipe"] = chosen.name
+    if trained.model.config.start_factors:
+        metrics["start_factors"] = trained.model.config.start_factors
     if tried:
         metrics["tried"] = [each.as_dict() for each in tried]
     metrics["gate"] = gate_report(

@@ -225,6 +225,7 @@ async def test_auto_is_recorded_and_continued_by_a_warm_start(
     row = await services.models.get(str(job.model_version))
     assert (row.kind, row.factors, row.params["users"]) == ("nbpr", 4, "history")
     assert row.metrics["tried"] == metrics["tried"]
+    assert (metrics["recipe"], metrics["start_factors"]) == ("next-item-nbpr", 32)
     assert metrics["baselines"].keys() == {"als", "next-item"}
     for figures in metrics["baselines"].values():  # on the same users, among the same items
         assert {k: figures[k] for k in ("users", "items")} == {
@@ -240,6 +241,7 @@ async def test_auto_is_recorded_and_continued_by_a_warm_start(
         assert warm.status == "succeeded"
         start = (warm.metrics or {})["start"]
         assert (start["from"], start["version"]) == ("warm", row.version)
+        assert (warm.metrics or {})["start_factors"] == 32
         row = await services.models.get(str(warm.model_version))
         assert (row.kind, row.factors, row.params["users"]) == ("nbpr", 4, "history")
 

@@ -169,6 +169,24 @@ def test_a_limit_counts_the_whole_estimate_and_free_memory_what_trainings_took(
     reader.check_memory(PARAMS, SIZES, None)
 
 
+def test_a_start_beside_trained_factors_counts_once() -> None:
+    params = TrainParams(recipe="next-item-nbpr")
+    ranks = reader.RanksHere(4, elsewhere=True)
+
+    def needs(events: int, items: int, processes: reader.RanksHere = reader.ALONE) -> int:
+        return reader.training_bytes(params, events, 6_000, items, processes)
+
+    # 8,000 items have 1,024 factors of the start, and one more item leaves too few of them.
+    tables = 2 * 4 * 1_024 * 8_000
+    difference = needs(2_000_000, 8_000) - needs(2_000_000, 8_001)
+    assert reader.START_COPIES * tables < difference < (reader.START_COPIES + 8) * tables
+    # The ranks train the other factors alone.
+    in_ranks = needs(2_000_000, 8_000, ranks) - needs(2_000_000, 8_001, ranks)
+    assert abs(in_ranks - difference) < 0.1 * difference
+    # A million events may be few interactions, which afford more factors.
+    assert needs(1_200_000, 20_000) > needs(1_200_001, 20_000)
+
+
 TORCHRUN = {"NCR_TRAIN_ENGINE": "torchrun", "NCR_TRAIN_RANKS": "4"}
 
 
