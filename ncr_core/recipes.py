@@ -258,18 +258,13 @@ def _slug(method: str) -> str:
 
 # The recipes of the choice `auto`: fit for serving, validated over the whole catalogue.
 
-CLOSED_FORM_FACTORS = 256
-MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
-
 
 def _from_next_item(kind: str, **training: Any) -> Sections:
     """Few passes at a low learning rate, because the start already predicts next items."""
     few = {"start": "next-item", "epochs": 3, "learning_rate": 2e-3, "dropout": 0.1}
     few["early_weight"] = 2.0
     training = {**_shared(16), **few, "validation": "full", **training}
-    model: Sections = {"by_length": True, "by_gap": kind == "nbpr"}
-    if kind == "nbpr":
-        model["start_factors"] = MANY_FACTORS
+    model = {"by_length": True, "by_gap": kind == "nbpr"}
     return merge_sections(_history(kind, training), {"model": model})
 
 
@@ -277,8 +272,7 @@ def _with_attention() -> Sections:
     """Self-attention with many negatives: a whole small catalogue tells more than a sample."""
     many = {"shared_negatives": 4096, "epochs": 4}
     sections = _from_next_item("nbpr", **many)
-    # A start beside it gains nothing, see docs/experiments.md.
-    return merge_sections(sections, {"model": {"attention_layers": 1, "start_factors": 0}})
+    return merge_sections(sections, {"model": {"attention_layers": 1}})
 
 
 def _with_two_layers() -> Sections:
@@ -316,6 +310,8 @@ AUTO_RECIPE = "auto"
 """The name for the best of ``auto_recipes`` on the data at hand."""
 
 SMALL_DATA = 300_000  # interactions
+CLOSED_FORM_FACTORS = 256
+MANY_FACTORS = 1024  # 96 % of the NDCG@10 of the whole matrix on Amazon Beauty, 256: 83 %
 MAX_SOLVED_CELLS = 1.4e10  # items times the square of these factors: what finding them costs
 MAX_DENSE_ITEMS = 8_000  # of the closed form's dense systems: three matrices of 256 MB each
 MAX_SPARSE_CELLS, MIN_SPARSE_FACTORS = 8e7, 32  # interactions times factors of sparse systems
@@ -406,13 +402,15 @@ def _solved_factors(items: int, interactions: int) -> int:
 _AUTO = (
     from_sections(
         "next-item",
-        merge_sections(
-            _from_next_item("nbpr", epochs=0),
-            {"model": {"window_matrices": False, "start_factors": 0}},
-        ),
+        merge_sections(_from_next_item("nbpr", epochs=0), {"model": {"window_matrices": False}}),
         CLOSED_FORM_FACTORS,
     ),
-    from_sections("next-item-nbpr", _from_next_item("nbpr"), 128),
+    # Beside self-attention the start gains nothing, see docs/experiments.md.
+    from_sections(
+        "next-item-nbpr",
+        merge_sections(_from_next_item("nbpr"), {"model": {"start_factors": MANY_FACTORS}}),
+        128,
+    ),
     from_sections("next-item-attention", _with_attention(), 128),
     from_sections("als-nbpr", _validated_in_full(_als_nbpr()), 128),
     from_sections("spectral-neupr", _neupr(8), 8),

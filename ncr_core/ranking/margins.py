@@ -139,12 +139,11 @@ class BoundMargins:
 
     @property
     def product(self) -> tuple[Tensor, LinearTable] | None:
-        """(B, d) vectors and the table whose product in float64 is s_ui; None for other models."""
+        """(B, d) vectors and the table with s_ui but for the boost; None for other models."""
         table = self._margins.double.linear
         if table is None or not self._margins.sortable:
             return None
-        boosted = table if self.boost is None else table.plus_bias(self.boost)
-        return self.users[:, table.columns].contiguous(), boosted
+        return self.users[:, table.columns].contiguous(), table
 
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""

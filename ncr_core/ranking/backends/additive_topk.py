@@ -83,7 +83,8 @@ class AdditiveBatch:
             items.numpy(),
             scores,
         )
-        return torch.from_numpy(scores)
+        boost = self._users.boost
+        return torch.from_numpy(scores if boost is None else scores + boost.numpy()[items.numpy()])
 
 
 @torch.inference_mode()
