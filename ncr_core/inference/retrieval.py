@@ -218,6 +218,11 @@ class CandidateGenerator:
         self.order[order] = torch.arange(len(order))
         self.order = self.order.to(ranker.device)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the candidates are in the order of the model, up to rounding errors."""
+        return self.ranker.margins.sortable and self.shortlist is None
+
     def scores(self, users: Tensor) -> Tensor:
         """(B, E) user vectors → (B, n_items) mean margins against the anchors."""
         return self.ranker.mean_margins(users, self.anchors)
@@ -354,13 +359,20 @@ class CandidateRetriever:
         return self._model.after_gap(known.to(self._model.device), classes).cpu()
 
     def candidates(self, requests: Sequence[RankRequest], vectors: Tensor) -> Tensor:
-        """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded."""
+        """(B, E) user vectors → (B, ≤ m) candidates in an order that is cheap to rank, padded.
+
+        If candidates are in the order of the model, only the first can be in a list.
+        """
+        most = self._m
+        if self._generator.is_exact:
+            depth = max(request.depth for request in requests)
+            most = min(most, depth + SPARE_CANDIDATES)
         rows = []
         for request, kept in zip(requests, self.retrieve(requests, vectors), strict=True):
             items = kept.items
             if len(request.skipped):
                 items = items[~np.isin(items, request.skipped)]
-            rows.append(items[: self._m])
+            rows.append(items[:most])
         width = max(len(items) for items in rows)
         padded = np.full((len(rows), width), PAD, dtype=np.int64)
         for row, items in zip(padded, rows, strict=True):

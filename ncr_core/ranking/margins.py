@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.models.scoring_tables import LinearTable, PairTables, TowerTable
+from ncr_core.models.scoring_tables import PairTables, TowerTable
+from ncr_core.optional_imports import numba_kernel
 
 PAD = -1  # where a list of item rows has ended
 CLOSE = 1e-4  # float32 margins smaller than this, times what follows, are computed in float64
@@ -22,9 +25,15 @@ TIES = (TIE, ROUNDING)
 MAX_PAIRS = 2**17  # at once, which bounds their memory: some hundred bytes a pair at d = 8
 MAX_GPU_INPUTS = 2**26  # of the towers' first layers, for the mean margins: some GB
 FEW_PAIRS = 2**16  # on a GPU: float64 for all of them is faster than waiting for the near ones
+NO_BIAS = np.zeros(0)
 
 
 Value = TypeVar("Value")
+
+
+def product_kernel() -> ModuleType | None:
+    """The compiled code for products of vectors; None without numba, or if compilation fails."""
+    return numba_kernel("ncr_core.ranking.backends.additive_kernel")
 
 
 class lazy_property(Generic[Value]):  # noqa: N801 - used like a function
@@ -93,9 +102,14 @@ class Margins:
         tables = self.double
         return self.additive and not tables.points and tables.linear is not None
 
-    def bind(self, users: Tensor, boost: Tensor | None = None) -> BoundMargins:
-        """The margins of (B, E) user vectors; ``boost`` (n_items,) float64 adds to every s_ui."""
-        return BoundMargins(self, users, boost)
+    def bind(
+        self, users: Tensor, boost: Tensor | None = None, *, compiled: bool = False
+    ) -> BoundMargins:
+        """The margins of (B, E) user vectors; ``boost`` (n_items,) float64 adds to every s_ui.
+
+        ``compiled`` allows compiled code on a CPU, for a product of vectors.
+        """
+        return BoundMargins(self, users, boost, compiled=compiled)
 
 
 class BoundMargins:
@@ -105,8 +119,11 @@ class BoundMargins:
     is b_i − b_j larger.
     """
 
-    def __init__(self, margins: Margins, users: Tensor, boost: Tensor | None = None) -> None:
+    def __init__(
+        self, margins: Margins, users: Tensor, boost: Tensor | None, *, compiled: bool
+    ) -> None:
         self._margins = margins
+        self._compiled = compiled
         self.users = users
         self.boost = boost
         """(n_items,) in float64, on the users' device; None: no boost."""
@@ -137,14 +154,6 @@ class BoundMargins:
             raise ValueError("an additive model has no tower")
         return self._margins.caution(self.projected)
 
-    @property
-    def product(self) -> tuple[Tensor, LinearTable] | None:
-        """(B, d) vectors and the table with s_ui but for the boost; None for other models."""
-        table = self._margins.double.linear
-        if table is None or not self._margins.sortable:
-            return None
-        return self.users[:, table.columns].contiguous(), table
-
     def linear_scores(self, rows: Tensor, items: Tensor, *, double: bool) -> Tensor:
         """s_ui, the additive part, of (R,) batch rows and (R, L) items → (R, L)."""
         tables, users, _ = self._double if double else self._single
@@ -161,10 +170,33 @@ class BoundMargins:
 
     def all_linear_scores(self, items: Tensor) -> Tensor:
         """(B, M) s_ui in float64, element by element: independent of the rest of the batch."""
+        kernel = product_kernel() if self._compiled and self._margins.sortable else None
+        if kernel is not None and items.device.type == "cpu":
+            return self._product_scores(kernel, items)
         rows = torch.arange(len(items), device=items.device)
         width = max(1, MAX_PAIRS // max(1, len(items)))
         blocks = torch.split(items, width, dim=1)
         return torch.cat([self.linear_scores(rows, part, double=True) for part in blocks], dim=1)
+
+    def _product_scores(self, kernel: ModuleType, items: Tensor) -> Tensor:
+        """As ``all_linear_scores``, for a product of vectors; copies no vectors of the items."""
+        table = self._margins.double.linear
+        assert table is not None  # noqa: S101 - the model is a product
+        rows = items.flatten().numpy()
+        if len(rows) and not 0 <= rows.min() <= rows.max() < len(table.items):
+            raise IndexError(f"the rows of the items are 0 to {len(table.items) - 1}")
+        scores = np.empty(len(rows))
+        kernel.score_rows(
+            self.users[:, table.columns].contiguous().numpy(),
+            table.items.numpy(),
+            NO_BIAS if table.bias is None else table.bias.numpy(),
+            rows,
+            items.shape[1] * np.arange(len(items) + 1),
+            scores,
+        )
+        if self.boost is not None:
+            scores += self.boost.numpy()[rows]
+        return torch.from_numpy(scores).view(items.shape)
 
     def __call__(self, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The margins of i over j: (R,) batch rows, (R, L) items each → (R, L) float64."""
@@ -199,11 +231,8 @@ class BoundMargins:
         candidates = candidates.to(self.users.device)
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         n, m = items.shape
-        if self.projected is None:  # a score an item, not a pair
-            scores = self.all_linear_scores(items)
-            margins = scores.unsqueeze(2) - scores.unsqueeze(1)
-            same = items.unsqueeze(2) == items.unsqueeze(1)
-            margins.masked_fill_((margins.abs() < TIE) | same, 0.0)
+        if self._margins.additive:
+            margins = self._score_differences(items, items)
         else:
             rows = torch.arange(n, device=self.users.device)
             margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
@@ -215,11 +244,27 @@ class BoundMargins:
         inside = torch.arange(m, device=self.users.device) < lengths.unsqueeze(1)
         return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
 
+    def _score_differences(self, i: Tensor, j: Tensor) -> Tensor:
+        """The margins of an additive model: a score an item, and not a pair.
+
+        (B, K) item rows i and (B, L) item rows j → (B, K, L), of each i over each j.
+        """
+        k = i.shape[1]
+        scores = self.all_linear_scores(torch.cat([i, j], dim=1))
+        margins = scores[:, :k].unsqueeze(2) - scores[:, k:].unsqueeze(1)
+        same = i.unsqueeze(2) == j.unsqueeze(1)
+        return margins.masked_fill_((margins.abs() < TIE) | same, 0.0)
+
     @torch.inference_mode()
     def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """(B, k) lists and (R,) other items → (B, k, R) margins, and (B, k) over the next item."""
         b, k = ranked.shape
         items = ranked.clamp(min=0)
+        if self._margins.additive:
+            every = torch.cat([others.expand(b, -1), items.roll(-1, dims=1)], dim=1)
+            margins = self._score_differences(items, every)
+            over_others, over_list = margins[..., : len(others)], margins[..., len(others) :]
+            return over_others, over_list.diagonal(dim1=1, dim2=2)
         i, j = items.repeat_interleave(len(others), dim=1), others.repeat(k).expand(b, -1)
         over_others = self.compare(i, j).view(b, k, len(others))
         return over_others, self.compare(items, items.roll(-1, dims=1))

@@ -19,7 +19,7 @@ from ncr_core.ranking.algorithm1 import (
     top_positions,
     wins,
 )
-from ncr_core.ranking.backends.additive_topk import AdditiveRanker, top_of_catalogue, topk_kernel
+from ncr_core.ranking.backends.additive_topk import AdditiveRanker, top_of_catalogue
 from ncr_core.ranking.backends.numba_ranker import (
     NumbaBatch,
     numba_ranker,
@@ -27,7 +27,7 @@ from ncr_core.ranking.backends.numba_ranker import (
 )
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.backends.triton_ranker import TritonRanker, triton_ranker
-from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property
+from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property, product_kernel
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 MAX_PINNED_BYTES = 2**24  # of a tensor: torch never gives pinned memory back
@@ -85,7 +85,7 @@ class Ranker(Protocol):
 def compile_kernels() -> None:
     """Compiles the kernels that the first list would compile: some seconds, once a machine."""
     ranking_kernel()
-    topk_kernel()
+    product_kernel()
 
 
 class ExactRanker:
@@ -115,12 +115,13 @@ class ExactRanker:
         self.on_pairs = on_pairs
         self.n_items = model.n_items
         self.device = model.device
-        self._may_compile = compiled
+        self.may_compile = compiled
+        """Whether compiled code may be used."""
 
     @cached_property
     def backend(self) -> Ranker:
         """The fastest backend for this model and machine, made at the first use."""
-        if not self.margins.additive and self._may_compile:
+        if not self.margins.additive and self.may_compile:
             compiled = numba_ranker(self.margins) or triton_ranker(self.margins)
             if compiled is not None:
                 return compiled
@@ -130,7 +131,7 @@ class ExactRanker:
     def fallback(self) -> Ranker:
         """The backend for batches that ``backend`` does not support."""
         if self.margins.additive:
-            return AdditiveRanker(self._may_compile)
+            return AdditiveRanker()
         return TorchRanker(self.margins)
 
     def free_graphs(self) -> None:
@@ -198,7 +199,7 @@ class ExactRanker:
         allowed, order, boost = (
             None if x is None else x.to(self.device) for x in (allowed, order, boost)
         )
-        return top_of_catalogue(self.margins, users, k, allowed, order, self._may_compile, boost)
+        return top_of_catalogue(self.margins, users, k, allowed, order, self.may_compile, boost)
 
     def moved_items(self, items: Tensor) -> Tensor:
         """Item rows on the device of the model.
@@ -248,7 +249,8 @@ class BoundRanker:
     def __init__(self, ranker: ExactRanker, users: Tensor, boost: Tensor | None = None) -> None:
         self._ranker = ranker
         boost = None if boost is None else _moved(boost, ranker.device)
-        self._users = ranker.margins.bind(_moved(users, ranker.device), boost)
+        moved = _moved(users, ranker.device)
+        self._users = ranker.margins.bind(moved, boost, compiled=ranker.may_compile)
 
     @lazy_property
     def _batch(self) -> RankerBatch:

@@ -9,35 +9,24 @@ partition (`python -m benchmarks.ranker additive_topk`).
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ncr_core.models.scoring_tables import LinearTable
-from ncr_core.optional_imports import numba_kernel
 from ncr_core.ranking.algorithm1 import top_positions
-from ncr_core.ranking.margins import PAD, TIE, BoundMargins, Margins
+from ncr_core.ranking.margins import NO_BIAS, PAD, TIE, BoundMargins, Margins, product_kernel
 
 SPARE = 16  # items beyond k that are looked at again
 MAX_SCORES = 2**24  # of users by items at once: 64 MiB
 MAX_GPU_SCORES = 2**28  # 1 GiB: a GPU needs many users at once
 UNIT_ROUNDOFF = 2.0**-24  # of float32
-NO_BIAS, NO_ORDER = np.zeros(0), np.zeros(0, dtype=np.int64)
-
-
-def topk_kernel() -> ModuleType | None:
-    """The compiled code for products of vectors; None without numba, or if compilation fails."""
-    return numba_kernel("ncr_core.ranking.backends.additive_kernel")
+NO_ORDER = np.zeros(0, dtype=np.int64)
 
 
 class AdditiveRanker:
     """Ranks by sorting scores, for any additive model; see ``Ranker``."""
-
-    def __init__(self, compiled: bool = True) -> None:
-        """``compiled`` allows compiled code on a CPU."""
-        self._compiled = compiled
 
     def supports(self, n_users: int, n_candidates: int) -> bool:
         """Every shape is supported."""
@@ -45,46 +34,24 @@ class AdditiveRanker:
 
     def bind(self, users: BoundMargins) -> AdditiveBatch:
         """The ranker for a batch of users."""
-        return AdditiveBatch(users, self._compiled)
+        return AdditiveBatch(users)
 
 
 class AdditiveBatch:
     """An ``AdditiveRanker`` for a batch of B users."""
 
-    def __init__(self, users: BoundMargins, compiled: bool) -> None:
+    def __init__(self, users: BoundMargins) -> None:
         self._users = users
-        self._compiled = compiled
 
     @torch.inference_mode()
     def rank(self, candidates: Tensor, k: int) -> tuple[Tensor, None]:
         """(B, M) item rows → (B, k) rows of the top k, both padded with −1; no pair is compared."""
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         # Rounding to TIE keeps what differs only by rounding a tie.
-        scores = (self._scores(items) / TIE).round()
+        scores = (self._users.all_linear_scores(items) / TIE).round()
         inside = torch.arange(items.shape[1], device=items.device) < lengths.unsqueeze(1)
         order = top_positions(scores.masked_fill(~inside, -torch.inf), lengths, k)
         return items.gather(1, order.clamp(min=0)).masked_fill_(order == PAD, PAD), None
-
-    def _scores(self, items: Tensor) -> Tensor:
-        """(B, M) scores in float64; compiled code copies no vectors of the items."""
-        product = self._users.product
-        on_cpu = items.device.type == "cpu"
-        kernel = topk_kernel() if self._compiled and product is not None and on_cpu else None
-        if product is None or kernel is None:
-            return self._users.all_linear_scores(items)
-        vectors, table = product
-        if items.numel() and int(items.max()) >= len(table.items):
-            raise IndexError(f"no item has the row {int(items.max())}")
-        scores = np.empty(items.shape)
-        kernel.score_candidates(
-            vectors.numpy(),
-            table.items.numpy(),
-            NO_BIAS if table.bias is None else table.bias.numpy(),
-            items.numpy(),
-            scores,
-        )
-        boost = self._users.boost
-        return torch.from_numpy(scores if boost is None else scores + boost.numpy()[items.numpy()])
 
 
 @torch.inference_mode()
@@ -160,19 +127,15 @@ def _top(
         exact_vectors = vectors
     else:
         exact_vectors = users[:, double.columns].double()
-    if compiled and (kernel := topk_kernel()) is not None:
+    if compiled and (kernel := product_kernel()) is not None:
+        users_array = exact_vectors.numpy()
+        rows, offsets = kernel.near_best(scores.numpy(), k, error, error_by_length, users_array)
+        bias = NO_BIAS if double.bias is None else double.bias.numpy()
+        exact = np.empty(len(rows))
+        kernel.score_rows(users_array, double.items.numpy(), bias, rows, offsets, exact)
+        order_array = NO_ORDER if order is None else order.contiguous().numpy()
         best = np.empty((len(users), k), dtype=np.int64)
-        kernel.best_by_product(
-            scores.numpy(),
-            error,
-            error_by_length,
-            exact_vectors.numpy(),
-            double.items.numpy(),
-            NO_BIAS if double.bias is None else double.bias.numpy(),
-            NO_ORDER if order is None else order.contiguous().numpy(),
-            TIE,
-            best,
-        )
+        kernel.best_rows(rows, offsets, exact, order_array, TIE, best)
         return torch.from_numpy(best)
     errors = vectors.norm(dim=1) * error_by_length + error
     n_items = scores.shape[1]

@@ -15,7 +15,13 @@ from ncr_core.inference.engine import (
 )
 from ncr_core.inference.retrieval import CandidateGenerator, ItemFilter, RankRequest, UserState
 from ncr_core.models import ModelConfig, PairwiseRanker
-from ncr_core.ranking import ExactRanker, ExactRetriever, FaissRetriever, algorithm1
+from ncr_core.ranking import (
+    ExactRanker,
+    ExactRetriever,
+    FaissRetriever,
+    algorithm1,
+    cheap_to_rank,
+)
 from tests.ncr_core.conftest import wild_model
 
 USERS, ITEMS = 6, 40
@@ -169,6 +175,27 @@ def test_few_items_are_ranked_as_by_a_search() -> None:
                 ]
                 assert found[0] == found[1]
                 assert len(found[0]) == min(n, 37)
+
+
+@pytest.mark.parametrize("tied", [1, 30, 250])
+def test_lists_of_a_product_are_those_of_all_its_candidates(tied: int) -> None:
+    model = wild_model(ModelConfig(kind="nbpr", factors=3), USERS, 300)
+    with torch.no_grad():
+        model.get_parameter("items.weight")[20 : 20 + tied] = torch.tensor([0.5, 0.5, 0.5])
+    engine = engine_of(model, 200)
+    everything = ItemFilter(np.ones(300, dtype=np.bool_))
+    generator = engine.retriever._generator
+    vectors = model.user_vectors(torch.arange(USERS))
+    candidates = cheap_to_rank(
+        generator.search(vectors, torch.ones((USERS, 300), dtype=torch.bool), 200)
+    )
+    ranked = engine.ranker.rank(vectors, candidates, 40).tolist()
+    for n in (5, 40):
+        requests = [RankRequest(UserState(user), n, everything) for user in range(USERS)]
+        beside = [RankRequest(UserState(0), 90, everything)]
+        for found in (engine.rank(requests), engine.rank(requests + beside)):
+            rows = [[item.row for item in items] for items in found[:USERS]]
+            assert rows == [items[:n] for items in ranked]
 
 
 def test_shortlists_take_boosts_in() -> None:

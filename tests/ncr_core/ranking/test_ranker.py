@@ -220,7 +220,8 @@ def test_the_best_of_a_larger_catalogue(n_items: int, compiled: bool) -> None:
     ranker = ExactRanker(model, compiled=compiled)
     users = model.user_vectors(torch.arange(8))
     everything = torch.arange(n_items).expand(8, -1)
-    assert ranker.top(users, 10).equal(ranker.rank(users, everything, 10))
+    for k in (10, 60, 300, 1_000):
+        assert ranker.top(users, k).equal(ranker.rank(users, everything, k))
     allowed = torch.rand(8, n_items) < 0.002
     found = ranker.top(users, 10, allowed)
     for user in range(8):
