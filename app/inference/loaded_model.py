@@ -21,6 +21,7 @@ from ncr_core.fold_in.prior import Prior, prior_of
 from ncr_core.inference.engine import InferenceEngine
 from ncr_core.inference.retrieval import CandidateList, CandidateSource
 from ncr_core.inference.shared_tables import SharedTables
+from ncr_core.ranking.similarity import ItemSpace
 
 Caches = tuple[ByteCache[Hashable, NDArray[np.float32]], ByteCache[Hashable, CandidateList]]
 ARCHIVE_SECONDS = 30 * 86_400.0
@@ -246,6 +247,7 @@ class LoadedModel:
         trained: the version as it was trained.
         revision: names the items beyond those of the version.
         caches: the caches of users' vectors and of candidates of another model of this version.
+        space: the similarity of items of another model of this version.
         shared: the tables that several servers share; each server has its own for newer items.
     """
 
@@ -261,6 +263,7 @@ class LoadedModel:
         trained: TrainedModel | None = None,
         revision: str = "",
         caches: Caches | None = None,
+        space: ItemSpace | None = None,
         shared: SharedTables | None = None,
     ) -> None:
         self._options = (candidates, cache_bytes, on_pairs, on_fallback)
@@ -280,6 +283,7 @@ class LoadedModel:
             checkpoint,
             candidates,
             trained_items=self.trained.n_items,
+            space=space,
             prior=self.trained.prior,
             vectors=self.vector_cache,
             lists=self.candidate_cache,
@@ -380,6 +384,7 @@ class LoadedModel:
             trained=self.trained,
             revision=revision,
             caches=(self.vector_cache, self.candidate_cache),
+            space=self.engine.item_space,
         )
         extended.keep_precomputed(self)
         return extended

@@ -157,6 +157,8 @@ class InferenceEngine:
         checkpoint: the model with its ids.
         candidates: the number of a user's items that are ranked exactly.
         trained_items: the number of item rows that training has seen, if items were added since.
+        space: the similarity of items of an engine with the same trained items, if the caller has
+            it.
         prior: `prior_of` the trained users' vectors, if the caller has it.
         vectors: a cache of fitted vectors.
         lists: a cache of candidate lists.
@@ -172,6 +174,7 @@ class InferenceEngine:
         candidates: int,
         *,
         trained_items: int | None = None,
+        space: ItemSpace | None = None,
         prior: Prior | None = None,
         vectors: Cache[Hashable, NDArray[np.float32]] | None = None,
         lists: Cache[Hashable, CandidateList] | None = None,
@@ -223,6 +226,7 @@ class InferenceEngine:
         self.influence = InfluenceExplainer(self.fold_in, self.ranker, self._anchors)
         self._fitted_gaps = self.model.fitted_gaps
         self.latest_time = self.model.latest_time
+        self._trained_space = space
         self._space: ItemSpace | None = None
         self._space_lock, self._cpu_lock = Lock(), Lock()  # what is made when it is asked for
 
@@ -251,7 +255,12 @@ class InferenceEngine:
         """The similarity of items, made at the first use."""
         with self._space_lock:
             if self._space is None:
-                self._space = ItemSpace(self.ranker.margins.double, self.n_items)
+                tables, trained = self.ranker.margins.double, self._trained_items
+                if self._trained_space is None or trained is None:
+                    self._space = ItemSpace(tables, self.n_items)
+                else:
+                    self._space = self._trained_space.with_others(trained, tables, self.n_items)
+                    self._trained_space = None  # as large as the new one
             return self._space
 
     @property

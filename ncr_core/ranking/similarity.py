@@ -8,6 +8,8 @@ scores.
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,17 +34,32 @@ class ItemSpace:
 
     def __init__(self, tables: PairTables, n_items: int) -> None:
         parts = _parts(tables)
-        if not parts:  # a model that knows nothing but how popular they are
-            self.vectors: Floats = np.zeros((n_items, 0), dtype=np.float32)
-            return
-        mean = [part.double().mean(dim=0) for part in parts]
-        basis = _basis(parts, mean)
-        self.vectors = np.zeros((n_items, basis.shape[1]), dtype=np.float32)
-        for start in range(0, n_items, ITEMS_AT_ONCE):
-            projected = _block(parts, mean, start) @ basis
+        self._mean = [part.double().mean(dim=0) for part in parts]
+        # A model without parts knows nothing but how popular items are.
+        self._basis = _basis(parts, self._mean) if parts else torch.zeros(0, 0)
+        self.vectors: Floats = self._projected(parts, 0, n_items)
+
+    def with_others(self, first: int, tables: PairTables, n_items: int) -> ItemSpace:
+        """The space of other tables, of which the items before row ``first`` are the same.
+
+        Mean and directions stay, so that the similarity of two items does not change with others.
+        """
+        space = copy.copy(self)
+        later = self._projected(_parts(tables), first, n_items)
+        space.vectors = np.concatenate([self.vectors[:first], later])
+        return space
+
+    def _projected(self, parts: list[Tensor], first: int, n_items: int) -> Floats:
+        """The unit vectors of the items from row ``first`` on."""
+        vectors = np.zeros((n_items - first, self._basis.shape[1]), dtype=np.float32)
+        if not parts:
+            return vectors
+        for start in range(first, n_items, ITEMS_AT_ONCE):
+            projected = _block(parts, self._mean, start) @ self._basis
             norms = projected.norm(dim=1, keepdim=True)
             unit = torch.where(norms > 0, projected / norms, 0.0)
-            self.vectors[start : start + ITEMS_AT_ONCE] = unit.float().cpu().numpy()
+            vectors[start - first :][:ITEMS_AT_ONCE] = unit.float().cpu().numpy()
+        return vectors
 
     def nearest(self, item: int, allowed: NDArray[np.bool_], n: int) -> list[tuple[int, float]]:
         """The ``n`` items most similar to an item, with their similarities, highest first.

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ncr_core.fold_in import extended
+from ncr_core.fold_in.items import item_rows
 from ncr_core.models import ModelConfig
 from ncr_core.ranking.similarity import MAX_DIMENSIONS, ItemSpace, diversified
 from tests.ncr_core.conftest import wild_model
@@ -83,6 +85,19 @@ def test_many_dimensions_become_those_that_matter() -> None:
     space, expected = ItemSpace(model.tables(), 500), table_vectors(model)
     assert space.vectors.shape == (500, MAX_DIMENSIONS)
     assert space.vectors @ space.vectors.T == pytest.approx(expected @ expected.T, abs=0.01)
+
+
+def test_other_later_items_do_not_change_the_similarity_of_the_items_before(
+    config: ModelConfig,
+) -> None:
+    model = wild_model(config, 20, N_ITEMS)
+    space = ItemSpace(model.tables(), N_ITEMS)
+    others = extended(model, item_rows(model, torch.tensor([3, 59])))
+    later = space.with_others(N_ITEMS, others.tables(), N_ITEMS + 2)
+    assert np.array_equal(later.vectors[:N_ITEMS], space.vectors)
+    assert later.vectors[N_ITEMS:] == pytest.approx(space.vectors[[3, 59]], abs=1e-6)
+    fewer = later.with_others(N_ITEMS, model.tables(), N_ITEMS)
+    assert np.array_equal(fewer.vectors, space.vectors)
 
 
 def test_the_nearest_are_allowed_and_not_the_item_itself() -> None:
