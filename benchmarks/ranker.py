@@ -19,6 +19,7 @@ factorisation with the same vectors: the fastest of several runs, in turns whose
 
 The third ranks 200 candidates of an NBPR of random vectors, whose number of factors is that of the
 recipes: compiled, which scores each candidate where it lies, and in torch, which copies its vector.
+It also searches for as many candidates as the service does, in the same two ways.
 
 The fourth sets Algorithm 1 beside Copeland's and Borda's orders: quality, cost, and how
 intransitive a model is. CHECKPOINT was trained by `ncr reproduce` on this data set of the folder
@@ -182,6 +183,8 @@ def _literal(
 
 BATCHES = (1, 64)
 ADDITIVE_REPEATS = 200
+SEARCH_REPEATS = 50
+SEARCHED = 1_056  # candidates that the service searches for by default, for a user
 
 
 def additive_topk(folder: Path) -> None:
@@ -243,21 +246,40 @@ def additive_candidates(items: int) -> None:
         for batch in (1, 32):
             users = torch.randn(batch, config.width)
             candidates = torch.stack([torch.randperm(items)[:200] for _ in range(batch)])
-            calls: dict[str, Callable[[], Any]] = {
-                "compiled": partial(compiled.rank, users, candidates, K),
-                "torch": partial(in_torch.rank, users, candidates, K),
-            }
-            if not calls["compiled"]().equal(calls["torch"]()):
-                raise AssertionError("the lists differ")
-            times = in_turns(calls, ADDITIVE_REPEATS)
-            a_user = [min(times[name]) * 1e3 / batch for name in calls]
-            rows.append([config.width, batch, *a_user, a_user[1] / a_user[0]])
+            row: list[Any] = [config.width, batch]
+            calls: dict[str, Callable[[], Any]]
+            for calls in (
+                {
+                    "compiled": partial(compiled.rank, users, candidates, K),
+                    "torch": partial(in_torch.rank, users, candidates, K),
+                },
+                {
+                    "compiled": partial(compiled.top, users, SEARCHED),
+                    "torch": partial(in_torch.top, users, SEARCHED),
+                },
+            ):
+                if not calls["compiled"]().equal(calls["torch"]()):
+                    raise AssertionError("the lists differ")
+                times = in_turns(calls, SEARCH_REPEATS)
+                a_user = [min(times[name]) * 1e3 / batch for name in calls]
+                row += [*a_user, a_user[1] / a_user[0]]
+            rows.append(row)
     publish(
         f"candidates-nbpr-{items}",
-        ["factors", "batch", "compiled ms a user", "torch ms a user", "torch / compiled"],
+        [
+            "factors",
+            "batch",
+            "list, compiled ms a user",
+            "list, torch ms a user",
+            "list, torch / compiled",
+            "search, compiled ms a user",
+            "search, torch ms a user",
+            "search, torch / compiled",
+        ],
         rows,
         items=items,
         candidates=200,
+        searched=SEARCHED,
         k=K,
         threads=1,
     )
