@@ -247,17 +247,13 @@ def additive_candidates(items: int) -> None:
             users = torch.randn(batch, config.width)
             candidates = torch.stack([torch.randperm(items)[:200] for _ in range(batch)])
             row: list[Any] = [config.width, batch]
-            calls: dict[str, Callable[[], Any]]
-            for calls in (
-                {
-                    "compiled": partial(compiled.rank, users, candidates, K),
-                    "torch": partial(in_torch.rank, users, candidates, K),
-                },
-                {
-                    "compiled": partial(compiled.top, users, SEARCHED),
-                    "torch": partial(in_torch.top, users, SEARCHED),
-                },
+            for both in (
+                [partial(ranker.rank, users, candidates, K) for ranker in (compiled, in_torch)],
+                [partial(ranker.top, users, SEARCHED) for ranker in (compiled, in_torch)],
             ):
+                calls: dict[str, Callable[[], Any]] = dict(
+                    zip(("compiled", "torch"), both, strict=True)
+                )
                 if not calls["compiled"]().equal(calls["torch"]()):
                     raise AssertionError("the lists differ")
                 times = in_turns(calls, SEARCH_REPEATS)
