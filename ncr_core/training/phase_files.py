@@ -1,12 +1,18 @@
-"""The files of a training phase: the order that its ranks begin from, and their result."""
+"""The files of a training phase: the order that its ranks begin from, and their result.
+
+Ranks of an order that `may_be_parted` read the positives of their own users from a snapshot
+(`ncr_core.data.snapshot`), which is written once for all phases with the same positives.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,7 @@ from torch import Tensor
 
 from ncr_core.atomic_files import atomic_write, scratch_folder
 from ncr_core.data.interactions import Interactions, UserFeedback
+from ncr_core.data.snapshot import MANIFEST, PART_EVENTS, Snapshot, SnapshotWriter, of_users
 from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.model_config import ModelConfig
@@ -30,8 +37,54 @@ from ncr_core.training.trainer import History, TrainingPhase, of_validated, reme
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
 USERS = "users.safetensors"
 OUTCOME, RESULT = "outcome.json", "result.safetensors"
-PHASE_PREFIX = "ncr-phase-"
+PHASE_PREFIX, PARTS_PREFIX = "ncr-phase-", "ncr-parts-"
 _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
+
+
+class RankParts:
+    """The positives to train on as a snapshot with the same number of parts for each rank.
+
+    The users of a rank are those of its `Share`, in the order of their rows. Of other users a rank
+    reads numbers alone. The snapshot has no ids and no times, and is removed with this object.
+    """
+
+    def __init__(self, parent: Path, ranks: int) -> None:
+        """Stores the number of ranks, and the parent of the snapshot's folder."""
+        self.ranks = ranks
+        self._parent = parent
+        self._written: Callable[[], Interactions | None] = lambda: None
+        self._files = ExitStack()
+        self._folder = parent
+        weakref.finalize(self, self._files.close)
+
+    def written(self, train: Interactions) -> Path:
+        """The folder with the parts of ``train``, which is written at the first call.
+
+        Raises:
+            DataError: There is nothing to learn from.
+            OSError: The folder cannot be written.
+        """
+        if self._written() is not train:
+            self._files.close()
+            with ExitStack() as files:
+                self._folder = files.enter_context(scratch_folder(self._parent, PARTS_PREFIX))
+                self._write(train)
+                self._files.push(files.pop_all())
+            self._written = weakref.ref(train)
+        return self._folder
+
+    def _write(self, train: Interactions) -> None:
+        each = max(1, -(-train.nnz // (self.ranks * PART_EVENTS)))
+        is_weighted = train.weights is not None
+        writer = SnapshotWriter(self._folder, train.n_items, timed=False, weighted=is_weighted)
+        for part in TrainingPart.every(train, self.ranks):
+            for rows in np.array_split(np.arange(part.interactions.n_users), each):
+                writer.add_part(of_users(part.interactions, rows))
+            share = part.share
+        writer.finish([""] * train.n_items)
+        numbers = {"lengths": share.lengths, "dislikes": share.dislikes}
+        known = {name: _tensor(x) for name, x in numbers.items() if x is not None}
+        write_tensors(self._folder / USERS, known)
 
 
 @dataclass(frozen=True)
@@ -51,29 +104,32 @@ class PhaseOrder:
     part: TrainingPart | None = None
     """The positives of a rank's users; None: they are those of ``split``."""
 
-    def save(self, folder: Path, parts: int = 1) -> None:
+    def save(self, folder: Path, parts: RankParts | None = None) -> None:
         """Writes the order into an existing folder, without ids: the ranks need only rows.
 
-        With several ``parts``, for as many ranks, an order that `may_be_parted` is written in
-        parts. Raises DataError if there is nothing to learn from in parts.
+        With ``parts``, the positives of an order that `may_be_parted` are in these parts.
+
+        Raises:
+            DataError: There is nothing to learn from in parts.
+            OSError: A folder cannot be written.
         """
         split, sums = self.split, {}
 
-        def write(name: str, arrays: dict[str, Any]) -> None:
-            write_tensors(folder / name, {key: _tensor(value) for key, value in arrays.items()})
-            sums[name] = _sum_of(folder / name)
+        def wrote(path: Path) -> None:
+            sums[path.name] = _sum_of(path)
 
-        parts = parts if parts > 1 and may_be_parted(self.model.config, self.config) else 0
-        if parts:
-            for rank, part in enumerate(TrainingPart.every(split.train, parts)):
-                write(part_name(rank), _arrays(part.interactions))
-                share = part.share
-            of_users = {"lengths": share.lengths, "dislikes": share.dislikes}
-            write(USERS, {key: value for key, value in of_users.items() if value is not None})
+        if parts is not None and may_be_parted(self.model.config, self.config):
+            of_parts = parts.written(split.train)
+            for name in (MANIFEST, USERS):
+                wrote(of_parts / name)
             split = of_validated(split, self.config)
-        write(SPLIT, _arrays(split.train) | {"validation": split.validation, "test": split.test})
+        else:
+            parts = None
+        tensors = _arrays(split.train) | {"validation": split.validation, "test": split.test}
+        write_tensors(folder / SPLIT, {name: _tensor(x) for name, x in tensors.items()})
         write_tensors(folder / MODEL, without_pooled(self.model))
-        sums[MODEL] = _sum_of(folder / MODEL)
+        for name in (SPLIT, MODEL):
+            wrote(folder / name)
         order = {
             "model": self.model.config.as_dict(),
             "users": split.train.n_users,
@@ -82,7 +138,7 @@ class PhaseOrder:
             "training": self.config.as_dict(),
             "phase": asdict(self.phase),
             "later_phases": self.later_phases,
-            "parts": parts,
+            "parts": None if parts is None else {"ranks": parts.ranks, "folder": str(of_parts)},
             "sums": sums,
         }
         atomic_write(folder / ORDER, json.dumps(order).encode())
@@ -93,33 +149,31 @@ class PhaseOrder:
 
         Raises:
             OSError: A file is missing or damaged.
+            DataError: A part of the positives is missing or damaged.
             CheckpointError: A file with the right checksum is not of this format.
             TrainingError: The order has parts for another number of ranks.
         """
         order = json.loads((folder / ORDER).read_bytes())
 
-        def verified(name: str) -> Path:
-            path = folder / name
-            if _sum_of(path) != order["sums"][name]:
+        def verified(path: Path) -> Path:
+            if _sum_of(path) != order["sums"][path.name]:
                 raise OSError(errno.EIO, "it differs from its checksum", str(path))
             return path
 
-        def read(name: str) -> dict[str, Tensor]:
-            return map_tensors(verified(name))
-
         users, items, parts = order["users"], order["items"], order["parts"]
-        if parts not in (0, ranks):
-            raise TrainingError(f"{ranks} ranks read an order for {parts} ranks")
+        if parts is not None and parts["ranks"] != ranks:
+            raise TrainingError(f"{ranks} ranks read an order for {parts['ranks']} ranks")
         config = ModelConfig.from_dict(order["model"])
-        model = mapped_model(verified(MODEL), config, users, items)
+        model = mapped_model(verified(folder / MODEL), config, users, items)
         part = None
-        if parts:
-            own = _interactions(read(part_name(rank)), items)
-            of_users = {key: value.numpy() for key, value in read(USERS).items()}
-            share = Share(rank, ranks, of_users["lengths"], of_users.get("dislikes"))
-            part = TrainingPart(own, share)
-        if rank == 0 or not parts:
-            tensors = read(SPLIT)
+        if parts is not None:
+            of_parts = Path(parts["folder"])
+            verified(of_parts / MANIFEST)
+            known = {name: x.numpy() for name, x in map_tensors(verified(of_parts / USERS)).items()}
+            share = Share(rank, ranks, known["lengths"], known.get("dislikes"))
+            part = TrainingPart(_positives_of(of_parts, share), share)
+        if rank == 0 or part is None:
+            tensors = map_tensors(verified(folder / SPLIT))
             held_out = tensors["validation"].numpy(), tensors["test"].numpy()
             split = Split(_interactions(tensors, items), *held_out)
         else:  # no other rank measures the model
@@ -137,9 +191,14 @@ class PhaseOrder:
         )
 
 
-def part_name(rank: int) -> str:
-    """The name of the file with the positives of a rank's users."""
-    return f"part-{rank}.safetensors"
+def _positives_of(folder: Path, share: Share) -> Interactions:
+    """The positives of the users of a share, from the parts of `RankParts`."""
+    snapshot = Snapshot.open(folder)
+    own = snapshot.read(snapshot.manifest.share(share.rank, share.size))
+    if own.feedback is None and share.dislikes is not None:
+        # All ranks need preferences, if one has them: they add up the losses of each batch.
+        own = replace(own, feedback=UserFeedback())
+    return own
 
 
 def _arrays(interactions: Interactions) -> dict[str, Any]:
@@ -213,7 +272,10 @@ def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
 
 
 def carry_out(
-    order: PhaseOrder, parent: Path, run: Callable[[Path], str | None], parts: int = 1
+    order: PhaseOrder,
+    parent: Path,
+    run: Callable[[Path], str | None],
+    parts: RankParts | None = None,
 ) -> History:
     """Lets other processes train a phase; the model is at its best epoch afterwards.
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from ncr_core.errors import NcrError, lacks_memory
+from ncr_core.errors import DataError, NcrError, lacks_memory
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.phase_files import (
     RESULT,
@@ -68,6 +68,8 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             order, problem = PhaseOrder.load(folder, rank, dist.get_world_size()), None
         except OSError as error:
             order, problem = None, f"cannot read {error.filename or folder}: {error.strerror}"
+        except DataError as error:
+            order, problem = None, f"cannot read its users: {error}"
         check_ranks(problem)
         assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
         config = order.config

@@ -24,7 +24,7 @@ from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.phase_files import PhaseOrder, carry_out
+from ncr_core.training.phase_files import PhaseOrder, RankParts, carry_out
 from ncr_core.training.rank_process import WAIT_SECONDS, Tables, resource_problem, run_rank
 from ncr_core.training.torchrun import MAX_RESTARTS, check_users
 from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
@@ -61,6 +61,7 @@ class RayPhases:
         self._ranks = ranks
         self._tables: Tables = tables
         self._folder = folder
+        self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
         self._address = address
 
     def __call__(
@@ -82,8 +83,9 @@ class RayPhases:
         check_users(split, self._ranks)
         self._connect()
         order = PhaseOrder(model, split, config, phase, later_phases)
-        parts = self._ranks if self._tables == "replicated" else 1
-        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress), parts)
+        return carry_out(
+            order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
+        )
 
     def close(self) -> None:
         """Leaves the cluster; a cluster of this machine alone ends."""

@@ -22,7 +22,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.models import PairwiseRanker
 from ncr_core.train_config import TrainConfig
-from ncr_core.training.phase_files import PhaseOrder, carry_out
+from ncr_core.training.phase_files import PhaseOrder, RankParts, carry_out
 from ncr_core.training.rank_process import Tables, end_with_pipe
 from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
 
@@ -44,6 +44,7 @@ class TorchrunPhases:
         self._ranks = ranks
         self._tables: Tables = tables
         self._folder = folder
+        self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
 
     def __call__(
         self,
@@ -63,8 +64,9 @@ class TorchrunPhases:
         """
         check_users(split, self._ranks)
         order = PhaseOrder(model, split, config, phase, later_phases)
-        parts = self._ranks if self._tables == "replicated" else 1
-        return carry_out(order, self._folder, lambda folder: self._run(folder, on_progress), parts)
+        return carry_out(
+            order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
+        )
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         """Runs the agent to its end, and returns the problem that the agent or a rank reported."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import multiprocessing
 import os
 import re
@@ -26,11 +27,12 @@ from torch import Tensor
 
 from ncr_core.data import Interactions, Split, leave_latest_out
 from ncr_core.data.interactions import UserFeedback
+from ncr_core.data.snapshot import Snapshot
 from ncr_core.errors import ConfigError, DataError, NcrError, TrainingError
 from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, recipe, tuned
-from ncr_core.training import History, Progress, trainer
+from ncr_core.training import History, Progress, phase_files, trainer
 from ncr_core.training.batches import (
     Batches,
     Rows,
@@ -39,7 +41,7 @@ from ncr_core.training.batches import (
     TrainingPart,
     learned_and_seen,
 )
-from ncr_core.training.phase_files import USERS, PhaseOrder, load_result, part_name
+from ncr_core.training.phase_files import SPLIT, USERS, PhaseOrder, RankParts, load_result
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, resource_problem, run_rank
 from ncr_core.training.ranks import RankVersion, check_ranks
@@ -195,13 +197,14 @@ def trained(
     """All cases by two ranks of one process group, and by this process."""
     folder = tmp_path_factory.mktemp("ranks")
     starts: dict[str, PairwiseRanker] = {}
+    parts = {name: RankParts(folder / "parts" / name, RANKS) for name in CASES}
     wild = _case("NBPR", learning_rate=1e30, epochs=3)
     for name, case in {**CASES, "diverged": wild, "reach": wild}.items():
         (folder / name).mkdir()
         part = _split_of(case, split, told)
         starts[name] = start_model(case.recipe.model, case.recipe.training, part)
         order = PhaseOrder(starts[name], part, case.recipe.training, _phase(case.recipe))
-        order.save(folder / name, RANKS if case.tables == "replicated" else 1)
+        order.save(folder / name, parts.get(name) if case.tables == "replicated" else None)
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=_train_cases, args=(rank, folder)) for rank in range(RANKS)]
     for rank in ranks:
@@ -227,7 +230,7 @@ def trained(
         ranks_history = load_result(folder / name, by_ranks)
         assert ranks_history is not None
         remember(by_ranks, _split_of(CASES[name], split, told).train)
-        if (folder / name / USERS).exists():
+        if any((folder / "parts" / name).rglob(USERS)):
             in_parts.add(name)
         every[name] = Trained(alone, history, by_ranks, ranks_history)
     torch.set_num_threads(threads)
@@ -328,7 +331,8 @@ def test_the_parts_of_all_ranks_are_the_batches(
     each = CASES[name].recipe
     its = _split_of(CASES[name], split, told)
     model = start_model(each.model, each.training, its)
-    PhaseOrder(model, its, each.training, _phase(each)).save(tmp_path, size)
+    parts_of_ranks = RankParts(tmp_path, size)
+    PhaseOrder(model, its, each.training, _phase(each)).save(tmp_path, parts_of_ranks)
 
     collective = set[tuple[int, bool]]()
 
@@ -382,7 +386,8 @@ def test_rank_0_alone_has_the_users_who_choose_the_epoch(
     monkeypatch.setattr(trainer, "FULL_VALIDATION_USERS", 20)
     each = CASES["next-item"].recipe
     model = start_model(each.model, each.training, split)
-    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, RANKS)
+    parts = RankParts(tmp_path, RANKS)
+    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, parts)
     first, other = (PhaseOrder.load(tmp_path, rank, RANKS) for rank in range(RANKS))
     chosen = np.flatnonzero(of_random_users(split.validation, 20) >= 0)
     assert first.split.validation.tolist() == split.validation[chosen].tolist()
@@ -401,33 +406,63 @@ def test_users_of_all_items_leave_nothing_to_learn_in_parts(split: Split, tmp_pa
     model = start_model(each.model, each.training, Split(train, nothing, nothing))
     order = PhaseOrder(model, Split(train, nothing, nothing), each.training, _phase(each))
     with pytest.raises(DataError, match="every user has interacted with every item"):
-        order.save(tmp_path, RANKS)
+        order.save(tmp_path, RankParts(tmp_path / "parts", RANKS))
+    assert [*(tmp_path / "parts").iterdir()] == []
 
 
 @pytest.mark.parametrize(
-    "damage, words",
+    "name, damage, words",
     [
-        ("missing", "cannot read {}: No such file or directory; all machines"),
-        ("changed", "cannot read {}: it differs from its checksum; all machines"),
+        ("part-00000.parquet", "missing", "cannot read its users: {} is missing; all machines"),
+        ("part-00000.parquet", "changed", "cannot read its users: part-00000.parquet is damaged"),
+        ("items.parquet", "changed", "cannot read its users: items.parquet is damaged"),
+        ("manifest.json", "missing", "cannot read {}: No such file or directory; all machines"),
+        ("manifest.json", "changed", "cannot read {}: it differs from its checksum; all machines"),
+        (USERS, "changed", "cannot read {}: it differs from its checksum; all machines"),
+        (SPLIT, "missing", "cannot read {}: No such file or directory; all machines"),
     ],
 )
-def test_a_part_that_is_missing_or_damaged_is_named(
-    damage: str, words: str, split: Split, tmp_path: Path
+def test_a_file_that_is_missing_or_damaged_is_named(
+    name: str, damage: str, words: str, split: Split, tmp_path: Path
 ) -> None:
     each = CASES["next-item"].recipe
     model = start_model(each.model, each.training, split)
-    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, RANKS)
-    file = tmp_path / part_name(0)
+    parts = RankParts(tmp_path, RANKS)
+    PhaseOrder(model, split, each.training, _phase(each)).save(tmp_path, parts)
+    (file,) = tmp_path.rglob(name)
     if damage == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert PhaseOrder.load(tmp_path, 1, RANKS).part is not None  # it needs no other part
-    with pytest.raises(OSError) as error:
+    if name in ("part-00000.parquet", SPLIT):
+        assert PhaseOrder.load(tmp_path, 1, RANKS).part is not None  # it needs no other part
+    with pytest.raises((OSError, DataError)):
         PhaseOrder.load(tmp_path, 0, RANKS)
-    assert error.value.filename == str(file)
     with pytest.raises(TrainingError, match=re.escape(words.format(file))):
         _alone(lambda: run_rank(tmp_path, "replicated", 0, print), tmp_path / "meeting")
+
+
+def test_parts_are_written_once_for_the_same_positives(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phase_files, "PART_EVENTS", 500)
+    parts = RankParts(tmp_path, 3)
+    folder = parts.written(split.train)
+    written = sorted(path.name for path in folder.glob("part-*"))
+    each = -(-split.train.nnz // 1_500)
+    assert len(written) == 3 * each > 3
+    assert parts.written(split.train) == folder
+    other = replace(split.train)
+    assert parts.written(other) != folder
+    assert not folder.exists()
+    snapshot = Snapshot.open(parts.written(other))
+    for rank, part in enumerate(TrainingPart.every(other, 3)):
+        read = snapshot.read(snapshot.manifest.share(rank, 3))
+        assert read.items.tolist() == part.interactions.items.tolist()
+        assert read.indptr.tolist() == part.interactions.indptr.tolist()
+    del parts
+    gc.collect()
+    assert [*tmp_path.iterdir()] == []
 
 
 def _alone(call: Callable[[], None], meeting: Path) -> None:
@@ -562,11 +597,17 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     assert sorted(set(epochs)) in ([1, 2, 3, 4], [1, 2, 4])
     assert 1 not in epochs[1:]
     assert len(history.loss) == 4
-    assert list((tmp_path / "ranks").iterdir()) == []
+    kept = [path.name for path in (tmp_path / "ranks").iterdir()]
     uninterrupted = phases(models[1], split, each.training, _phase(each))
     assert history.best_epoch == uninterrupted.best_epoch > 0
     assert history.loss == uninterrupted.loss
     assert _difference(*models) == 0.0
+    # The parts are for the next phase, too.
+    assert [path.name for path in (tmp_path / "ranks").iterdir()] == kept
+    assert [name.startswith("ncr-parts-") for name in kept] == [True] * (tables == "replicated")
+    del phases
+    gc.collect()
+    assert [*(tmp_path / "ranks").iterdir()] == []
 
 
 @pytest.mark.slow
