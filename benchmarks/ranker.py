@@ -184,7 +184,7 @@ def _literal(
 BATCHES = (1, 64)
 ADDITIVE_REPEATS = 200
 SEARCH_REPEATS = 50
-SEARCHED = 1_056  # candidates that the service searches for by default, for a user
+SEARCHED = 256  # candidates that the service searches for by default, for a user
 
 
 def additive_topk(folder: Path) -> None:

@@ -560,7 +560,7 @@ def _written(path: Path, table: pa.Table, interactions: int = 0) -> SnapshotFile
 
 
 def _table_of(part: Interactions, *, timed: bool, weighted: bool) -> pa.Table:
-    n, feedback = part.n_users, part.feedback or UserFeedback()
+    n, feedback = part.n_users, _by_user(part.feedback or UserFeedback())
     users = pa.array(list(part.user_ids), pa.string())
     pairs = _starts(feedback.pairs[:, 0], n)
     disliked = _starts(feedback.disliked[:, 0], n)
@@ -578,6 +578,21 @@ def _table_of(part: Interactions, *, timed: bool, weighted: bool) -> pa.Table:
         _lists(pairs, feedback.pair_weights, _FLOATS),
     ]
     return pa.table(columns, schema=SCHEMA)
+
+
+def _by_user(feedback: UserFeedback) -> UserFeedback:
+    """The feedback in the order of the users; each user's rows stay in theirs."""
+    seen, disliked, pairs = (
+        np.argsort(rows[:, 0], kind="stable")
+        for rows in (feedback.seen, feedback.disliked, feedback.pairs)
+    )
+    return UserFeedback(
+        feedback.seen[seen],
+        feedback.disliked[disliked],
+        feedback.disliked_weights[disliked],
+        feedback.pairs[pairs],
+        feedback.pair_weights[pairs],
+    )
 
 
 def _starts(users: IntArray, n: int) -> IntArray:

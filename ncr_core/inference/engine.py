@@ -257,7 +257,7 @@ class InferenceEngine:
             if self._space is None:
                 tables, trained = self.ranker.margins.double, self._trained_items
                 if self._trained_space is None or trained is None:
-                    self._space = ItemSpace(tables, self.n_items)
+                    self._space = ItemSpace(tables, self.n_items, trained)
                 else:
                     self._space = self._trained_space.with_others(trained, tables, self.n_items)
                     self._trained_space = None  # as large as the new one
@@ -296,8 +296,9 @@ class InferenceEngine:
         vectors = self.retriever.vectors([request.user for request in requests])
         candidates = self.retriever.candidates(requests, vectors)
         depth = max(request.depth for request in requests)
-        # As many candidates for everyone, whatever n: a list must not depend on its company. What
-        # is asked for beyond them follows in the order of the cheap score.
+        # A list must not depend on its company: the candidates are as many for everyone, or
+        # in the order of the model. What is asked for beyond them follows in the order of the cheap
+        # score.
         bound = self.ranker.bind(vectors, _boost_of(requests))
         ranked = bound.rank(candidates, depth)
         missing = depth - ranked.shape[1]

@@ -19,7 +19,8 @@ from ncr_core.ranking.ranker import top_allowed
 
 SPARE_CANDIDATES = 56  # kept beyond M, so that a few skipped items need no new search
 # A request that skips more has a list of its own depth, with twice as many spare ones, or four
-# times: users who leave out ever more items are searched for a few times in all.
+# times: users who leave out ever more items are searched for a few times in all. They are more than
+# ``BEST_LAST``, so that tied items are in the same order among the first candidates as among all.
 MAX_SCORES = 2**23  # users times items in one search: 64 MiB of float64
 MAX_GPU_SCORES = 2**26  # a GPU needs many users at once
 SHORTLIST_FACTOR = 5  # times the candidates

@@ -182,12 +182,15 @@ class BoundMargins:
         """As ``all_linear_scores``, for a product of vectors; copies no vectors of the items."""
         table = self._margins.double.linear
         assert table is not None  # noqa: S101 - the model is a product
+        vectors = self.users[:, table.columns]
+        if vectors.dtype != torch.float32:
+            vectors = vectors.double()
         rows = items.flatten().numpy()
         if len(rows) and not 0 <= rows.min() <= rows.max() < len(table.items):
             raise IndexError(f"the rows of the items are 0 to {len(table.items) - 1}")
         scores = np.empty(len(rows))
         kernel.score_rows(
-            self.users[:, table.columns].contiguous().numpy(),
+            vectors.contiguous().numpy(),
             table.items.numpy(),
             NO_BIAS if table.bias is None else table.bias.numpy(),
             rows,
@@ -232,7 +235,9 @@ class BoundMargins:
         lengths, items = (candidates != PAD).sum(dim=1), candidates.clamp(min=0)
         n, m = items.shape
         if self._margins.additive:
-            margins = self._score_differences(items, items)
+            scores = self.all_linear_scores(items)
+            is_same = items.unsqueeze(2) == items.unsqueeze(1)
+            margins = _differences(scores.unsqueeze(2), scores.unsqueeze(1), is_same)
         else:
             rows = torch.arange(n, device=self.users.device)
             margins = torch.zeros((n, m, m), dtype=torch.float64, device=self.users.device)
@@ -244,27 +249,21 @@ class BoundMargins:
         inside = torch.arange(m, device=self.users.device) < lengths.unsqueeze(1)
         return margins * (inside.unsqueeze(1) & inside.unsqueeze(2))
 
-    def _score_differences(self, i: Tensor, j: Tensor) -> Tensor:
-        """The margins of an additive model: a score an item, and not a pair.
-
-        (B, K) item rows i and (B, L) item rows j → (B, K, L), of each i over each j.
-        """
-        k = i.shape[1]
-        scores = self.all_linear_scores(torch.cat([i, j], dim=1))
-        margins = scores[:, :k].unsqueeze(2) - scores[:, k:].unsqueeze(1)
-        same = i.unsqueeze(2) == j.unsqueeze(1)
-        return margins.masked_fill_((margins.abs() < TIE) | same, 0.0)
-
     @torch.inference_mode()
     def list_margins(self, ranked: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """(B, k) lists and (R,) other items → (B, k, R) margins, and (B, k) over the next item."""
         b, k = ranked.shape
-        items = ranked.clamp(min=0)
-        if self._margins.additive:
-            every = torch.cat([others.expand(b, -1), items.roll(-1, dims=1)], dim=1)
-            margins = self._score_differences(items, every)
-            over_others, over_list = margins[..., : len(others)], margins[..., len(others) :]
-            return over_others, over_list.diagonal(dim1=1, dim2=2)
+        items = ranked.clamp(min=0).to(self.users.device)
+        others = others.to(self.users.device)
+        if self._margins.additive:  # a score an item, not a pair
+            scores = self.all_linear_scores(torch.cat([items, others.expand(b, -1)], dim=1))
+            own, of_others = scores[:, :k], scores[:, k:]
+            is_same = items.unsqueeze(2) == others
+            following = items.roll(-1, dims=1)
+            return (
+                _differences(own.unsqueeze(2), of_others.unsqueeze(1), is_same),
+                _differences(own, own.roll(-1, dims=1), items == following),
+            )
         i, j = items.repeat_interleave(len(others), dim=1), others.repeat(k).expand(b, -1)
         over_others = self.compare(i, j).view(b, k, len(others))
         return over_others, self.compare(items, items.roll(-1, dims=1))
@@ -324,6 +323,12 @@ class BoundMargins:
         if tower is None or projected is None:
             raise ValueError("an additive model has no tower")
         return tower.margins(projected[rows], tower.user_columns(users[rows]), i, j)
+
+
+def _differences(one: Tensor, other: Tensor, is_same: Tensor) -> Tensor:
+    """The margins of an additive model, from scores of items that may be the same."""
+    margins = one - other
+    return margins.masked_fill_((margins.abs() < TIE) | is_same, 0.0)
 
 
 def _sizes(tower: TowerTable) -> tuple[float, float]:

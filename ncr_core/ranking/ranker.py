@@ -227,7 +227,8 @@ class ExactRanker:
     def linear_scores(self, users: Tensor, items: Tensor) -> Tensor:
         """s_ui in float64 of (B, E) user vectors and (B, M) items → (B, M)."""
         users = _moved(users, self.device)
-        return self.margins.bind(users).all_linear_scores(self.moved_items(items))
+        bound = self.margins.bind(users, compiled=self.may_compile)
+        return bound.all_linear_scores(self.moved_items(items))
 
     @torch.inference_mode()
     def mean_margins(self, users: Tensor, anchors: Tensor, boost: Tensor | None = None) -> Tensor:

@@ -28,21 +28,24 @@ class ItemSpace:
 
     The vectors come from the ranking tables, side by side: an item's vector in s_ui, with the
     weights of the prediction layer in it, and its two projections into the tower's first layer. The
-    mean of all items is subtracted. Biases are left out, because biases are popularity. Of more
-    than 64 dimensions, the 64 with the most variance stay.
+    mean of the trained items is subtracted. Biases are left out, because biases are popularity. Of
+    more than 64 dimensions, the 64 in which the trained items vary most stay. Items that were added
+    therefore do not change the similarity of others. ``trained_items`` are the first rows, by
+    default all.
     """
 
-    def __init__(self, tables: PairTables, n_items: int) -> None:
+    def __init__(self, tables: PairTables, n_items: int, trained_items: int | None = None) -> None:
         parts = _parts(tables)
-        self._mean = [part.double().mean(dim=0) for part in parts]
+        trained = [part[:trained_items] for part in parts]
+        self._mean = [part.double().mean(dim=0) for part in trained]
         # A model without parts knows nothing but how popular items are.
-        self._basis = _basis(parts, self._mean) if parts else torch.zeros(0, 0)
+        self._basis = _basis(trained, self._mean) if parts else torch.zeros(0, 0)
         self.vectors: Floats = self._projected(parts, 0, n_items)
 
     def with_others(self, first: int, tables: PairTables, n_items: int) -> ItemSpace:
         """The space of other tables, of which the items before row ``first`` are the same.
 
-        Mean and directions stay, so that the similarity of two items does not change with others.
+        Mean and directions stay, and only the other items are projected.
         """
         space = copy.copy(self)
         later = self._projected(_parts(tables), first, n_items)

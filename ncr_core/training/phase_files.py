@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from ncr_core.atomic_files import atomic_write, scratch_folder
 from ncr_core.data.interactions import Interactions, UserFeedback
-from ncr_core.data.snapshot import MANIFEST, PART_EVENTS, Snapshot, SnapshotWriter, of_users
+from ncr_core.data.snapshot import MANIFEST, MAX_PARTS, Snapshot, SnapshotWriter, of_users
 from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.model_config import ModelConfig
@@ -37,15 +38,17 @@ from ncr_core.training.trainer import History, TrainingPhase, of_validated, reme
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
 USERS = "users.safetensors"
 OUTCOME, RESULT = "outcome.json", "result.safetensors"
-PHASE_PREFIX, PARTS_PREFIX = "ncr-phase-", "ncr-parts-"
+PHASE_PREFIX, PARTS_PREFIX = "ncr-phase-", "ncr-phase-parts-"
+PART_SIZE = 2**24  # positives of a part, whose reading takes some hundred MiB
 _FEEDBACK = ("seen", "disliked", "disliked_weights", "pairs", "pair_weights")
 
 
 class RankParts:
     """The positives to train on as a snapshot with the same number of parts for each rank.
 
-    The users of a rank are those of its `Share`, in the order of their rows. Of other users a rank
-    reads numbers alone. The snapshot has no ids and no times, and is removed with this object.
+    The users of a rank are those of its `Share`, in the order of their rows, and not divided by a
+    hash. Of other users a rank reads numbers alone. The snapshot has no ids and no times, and is
+    removed with this object.
     """
 
     def __init__(self, parent: Path, ranks: int) -> None:
@@ -65,16 +68,18 @@ class RankParts:
             OSError: The folder cannot be written.
         """
         if self._written() is not train:
+            self._written = lambda: None
             self._files.close()
             with ExitStack() as files:
                 self._folder = files.enter_context(scratch_folder(self._parent, PARTS_PREFIX))
                 self._write(train)
                 self._files.push(files.pop_all())
             self._written = weakref.ref(train)
+        os.utime(self._folder)  # in use: other machines remove folders of which nobody knows
         return self._folder
 
     def _write(self, train: Interactions) -> None:
-        each = max(1, -(-train.nnz // (self.ranks * PART_EVENTS)))
+        each = max(1, min(-(-train.nnz // (self.ranks * PART_SIZE)), MAX_PARTS // self.ranks))
         is_weighted = train.weights is not None
         writer = SnapshotWriter(self._folder, train.n_items, timed=False, weighted=is_weighted)
         for part in TrainingPart.every(train, self.ranks):

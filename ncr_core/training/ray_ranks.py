@@ -42,8 +42,8 @@ class RayPhases:
         Args:
             ranks: the number of processes, each with a CPU.
             tables: how the processes keep the embedding tables.
-            folder: the parent of a folder for each phase; all machines of the cluster reach it
-                under this path.
+            folder: the parent of a folder for each phase, and of one with the data of the ranks;
+                all machines of the cluster reach it under this path.
             address: the address of the cluster's head; None starts a cluster on this machine,
                 protected by a token.
 

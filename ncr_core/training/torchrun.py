@@ -39,7 +39,8 @@ class TorchrunPhases:
         Args:
             ranks: the number of processes.
             tables: how the processes keep the embedding tables.
-            folder: the parent of a temporary folder for each phase; made if it is missing.
+            folder: the parent of a temporary folder for each phase, and of one with the data of
+                the ranks; made if it is missing.
         """
         self._ranks = ranks
         self._tables: Tables = tables

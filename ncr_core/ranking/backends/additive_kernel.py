@@ -18,8 +18,8 @@ def score_rows(users: Any, items: Any, bias: Any, rows: Any, offsets: Any, score
     """Fills ``scores`` (T,) of ``rows`` (T,), rows of ``items``, with float64.
 
     The rows from ``offsets[b]`` to ``offsets[b + 1]`` are those of row b of ``users`` (B, D).
-    ``items`` is (N, D), and ``bias`` (N or 0,). All scores in float64 come from here, and do not
-    depend on the batch: another compiled loop could add in another order.
+    ``items`` is (N, D), and ``bias`` (N or 0,). All compiled code that orders lists calls this
+    function, so that a score does not depend on the batch: another loop could add in another order.
     """
     for user in range(len(offsets) - 1):
         for place in range(offsets[user], offsets[user + 1]):

@@ -19,7 +19,7 @@ from ncr_core.ranking.algorithm1 import top_positions
 from ncr_core.ranking.margins import NO_BIAS, PAD, TIE, BoundMargins, Margins, product_kernel
 
 SPARE = 16  # items beyond k that are looked at again
-MAX_SCORES = 2**24  # of users by items at once: 64 MiB
+MAX_SCORES = 2**24  # of users by items at once: 64 MiB, and six times as much if all are equal
 MAX_GPU_SCORES = 2**28  # 1 GiB: a GPU needs many users at once
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 NO_ORDER = np.zeros(0, dtype=np.int64)

@@ -37,7 +37,7 @@ def matrix(n_users: int, seed: int, *, timed: bool, weighted: bool, feedback: bo
     users, items = rng.integers(n_users, size=n), rng.integers(N_ITEMS - 2, size=n)
     # The two last items are never positive.
     losers = np.full(n_users, N_ITEMS - 1)
-    every = np.arange(n_users)
+    every = rng.permutation(n_users)  # feedback need not be in the order of the users
     return Interactions.from_arrays(
         users,
         items,

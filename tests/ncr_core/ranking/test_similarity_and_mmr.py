@@ -94,6 +94,8 @@ def test_other_later_items_do_not_change_the_similarity_of_the_items_before(
     space = ItemSpace(model.tables(), N_ITEMS)
     others = extended(model, item_rows(model, torch.tensor([3, 59])))
     later = space.with_others(N_ITEMS, others.tables(), N_ITEMS + 2)
+    anew = ItemSpace(others.tables(), N_ITEMS + 2, N_ITEMS)
+    assert anew.vectors == pytest.approx(later.vectors, abs=1e-6)
     assert np.array_equal(later.vectors[:N_ITEMS], space.vectors)
     assert later.vectors[N_ITEMS:] == pytest.approx(space.vectors[[3, 59]], abs=1e-6)
     fewer = later.with_others(N_ITEMS, model.tables(), N_ITEMS)

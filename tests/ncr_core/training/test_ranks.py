@@ -445,7 +445,7 @@ def test_a_file_that_is_missing_or_damaged_is_named(
 def test_parts_are_written_once_for_the_same_positives(
     split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_files, "PART_EVENTS", 500)
+    monkeypatch.setattr(phase_files, "PART_SIZE", 500)
     parts = RankParts(tmp_path, 3)
     folder = parts.written(split.train)
     written = sorted(path.name for path in folder.glob("part-*"))
@@ -460,6 +460,11 @@ def test_parts_are_written_once_for_the_same_positives(
         read = snapshot.read(snapshot.manifest.share(rank, 3))
         assert read.items.tolist() == part.interactions.items.tolist()
         assert read.indptr.tolist() == part.interactions.indptr.tolist()
+    full = replace(_odd(split).train.of_rows(np.zeros(2, np.int64)))
+    with pytest.raises(DataError):
+        parts.written(full)
+    assert [*tmp_path.iterdir()] == []
+    assert Snapshot.open(parts.written(other)).manifest.n_interactions == other.nnz
     del parts
     gc.collect()
     assert [*tmp_path.iterdir()] == []
@@ -604,7 +609,9 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     assert _difference(*models) == 0.0
     # The parts are for the next phase, too.
     assert [path.name for path in (tmp_path / "ranks").iterdir()] == kept
-    assert [name.startswith("ncr-parts-") for name in kept] == [True] * (tables == "replicated")
+    assert [name.startswith("ncr-phase-parts-") for name in kept] == [True] * (
+        tables == "replicated"
+    )
     del phases
     gc.collect()
     assert [*(tmp_path / "ranks").iterdir()] == []
