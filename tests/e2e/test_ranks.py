@@ -144,9 +144,12 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
         ({"NCR_TRAIN_FOLDER": "/proc/absent"}, "could not read or write its files"),
     ],
 )
-def test_an_engine_that_cannot_train_is_one_sentence(settings: dict[str, str], words: str) -> None:
+def test_an_engine_that_cannot_train_is_one_sentence(
+    settings: dict[str, str], words: str, tmp_path: Path
+) -> None:
     if settings == {"NCR_TRAIN_ENGINE": "ray"} and is_installed("ray"):
-        pytest.skip("Ray is installed")
+        (tmp_path / "ray.py").write_text("raise ImportError('as if it were not installed')")
+        settings = settings | {"PYTHONPATH": str(tmp_path)}
     settings = settings | {"NCR_TRAIN_MEMORY_BYTES": str(10**12)}
     with service("torchrun", **settings) as its, its.worker("worker"):
         job_id = submit(its.client, model="nbpr", epochs=2, force=True)
