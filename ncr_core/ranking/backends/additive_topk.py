@@ -1,10 +1,10 @@
 """Top k of an additive model by s_ui, which is the order of Algorithm 1 for such a model.
 
 Candidates are sorted by their scores in float64. For the whole catalogue one product in float32
-scores all items, and float64 orders the few items that may be among the best. Compiled code finds 256 of
-3,706 items 1.5 to 10 times as fast as torch (`python -m benchmarks.ranker additive_candidates`). It
-finds the best ten for 64 users 1.7 times as fast as numpy's partition, which is faster for one user
-(`python -m benchmarks.ranker additive_topk`).
+scores all items, and float64 orders the few items that may be among the best. Compiled code finds
+256 of 3,706 items 1.5 to 10 times as fast as torch. It finds the best ten for 64 users 1.7 times as
+fast as numpy's partition, which is faster for one user (`python -m benchmarks.ranker
+additive_candidates` and `additive_topk`).
 """
 
 from __future__ import annotations
