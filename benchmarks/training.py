@@ -34,7 +34,8 @@ from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.batches import Rows, SharedRows
 from ncr_core.training.captured_gradients import CapturedGradients
-from ncr_core.training.trainer import Adam, make_batches, train_epoch, validation_candidates
+from ncr_core.training.trainer import Adam, make_batches, train_epoch
+from ncr_core.training.validation import validation_candidates
 
 STEPS = 40
 SHARED = {"loss": "listwise", "shared_negatives": 512, "batch_size": 4096}

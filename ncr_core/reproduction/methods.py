@@ -40,7 +40,8 @@ from ncr_core.reproduction.baselines.scoring import (
 from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
-from ncr_core.training.trainer import FULL_VALIDATION_USERS, remember, validation_candidates
+from ncr_core.training.trainer import remember
+from ncr_core.training.validation import FULL_VALIDATION_USERS, validation_candidates
 
 MethodSettings = Mapping[str, Any]
 

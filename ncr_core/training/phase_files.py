@@ -33,7 +33,8 @@ from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import Share, TrainingPart, may_be_parted
 from ncr_core.training.ranks import mapped_model, without_pooled
-from ncr_core.training.trainer import History, TrainingPhase, of_validated, remember
+from ncr_core.training.trainer import History, TrainingPhase, remember
+from ncr_core.training.validation import of_validated
 
 ORDER, MODEL, SPLIT = "order.json", "model.safetensors", "split.safetensors"
 USERS = "users.safetensors"
@@ -96,9 +97,8 @@ class RankParts:
 class PhaseOrder:
     """The order of a phase: the arguments of `train_loop`.
 
-    An order that `may_be_parted` has a part for each rank. A rank reads its part alone, and rank 0
-    also reads the users whose validation items choose the epoch. The model of the ranks then has
-    these users in place of all users.
+    An order that `may_be_parted` has a part for each rank. A rank reads its part, and the users
+    whose validation items choose the epoch. Its model has these users in place of all users.
     """
 
     model: PairwiseRanker
@@ -139,7 +139,6 @@ class PhaseOrder:
             "model": self.model.config.as_dict(),
             "users": split.train.n_users,
             "items": split.train.n_items,
-            "is_validated": bool((split.validation >= 0).any()),
             "training": self.config.as_dict(),
             "phase": asdict(self.phase),
             "later_phases": self.later_phases,
@@ -177,15 +176,9 @@ class PhaseOrder:
             known = {name: x.numpy() for name, x in map_tensors(verified(of_parts / USERS)).items()}
             share = Share(rank, ranks, known["lengths"], known.get("dislikes"))
             part = TrainingPart(_positives_of(of_parts, share), share)
-        if rank == 0 or part is None:
-            tensors = map_tensors(verified(folder / SPLIT))
-            held_out = tensors["validation"].numpy(), tensors["test"].numpy()
-            split = Split(_interactions(tensors, items), *held_out)
-        else:  # no other rank measures the model
-            nothing = np.zeros(users + 1, np.int64)
-            held_out = np.full(users, 0 if order["is_validated"] else -1), np.full(users, -1)
-            train = Interactions(nothing, nothing[:0], [""] * users, [""] * items)
-            split = Split(train, *held_out)
+        tensors = map_tensors(verified(folder / SPLIT))
+        held_out = tensors["validation"].numpy(), tensors["test"].numpy()
+        split = Split(_interactions(tensors, items), *held_out)
         return cls(
             model,
             split,

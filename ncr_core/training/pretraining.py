@@ -42,8 +42,8 @@ from ncr_core.training.trainer import (
     store_pooled_vectors,
     train_epoch,
     train_loop,
-    validation_figures,
 )
+from ncr_core.training.validation import validation_figures
 
 # What an epoch takes beside one of NBPR's, as measured at d = 8; only for the time left.
 EPOCH_COST = {"nbpr": 1.0, "dncr": 4.5, "neupr": 5.0}

@@ -38,7 +38,7 @@ Tables = Literal["replicated", "sharded"]
 
 
 WAIT_SECONDS = 10_800
-"""How long a rank waits for another: the others wait while rank 0 measures an epoch."""
+"""How long a rank waits for another: all wait for the slowest, and while rank 0 writes tables."""
 
 
 def backend() -> str:

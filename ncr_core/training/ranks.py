@@ -12,7 +12,8 @@ import copy
 import hashlib
 import platform
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ncr_core.checkpoint import is_finite, model_of
-from ncr_core.data.interactions import Interactions
+from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
@@ -44,12 +45,10 @@ class Ranks:
     share: Share = WHOLE
     sparse_gradients = True
     """Whether gradients of tables may come by rows."""
-    has_whole_tables = True
-    """Whether the model of each rank has all rows of its tables."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank measures the model, reports progress and writes the result."""
+        """Whether this rank reports progress and writes the result."""
         return self.rank == 0
 
     def learned(self, split: Split) -> Interactions:
@@ -75,17 +74,22 @@ class Ranks:
         """The values of rank 0, on every rank."""
         return values
 
+    def summed(self, values: IntArray) -> IntArray:
+        """The sum of the (n,) values of all ranks, on every rank."""
+        return values
+
     def all_finite(self, model: PairwiseRanker) -> bool:
         """Whether all parameters of all ranks are finite; the same on every rank."""
         return _finite(model)
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
-        """The model with whole tables, to measure it; None on all ranks but 0.
+    @contextmanager
+    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
+        """The model with whole tables, to measure it; every rank has to call this method.
 
-        Every rank has to call this method. ``n_users`` is the number of users that are measured,
-        if users' vectors are pooled and no rank `has_whole_tables`.
+        If users' vectors are pooled, the model of several ranks has those of ``n_users`` users,
+        which are zeros.
         """
-        return model
+        yield model
 
     def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
         """A copy of the parameters that this rank keeps of an epoch; see `restore`."""
@@ -120,6 +124,13 @@ class _Group(Ranks):
         agreed: list[float] = shared.tolist()
         return agreed
 
+    def summed(self, values: IntArray) -> IntArray:
+        """The sum of the (n,) values of all ranks, on every rank."""
+        shared = torch.from_numpy(values).to(self._device, copy=True)
+        dist.all_reduce(shared)
+        summed: IntArray = shared.cpu().numpy()
+        return summed
+
     def all_finite(self, model: PairwiseRanker) -> bool:
         """Whether all parameters of all ranks are finite; the same on every rank."""
         finite = torch.tensor(float(_finite(model)), device=self._device)
@@ -151,6 +162,7 @@ class DataParallelRanks(_Group):
     def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
         """Gives each rank the model of rank 0, in memory of its own."""
         self._device = device
+        _without_vectors(model)
         model.to(device)
         if device.type == "cpu":  # the tensors are a file mapped into memory
             for value in chain(model.parameters(), model.buffers()):
@@ -192,9 +204,13 @@ class DataParallelRanks(_Group):
         for work in waiting:
             work.wait()
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
-        """The model itself, on rank 0."""
-        return model if self.is_first else None
+    @contextmanager
+    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
+        """The model itself."""
+        for part in _pooled_parts(model):
+            part.weight = part.weight.new_zeros((n_users, part.weight.shape[1]))
+        yield model
+        _without_vectors(model)
 
     def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
         """A copy of the parameters on rank 0; the other ranks keep none."""
@@ -244,12 +260,11 @@ class ShardedTables(_Group):
 
     The tables are DTensors with the rows that torch's ``RowwiseParallel`` gives each rank. Every
     rank has all other parameters and the whole batch, so the gradients need no sum. The ranks write
-    one file of whole tables together. Rank 0 maps the file into memory, and measures the model on
-    the CPU.
+    one file of whole tables together. Each rank maps the file into memory, and measures the model
+    on the CPU for its share of the users.
     """
 
     sparse_gradients = False
-    has_whole_tables = False
 
     def __init__(self, folder: Path) -> None:
         """``folder`` is a folder of the ranks for files of whole tables."""
@@ -287,31 +302,30 @@ class ShardedTables(_Group):
                     stride=table.stride(),
                 )
                 part.weight = nn.Parameter(shard, requires_grad=part.weight.requires_grad)
-            elif isinstance(part, PooledUsers):  # a batch has histories in place of these vectors
-                part.weight = torch.zeros(0, part.weight.shape[1])
+        _without_vectors(model)
         model.to(device)
         if device.type == "cpu":  # the other parameters are a file mapped into memory
             for parameter in model.parameters():
                 if not is_sharded(parameter):
                     parameter.data = parameter.data.clone()
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
-        """A model on the CPU whose tables are a file mapped into memory, on rank 0.
+    @contextmanager
+    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
+        """A model on the CPU whose tables are a file mapped into memory.
 
         Raises OSError.
         """
         path = self._folder / f"whole-{self._measured}.safetensors"
         self._measured += 1
         self.write(model, path)
-        if not self.is_first:
-            return None
         n_users = n_users if pooled_tables(model) else model.n_users
         whole = mapped_model(path, model.config, n_users, model.n_items)
-        path.unlink()  # its content stays mapped
-        for part in whole.user_parts():
-            if isinstance(part, PooledUsers):
-                part.weight = part.weight.clone()
-        return whole.requires_grad_(False)
+        for part in _pooled_parts(whole):
+            part.weight = part.weight.clone()
+        yield whole.requires_grad_(False)
+        self._wait()  # a network's file system may take a removed file from ranks that map it
+        if self.is_first:
+            path.unlink()
 
     def write(self, model: PairwiseRanker, path: Path) -> None:
         """Writes the rows of each rank into one file, one rank after the other.
@@ -338,6 +352,16 @@ class ShardedTables(_Group):
         together = torch.zeros((), device=self._device)
         dist.all_reduce(together)
         together.item()
+
+
+def _pooled_parts(model: PairwiseRanker) -> list[PooledUsers]:
+    return [part for part in model.modules() if isinstance(part, PooledUsers)]
+
+
+def _without_vectors(model: PairwiseRanker) -> None:
+    """Frees the vectors of pooled users: a batch of several ranks has histories in their place."""
+    for part in _pooled_parts(model):
+        part.weight = part.weight.new_zeros((0, part.weight.shape[1]))
 
 
 def without_pooled(model: PairwiseRanker) -> dict[str, Tensor]:

@@ -27,7 +27,8 @@ from ncr_core.training.pretraining import (
     start_model,
     train_model,
 )
-from ncr_core.training.trainer import OnProgress, validation_ranks
+from ncr_core.training.trainer import OnProgress
+from ncr_core.training.validation import validation_ranks
 
 START_FACTORS = 16  # of a start, but ALS, that is looked at before its recipe is trained
 MIN_START_SHARE = 0.5

@@ -14,19 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
-from ncr_core.evaluation.metrics import hit_ratio, ndcg
-from ncr_core.evaluation.protocols import (
-    CandidateSet,
-    K,
-    Metrics,
-    ModelRanks,
-    full_ranks,
-    of_random_users,
-    sampled_candidates,
-)
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
 from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
@@ -45,6 +35,7 @@ from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES, drawn_listwise_loss
 from ncr_core.training.proposal import Proposal
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks, without_pooled
+from ncr_core.training.validation import ValidationPositions, figures_of, of_validated
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
 MIN_GPU_SPARSE_RATIO = 400  # a GPU goes through a whole table in the time of a few small steps
@@ -155,10 +146,6 @@ class Adam:
 
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2
-VALIDATION_USERS = 10_000
-FULL_VALIDATION_USERS = 2_000
-MAX_RANKED_CELLS, MIN_RANKED_USERS = 2**23, 100  # of towers: a microsecond an item or two
-USERS_AT_ONCE = 1024
 HELD_OUT_STEPS = 300
 
 
@@ -360,19 +347,19 @@ def _set_generators(
 
 
 class _ValidationFigures:
-    """The figures of a model in training on the validation items, measured by rank 0."""
+    """The figures of a model in training on the validation items; each rank measures some users."""
 
     def __init__(
         self, model: PairwiseRanker, split: Split, config: TrainConfig, ranks: Ranks
     ) -> None:
-        if not ranks.has_whole_tables and pooled_tables(model):
-            split = of_validated(split, config)
-        self._train = split.train
         self._ranks = ranks
         self._validated = bool((split.validation >= 0).any())
-        self._measure: Callable[[PairwiseRanker], Metrics] | None = None
-        if self._validated and ranks.is_first:
-            self._measure = _validation(split, config)
+        several = ranks.size > 1
+        pooled = several and bool(pooled_tables(model))
+        if pooled:  # of several ranks, nobody reads the vectors of other users
+            split = of_validated(split, config)
+        users = np.arange(ranks.rank, split.train.n_users, ranks.size) if several else None
+        self._positions = ValidationPositions(split, config, users, by_rows=pooled)
 
     def __call__(self, model: PairwiseRanker) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on every rank, or None if there are no validation items.
@@ -380,17 +367,14 @@ class _ValidationFigures:
         The call recomputes the vectors of pooled users. Every rank has to call it.
         """
         if not self._validated and self._ranks.size > 1:
-            return None  # of several ranks, nobody reads these vectors
-        figures = [0.0, 0.0]
-        whole = self._ranks.whole(model, self._train.n_users)
-        if whole is not None:
-            remember(whole, self._train)
-            if self._measure is not None:
-                metrics = self._measure(whole)
-                figures = [metrics.ndcg, metrics.hr]
-        if not self._validated:
             return None
-        ndcg, hr = self._ranks.agreed(figures)
+        train = self._positions.train
+        with self._ranks.whole(model, train.n_users) as whole:
+            remember(whole, train)
+            if not self._validated:
+                return None
+            positions = self._ranks.summed(self._positions(whole))
+        ndcg, hr = self._ranks.agreed([*figures_of(positions)])
         return ndcg, hr
 
 
@@ -575,88 +559,6 @@ def _with_preferences(
     return (positive_count * loss + preference_count * preference_loss) / (
         positive_count + preference_count
     )
-
-
-def _validation(split: Split, config: TrainConfig) -> Callable[[PairwiseRanker], Metrics]:
-    """A function that measures a model in training on the validation items."""
-    if config.validation == "sampled":
-        held_out = validation_candidates(split, config.seed)
-        return lambda model: validate(model, held_out)
-
-    def measure(model: PairwiseRanker) -> Metrics:
-        model.eval()
-        _, ranks = validation_ranks(ModelRanks(model), split)
-        return Metrics(hit_ratio(ranks, K), ndcg(ranks, K), len(ranks), split.train.n_items)
-
-    return measure
-
-
-def validation_figures(
-    model: PairwiseRanker, split: Split, config: TrainConfig
-) -> tuple[float, float]:
-    """NDCG@10 and HR@10 of a model on the validation items, of which there are some."""
-    metrics = _validation(split, config)(model)
-    return metrics.ndcg, metrics.hr
-
-
-def of_validated(split: Split, config: TrainConfig) -> Split:
-    """The split of the users alone whose validation items choose the epoch; at least one user."""
-    held_out = split.validation
-    if config.validation == "full":
-        held_out = of_random_users(held_out, FULL_VALIDATION_USERS)
-    users = np.flatnonzero(held_out >= 0)
-    users = users if len(users) else np.zeros(1, np.int64)
-    return Split(split.train.of_rows(users), held_out[users], split.test[users])
-
-
-def validation_ranks(
-    model: ModelRanks, split: Split, most: int = FULL_VALIDATION_USERS
-) -> tuple[IntArray, IntArray]:
-    """Ranks of validation items among the whole catalogue.
-
-    Args:
-        model: the model to measure.
-        split: the split that the model was trained on.
-        most: the largest number of users. A smaller number takes some of the users of a larger
-            number. Models whose comparisons are not transitive rank at most ``MAX_RANKED_CELLS``
-            items in all, or ``MIN_RANKED_USERS`` users.
-
-    Returns:
-        (n,) the users, ascending, and (n,) ranks from 0, −1 outside the first ten.
-    """
-    if not model.ranks_catalogue:
-        most = min(most, max(MIN_RANKED_USERS, MAX_RANKED_CELLS // split.train.n_items))
-    held_out = of_random_users(split.validation, most)
-    users = np.flatnonzero(held_out >= 0)
-    return users, full_ranks(model, split, held_out, seed=0)[0]
-
-
-def validation_candidates(split: Split, seed: int) -> CandidateSet:
-    """Sampled candidates of the validation items, of at most ``VALIDATION_USERS`` users."""
-    every = sampled_candidates(split, split.validation, seed)
-    if len(every.users) <= VALIDATION_USERS:
-        return every
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(len(every.users), generator=generator)[:VALIDATION_USERS].numpy()
-    return CandidateSet(every.users[rows], every.held_out[rows], every.candidates[rows])
-
-
-def validate(model: PairwiseRanker, held_out: CandidateSet) -> Metrics:
-    """HR@10 and NDCG@10 of a model in training, by the candidates that beat the held-out item."""
-    model.eval()
-    ranks = ModelRanks(model)
-    blocks = (
-        slice(start, start + USERS_AT_ONCE)
-        for start in range(0, len(held_out.users), USERS_AT_ONCE)
-    )
-    positions = np.concatenate(
-        [
-            ranks.places(held_out.users[b], held_out.held_out[b], held_out.candidates[b])
-            for b in blocks
-        ]
-    )
-    items = held_out.candidates.shape[1]
-    return Metrics(hit_ratio(positions, K), ndcg(positions, K), len(positions), items)
 
 
 def _should_stop(history: History, config: TrainConfig) -> bool:

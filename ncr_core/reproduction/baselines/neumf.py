@@ -36,7 +36,8 @@ from ncr_core.parameters import check_parameters, parameter
 from ncr_core.reproduction.baselines.scoring import ScoreModel
 from ncr_core.train_config import resolve_device
 from ncr_core.training.batches import NegativeSampler
-from ncr_core.training.trainer import History, Progress, validation_candidates
+from ncr_core.training.trainer import History, Progress
+from ncr_core.training.validation import validation_candidates
 
 EMBEDDING_STD = 0.01  # §4.1
 BLOCK_CELLS = 2**20  # numbers of a hidden layer that are held at once: 4 MiB stay in the cache

@@ -37,7 +37,8 @@ from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.protocols import Metrics, Ranks, evaluate_full, of_random_users
 from ncr_core.reproduction.baselines.scoring import FactorModel
 from ncr_core.train_config import resolve_device
-from ncr_core.training.trainer import FULL_VALIDATION_USERS, History, OnProgress, Progress
+from ncr_core.training.trainer import History, OnProgress, Progress
+from ncr_core.training.validation import FULL_VALIDATION_USERS
 
 Loss = Literal["bce", "gbce", "ce"]
 INIT_STD = 0.02

@@ -25,7 +25,8 @@ from ncr_core.training import TrainConfig, train_model
 from ncr_core.training.initializers import next_item_start
 from ncr_core.training.kept_start import silence, start_factors_of, with_start, without_start
 from ncr_core.training.pretraining import learn_everything, refit_config, start_model
-from ncr_core.training.trainer import remember, validation_figures
+from ncr_core.training.trainer import remember
+from ncr_core.training.validation import validation_figures
 from ncr_core.training.warm_start import StartingPoint, train_warm
 from tests.ncr_core.conftest import config_name
 

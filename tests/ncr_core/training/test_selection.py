@@ -29,7 +29,7 @@ from ncr_core.training.pretraining import (
     train_model,
 )
 from ncr_core.training.selection import default_budget, select_recipe
-from ncr_core.training.trainer import validation_ranks
+from ncr_core.training.validation import validation_ranks
 
 HISTORY = ModelConfig(kind="nbpr", factors=8, users="history", windows=WINDOWS)
 START = TrainConfig(start="next-item", epochs=0, loss="listwise", device="cpu")

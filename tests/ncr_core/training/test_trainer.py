@@ -23,6 +23,7 @@ from ncr_core.training import pretraining as pretraining_module
 from ncr_core.training.losses import bce_loss
 from ncr_core.training.pretraining import part_config, refit_config
 from ncr_core.training.trainer import Adam, TrainingPhase, learn_held_out, train_loop
+from ncr_core.training.validation import validation_figures
 from tests.ncr_core.conftest import wild_model
 
 QUICK = TrainConfig(epochs=12, batch_size=256, patience=12, fine_tune_epochs=3, device="cpu")
@@ -74,11 +75,11 @@ def test_it_stops_early_and_keeps_the_best_epoch(
     scores = iter([0.1, 0.3, 0.2, 0.2, 0.2, 0.9])
     states: list[torch.Tensor] = []
 
-    def validate(model: torch.nn.Module, held_out: object) -> trainer.Metrics:
+    def remember(model: torch.nn.Module, train: object) -> None:
         states.append(model.get_parameter("users.weight").detach().clone())
-        return trainer.Metrics(0.0, next(scores), 1, 1)
 
-    monkeypatch.setattr(trainer, "validate", validate)
+    monkeypatch.setattr(trainer, "remember", remember)
+    monkeypatch.setattr(trainer, "figures_of", lambda positions: (next(scores), 0.0))
     config = TrainConfig(epochs=6, patience=3, batch_size=512, device="cpu")
     trained = train_model(ModelConfig(kind="nbpr", factors=4), config, split)
     assert trained.history[0].ndcg == [0.1, 0.3, 0.2, 0.2, 0.2]
@@ -97,9 +98,7 @@ def test_epochs_below_the_start_go_on_while_they_improve(
     split: Split, monkeypatch: pytest.MonkeyPatch, scores: list[float], epochs: int, best: int
 ) -> None:
     measured = iter(scores)
-    monkeypatch.setattr(
-        trainer, "validate", lambda model, _: trainer.Metrics(0.0, next(measured), 1, 1)
-    )
+    monkeypatch.setattr(trainer, "figures_of", lambda positions: (next(measured), 0.0))
     config = TrainConfig(epochs=5, patience=3, batch_size=512, start="spectral", device="cpu")
     (history,) = train_model(ModelConfig(kind="nbpr", factors=4), config, split).history
     assert (history.start[0], history.ndcg) == (scores[0], scores[1 : epochs + 1])
@@ -306,8 +305,7 @@ def test_a_loss_that_stops_being_finite_leaves_the_best_epoch(
     for name, parameter in error.model.named_parameters():
         assert parameter.equal(states[0][name])
     assert len(error.history.loss) == len(error.history.ndcg) == error.history.best_epoch == 1
-    held_out = trainer.validation_candidates(split, config.seed)
-    assert trainer.validate(error.model, held_out).ndcg == error.history.ndcg[0]
+    assert validation_figures(error.model, split, config)[0] == error.history.ndcg[0]
 
 
 def test_a_first_epoch_without_a_finite_loss_leaves_nothing(

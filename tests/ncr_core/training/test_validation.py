@@ -1,0 +1,94 @@
+"""What several processes measure of a model in training is what one process measures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ncr_core.data.splits import Split
+from ncr_core.evaluation.protocols import (
+    ModelRanks,
+    evaluate_full,
+    evaluate_sampled,
+    sampled_candidates,
+)
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
+from ncr_core.train_config import TrainConfig
+from ncr_core.training import validation
+from ncr_core.training.trainer import remember
+from ncr_core.training.validation import ValidationPositions, figures_of, validation_figures
+
+
+def _model(split: Split, kind: str, users: str) -> PairwiseRanker:
+    torch.manual_seed(1)
+    config = ModelConfig.from_dict({"kind": kind, "factors": 8, "users": users})
+    model = build_model(config, split.train.n_users, split.train.n_items)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    remember(model, split.train)
+    return model.requires_grad_(False)
+
+
+def _of_users(
+    model: PairwiseRanker, split: Split, config: TrainConfig, users: list[int]
+) -> list[int]:
+    """The positions that a rank finds whose model has the vectors of its own users alone."""
+    positions = ValidationPositions(split, config, np.array(users, np.int64), by_rows=True)
+    own = build_model(model.config, len(users), model.n_items)
+    own.load_state_dict(
+        {
+            name: value if value.shape == own.state_dict()[name].shape else value[users]
+            for name, value in model.state_dict().items()
+        }
+    )
+    remember(own, positions.train)
+    return positions(own.requires_grad_(False)).tolist()
+
+
+@pytest.mark.parametrize("protocol", ["full", "sampled"])
+@pytest.mark.parametrize(
+    "kind, users", [("nbpr", "free"), ("nbpr", "history"), ("dncr", "history")]
+)
+@pytest.mark.parametrize("most", [7, 10_000])
+def test_each_user_is_measured_by_one_rank(
+    protocol: str, kind: str, users: str, most: int, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VALIDATION_USERS", "FULL_VALIDATION_USERS"):
+        monkeypatch.setattr(validation, name, most)
+    monkeypatch.setattr(validation, "MIN_RANKED_USERS", 5)
+    monkeypatch.setattr(validation, "MAX_RANKED_CELLS", 5 * split.train.n_items)
+    config = TrainConfig(validation=protocol, device="cpu")  # type: ignore[arg-type]
+    model = _model(split, kind, users)
+    whole = ValidationPositions(split, config)(model)
+    assert (whole > 0).all()
+    expected = 5 if protocol == "full" and kind == "dncr" else most
+    assert len(whole) == min(expected, (split.validation >= 0).sum())
+    for size in (2, 11):
+        shares = [[*range(rank, split.train.n_users, size)] for rank in range(size)]
+        found = [
+            ValidationPositions(split, config, np.array(share))(model).tolist() for share in shares
+        ]
+        assert np.sum(found, axis=0).tolist() == whole.tolist()
+        assert (np.count_nonzero(found, axis=0) == 1).all()
+        if users == "history":
+            assert found == [_of_users(model, split, config, share) for share in shares]
+
+
+def test_the_figures_are_those_of_the_protocols(split: Split) -> None:
+    model = _model(split, "nbpr", "history")
+    ranks = ModelRanks(model)
+    full = evaluate_full(ranks, split, split.validation, seed=0)
+    sampled = evaluate_sampled(ranks, sampled_candidates(split, split.validation, seed=3))
+    config = TrainConfig(validation="full", seed=3, device="cpu")
+    assert validation_figures(model, split, config) == (full.ndcg, full.hr)
+    config = replace(config, validation="sampled")
+    assert validation_figures(model, split, config) == (sampled.ndcg, sampled.hr)
+
+
+def test_figures_by_hand() -> None:
+    ndcg, hr = figures_of(np.array([1, 3, 11, 10]))
+    assert hr == pytest.approx(3 / 4)
+    assert ndcg == pytest.approx((1 + 1 / 2 + 1 / np.log2(11)) / 4)
