@@ -1,14 +1,16 @@
 """The seconds of each phase of a training of the service, as its data grow.
 
-    python -m benchmarks.phases [SCRATCH [RECIPE [FACTORS [EVENTS ...]]]]
+    python -m benchmarks.phases [SCRATCH [RECIPE [FACTORS [ITEMS [EVENTS ...]]]]]
 
-The data are those of `benchmarks.scale`: a user for every 20 events, and 20,000 items. By default
-1, 3 and 10 million events train the recipe `next-item-nbpr` with 64 factors in one process. The
-phases are those that a job reports: *train* has the start and all epochs, with their validation;
-*evaluate* has the metrics, the baselines up to 5 million interactions, the calibration and the
-comparison with the popularity list. *learn the held-out items* is a second training where more than
-1 % of the interactions were held out, and elsewhere it makes users' vectors anew. Only epochs run
-in ranks, see docs/how-to/cluster.md.
+The data are those of `benchmarks.scale`: a user for every 20 events, and by default 20,000 items.
+By default 1, 3 and 10 million events train the recipe `next-item-nbpr` with 64 factors in one
+process. Other numbers of items have records of their own.
+
+The phases are those that a job reports: *train* has the start and all epochs, with their
+validation; *evaluate* has the metrics, the baselines up to 5 million interactions, the calibration
+and the comparison with the popularity list. *learn the held-out items* is a second training where
+more than 1 % of the interactions were held out, and elsewhere it makes users' vectors anew. Only
+epochs and their validation run in ranks, see docs/how-to/cluster.md.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from typing import Any
 from app.jobs.schemas import TrainParams
 from app.training.pipeline import train_and_evaluate
 from benchmarks.harness import publish, run_command
-from benchmarks.scale import ITEMS, SIZES, write_synthetic
+from benchmarks.scale import ITEMS, write_synthetic
 from ncr_core.data.snapshot import Snapshot
 
+SIZES = (1_000_000, 3_000_000, 10_000_000)
 PHASES = ["train", "evaluate", "learn the held-out items", "write checkpoint"]
 
 
@@ -31,14 +34,16 @@ def main(
     scratch: Path = Path("var"),
     recipe: str = "next-item-nbpr",
     factors: int = 64,
+    items: int = ITEMS,
     events: tuple[int, ...] = SIZES,
 ) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
+    record = "phases" if items == ITEMS else f"phases-{items}"
     for size in events or SIZES:
         with tempfile.TemporaryDirectory(dir=scratch) as name:
             folder = Path(name)
-            write_synthetic(folder / "snapshot", size)
+            write_synthetic(folder / "snapshot", size, items)
             started = time.perf_counter()
             data = Snapshot.open(folder / "snapshot").read()
             read = time.perf_counter() - started
@@ -49,7 +54,7 @@ def main(
             seconds = result["metrics"]["seconds"]
             rows.append([size, data.nnz, round(read, 1), *(seconds[name] for name in PHASES)])
             head = ["events", "interactions", "read", *PHASES]
-            publish("phases", head, rows, recipe=recipe, factors=factors, items=ITEMS)
+            publish(record, head, rows, recipe=recipe, factors=factors, items=items)
 
 
 if __name__ == "__main__":

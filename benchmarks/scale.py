@@ -2,15 +2,15 @@
 
     python -m benchmarks.scale [SCRATCH [FACTORS [RANKS [EVENTS ...]]]]
 
-By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 3 and 10 million events; a user for every 20, and
-20,000 items. A user and an item have one of 100 topics; nine of ten events of a user are in the
-user's topic, by an item's popularity there. A model that has learned the truth fills lists with the
-user's topic; popularity fills a hundredth. The data are a snapshot in parts, written a part at a
-time to SCRATCH.
+By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 10 and 100 million events; a user for every 20,
+and 20,000 items. Above 20 million events no more ranks than cores are measured. A user and an item
+have one of 100 topics; nine of ten events of a user are in the user's topic, by an item's
+popularity there. A model that has learned the truth fills lists with the user's topic; popularity
+fills a hundredth. The data are a snapshot in parts, written a part at a time to SCRATCH.
 
 Each size is trained with the engine `torchrun` and so many ranks of a thread each, or with 0 ranks
 in one process with a thread. The model is NBPR with users from their histories: 512 shared
-negatives, two epochs without validation. The columns are
+negatives, two epochs without validation, and above 20 million events one. The columns are
 
 peak MiB            of the process that starts the ranks, or that trains alone
 peak MiB of a rank  the largest of all ranks
@@ -47,9 +47,10 @@ from benchmarks.size import peak_bytes
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, suitable_parts
 
-SIZES, RANKS = (1_000_000, 3_000_000, 10_000_000), "0,2,4"
+SIZES, RANKS = (1_000_000, 10_000_000, 100_000_000), "0,2,4"
+MANY_EVENTS = 20_000_000
 EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
-NEGATIVES, EPOCHS, BATCH, JUDGED_USERS, K = 512, 2, 4_096, 500, 10
+NEGATIVES, BATCH, JUDGED_USERS, K = 512, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
 COLUMNS = [
     "events", "ranks", "written/s", "peak MiB of a rank", "read/s", "triples/s", "epoch s",
@@ -65,12 +66,15 @@ def main(
 ) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
+    cores = os.cpu_count() or 1
     for size in events or SIZES:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)
             rate = written / (time.perf_counter() - started)
             for number in map(int, ranks.split(",")):
+                if size > MANY_EVENTS and number > cores:
+                    continue
                 found, peak = measured(Path(folder), number, factors)
                 rows.append([size, number, round(rate), peak, *found])
                 named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -170,10 +174,10 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
     }
 
 
-def write_synthetic(folder: Path, events: int, seed: int = 0) -> int:
+def write_synthetic(folder: Path, events: int, n_items: int = ITEMS, seed: int = 0) -> int:
     """A snapshot of about so many interactions, of which one part at a time is in memory."""
     rng = np.random.default_rng(seed)
-    n_items, parts = ITEMS, suitable_parts(events)
+    parts = suitable_parts(events)
     of_topic = n_items // TOPICS
     popularity = 1.0 / np.arange(2, of_topic + 2) ** 0.8
     cumulative = np.cumsum(popularity / popularity.sum())
@@ -219,8 +223,9 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     data = Snapshot.open(folder / "snapshot").read()
     read = data.nnz / (time.perf_counter() - started)
     split = leave_latest_out(data, np.zeros(data.n_users, dtype=np.bool_))
+    epochs = 1 if data.nnz > MANY_EVENTS else 2
     config = TrainConfig(
-        shared_negatives=NEGATIVES, loss="listwise", epochs=EPOCHS, batch_size=BATCH
+        shared_negatives=NEGATIVES, loss="listwise", epochs=epochs, batch_size=BATCH
     )
     model_config = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunPhases(ranks, "replicated", folder / "ranks") if ranks else None
@@ -229,7 +234,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     sent = sent_bytes() - before
     epoch = min(result.history[0].seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    steps = EPOCHS * -(-data.nnz // BATCH)
+    steps = epochs * -(-data.nnz // BATCH)
     wire = sent / steps / 1e6 if ranks and is_own_network() else None
     rates = [round(read), round(NEGATIVES * data.nnz / epoch)]
     print(json.dumps([*rates, epoch, peak, wire, data.nnz, in_topic(result.model, data)]))
