@@ -66,7 +66,7 @@ from ncr_core.training.batches import Batches, Rows, SharedRows
 from ncr_core.training.captured_gradients import EAGER_STEPS, CapturedGradients
 from ncr_core.training.selection import select_recipe
 from ncr_core.training.trainer import Adam, make_batches, train_epoch
-from ncr_core.training.validation import candidate_positions, validation_candidates
+from ncr_core.training.validation import candidates_ahead, validation_candidates
 
 M = 1_000
 BATCHES = (1, 32, 256)
@@ -369,7 +369,7 @@ def epochs(root: Path) -> None:
             partial(deque, batches, maxlen=0),
             epoch,
             partial(epoch, captured),
-            partial(candidate_positions, model, held_out),
+            partial(candidates_ahead, model, held_out),
         )
         seconds = [_median_ms(part, 3) / 1e3 for part in parts]
         rows.append([kind, len(batches), *seconds])

@@ -4,7 +4,7 @@
 
 The data are those of `benchmarks.scale`: a user for every 20 events, and by default 20,000 items.
 By default 1, 3 and 10 million events train the recipe `next-item-nbpr` with 64 factors in one
-process. Other numbers of items have records of their own.
+process. Other numbers of items, multiples of 100, have records of their own.
 
 The phases are those that a job reports: *train* has the start and all epochs, with their
 validation; *evaluate* has the metrics, the baselines up to 5 million interactions, the calibration

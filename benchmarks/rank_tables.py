@@ -5,8 +5,9 @@
 The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
 with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
 of one epoch with dense Adam and the validation by the whole catalogue, by the engine `torchrun`
-with ranks of a thread each. Each rank validates its share of the users, and holds the table of
-items in float64 and float32 for it. SCRATCH is a folder with room for 15 times the tables.
+with ranks of a thread each. Replicated ranks share the validation out, and with sharded tables
+rank 0 validates. Who validates holds the table of items in float64 and float32 for it. SCRATCH is a
+folder with room for 15 times the tables.
 
 own MiB     the most memory of the largest rank that no file backs, sampled 20 times a second
             (Linux); mapped files of the tables are not in it, as the system can reclaim them

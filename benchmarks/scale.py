@@ -66,15 +66,15 @@ def main(
 ) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
-    cores = os.cpu_count() or 1
+    numbers, cores = [*map(int, ranks.split(","))], os.cpu_count() or 1
+    cost: dict[str, Any] = {}
     for size in events or SIZES:
+        few = [number for number in numbers if size <= MANY_EVENTS or number <= cores]
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)
             rate = written / (time.perf_counter() - started)
-            for number in map(int, ranks.split(",")):
-                if size > MANY_EVENTS and number > cores:
-                    continue
+            for number in few:
                 found, peak = measured(Path(folder), number, factors)
                 rows.append([size, number, round(rate), peak, *found])
                 named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]

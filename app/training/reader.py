@@ -195,7 +195,6 @@ SOLVED_BLOCKS = 8  # matrices of items by factors, while the closed form is solv
 RANK_BYTES = 600 * 2**20  # of a process that trains, with its libraries
 RANK_EVENT_BYTES = 80  # with 8 B for the item since ranks hold it: keys, and what is drawn
 TABLE_COPIES = 6  # of the parameters: their best, gradients, two moments, and what was evaluated
-MEASURED_COPIES = 3  # in float64 and float32, by each rank that measures an epoch
 START_COPIES = 4  # of a start beside them: its closed form, what was evaluated, and what is served
 MAX_REPEATS = 4  # events of one interaction, on average, in data that may count as small
 
@@ -239,12 +238,9 @@ class RanksHere:
     def bytes(self, recipes: Sequence[Recipe], events: int, model_bytes: int) -> int:
         """The maximum memory of all ranks, in bytes.
 
-        With sharded tables the ranks share one model, and otherwise the events if they can. Each
-        rank has tables of its own to measure an epoch.
+        With sharded tables the ranks share one model, and otherwise the events if they can.
         """
-        models: float = self.number
-        if self.sharded and self.number:
-            models = 1 + (self.number - 1) * MEASURED_COPIES / TABLE_COPIES
+        models = min(self.number, 1) if self.sharded else self.number
         # The tower of a NeuPR has no shared negatives.
         shares_events = not self.sharded and all(
             may_be_parted(each.model, each.training) and each.model.kind != "neupr"
@@ -252,7 +248,7 @@ class RanksHere:
         )
         matrices = min(self.number, 1) if shares_events else self.number
         of_events = matrices * RANK_EVENT_BYTES * events
-        return self.number * RANK_BYTES + of_events + int(models * model_bytes)
+        return self.number * RANK_BYTES + of_events + models * model_bytes
 
 
 ALONE = RanksHere()

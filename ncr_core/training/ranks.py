@@ -12,13 +12,13 @@ import copy
 import hashlib
 import platform
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -82,14 +82,17 @@ class Ranks:
         """Whether all parameters of all ranks are finite; the same on every rank."""
         return _finite(model)
 
-    @contextmanager
-    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
-        """The model with whole tables, to measure it; every rank has to call this method.
+    def measured(self, n_users: int) -> IntArray:
+        """The places, among so many users, of those that this rank measures."""
+        return np.arange(n_users)
 
-        If users' vectors are pooled, the model of several ranks has those of ``n_users`` users,
-        which are zeros.
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
+        """The model with whole tables, to measure it; None on a rank that measures nobody.
+
+        Every rank has to call this method. If users' vectors are pooled, the model of several ranks
+        has those of ``n_users`` users, which are zeros.
         """
-        yield model
+        return model
 
     def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
         """A copy of the parameters that this rank keeps of an epoch; see `restore`."""
@@ -160,9 +163,12 @@ class DataParallelRanks(_Group):
         self.sparse_gradients = not torch.cuda.is_available()
 
     def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
-        """Gives each rank the model of rank 0, in memory of its own."""
+        """Gives each rank the model of rank 0, in memory of its own.
+
+        The model has no vectors of pooled users: a batch has histories in their place.
+        """
         self._device = device
-        _without_vectors(model)
+        _with_vectors(model, 0)
         model.to(device)
         if device.type == "cpu":  # the tensors are a file mapped into memory
             for value in chain(model.parameters(), model.buffers()):
@@ -204,13 +210,14 @@ class DataParallelRanks(_Group):
         for work in waiting:
             work.wait()
 
-    @contextmanager
-    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
+    def measured(self, n_users: int) -> IntArray:
+        """An equal share for each rank."""
+        return np.arange(self.rank, n_users, self.size)
+
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
         """The model itself."""
-        for part in _pooled_parts(model):
-            part.weight = part.weight.new_zeros((n_users, part.weight.shape[1]))
-        yield model
-        _without_vectors(model)
+        _with_vectors(model, n_users)
+        return model
 
     def copied(self, model: PairwiseRanker) -> dict[str, Tensor]:
         """A copy of the parameters on rank 0; the other ranks keep none."""
@@ -260,8 +267,8 @@ class ShardedTables(_Group):
 
     The tables are DTensors with the rows that torch's ``RowwiseParallel`` gives each rank. Every
     rank has all other parameters and the whole batch, so the gradients need no sum. The ranks write
-    one file of whole tables together. Each rank maps the file into memory, and measures the model
-    on the CPU for its share of the users.
+    one file of whole tables together. Rank 0 maps the file into memory, and measures the model on
+    the CPU.
     """
 
     sparse_gradients = False
@@ -270,7 +277,7 @@ class ShardedTables(_Group):
         """``folder`` is a folder of the ranks for files of whole tables."""
         super().__init__()
         self._folder = folder
-        self._measured = 0
+        self._whole_files = 0
 
     def prepare(self, model: PairwiseRanker, device: torch.device) -> None:
         """Replaces the tables of the model by sharded tables; the ranks have equal models.
@@ -302,30 +309,32 @@ class ShardedTables(_Group):
                     stride=table.stride(),
                 )
                 part.weight = nn.Parameter(shard, requires_grad=part.weight.requires_grad)
-        _without_vectors(model)
+        _with_vectors(model, 0)
         model.to(device)
         if device.type == "cpu":  # the other parameters are a file mapped into memory
             for parameter in model.parameters():
                 if not is_sharded(parameter):
                     parameter.data = parameter.data.clone()
 
-    @contextmanager
-    def whole(self, model: PairwiseRanker, n_users: int) -> Iterator[PairwiseRanker]:
-        """A model on the CPU whose tables are a file mapped into memory.
+    def measured(self, n_users: int) -> IntArray:
+        """All users for rank 0: the tables may be too large for each rank to have them whole."""
+        return np.arange(n_users if self.is_first else 0)
+
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
+        """A model on the CPU whose tables are a file mapped into memory, on rank 0.
 
         Raises OSError.
         """
-        path = self._folder / f"whole-{self._measured}.safetensors"
-        self._measured += 1
+        path = self._folder / f"whole-{self._whole_files}.safetensors"
+        self._whole_files += 1
         self.write(model, path)
+        if not self.is_first:
+            return None
         n_users = n_users if pooled_tables(model) else model.n_users
         whole = mapped_model(path, model.config, n_users, model.n_items)
-        for part in _pooled_parts(whole):
-            part.weight = part.weight.clone()
-        yield whole.requires_grad_(False)
-        self._wait()  # a network's file system may take a removed file from ranks that map it
-        if self.is_first:
-            path.unlink()
+        path.unlink()  # its content stays mapped
+        _with_vectors(whole, n_users)
+        return whole.requires_grad_(False)
 
     def write(self, model: PairwiseRanker, path: Path) -> None:
         """Writes the rows of each rank into one file, one rank after the other.
@@ -354,14 +363,11 @@ class ShardedTables(_Group):
         together.item()
 
 
-def _pooled_parts(model: PairwiseRanker) -> list[PooledUsers]:
-    return [part for part in model.modules() if isinstance(part, PooledUsers)]
-
-
-def _without_vectors(model: PairwiseRanker) -> None:
-    """Frees the vectors of pooled users: a batch of several ranks has histories in their place."""
-    for part in _pooled_parts(model):
-        part.weight = part.weight.new_zeros((0, part.weight.shape[1]))
+def _with_vectors(model: PairwiseRanker, n_users: int) -> None:
+    """Gives the model vectors of so many pooled users, which are zeros."""
+    for part in model.user_parts():
+        if isinstance(part, PooledUsers):
+            part.weight = part.weight.new_zeros((n_users, part.weight.shape[1]))
 
 
 def without_pooled(model: PairwiseRanker) -> dict[str, Tensor]:

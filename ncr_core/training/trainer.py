@@ -19,7 +19,7 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
-from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
+from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.batches import (
     WHOLE,
@@ -35,7 +35,7 @@ from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.losses import LOSSES, SHARED_LOSSES, drawn_listwise_loss
 from ncr_core.training.proposal import Proposal
 from ncr_core.training.ranks import ONE_RANK, Count, Ranks, without_pooled
-from ncr_core.training.validation import ValidationPositions, figures_of, of_validated
+from ncr_core.training.validation import ValidationPositions, figures_of
 
 MIN_SPARSE_RATIO = 20  # table rows for each row of a batch, as benchmarks/training.py measures it
 MIN_GPU_SPARSE_RATIO = 400  # a GPU goes through a whole table in the time of a few small steps
@@ -230,7 +230,8 @@ def train_loop(
         on_progress: Called after each epoch, by rank 0.
         later_phases: The work after this phase, in epochs of this phase, to estimate the time left.
         ranks: The ranks that train. Every rank calls this function with the same model and
-            configuration. At the end rank 0 alone has the model at its best epoch.
+            configuration. At the end rank 0 alone has the model at its best epoch,
+            without the vectors of pooled users if there are several ranks.
         checkpoints: The checkpoints of each epoch, from which a training resumes.
         proposal: Draws the negatives of each positive from those that a batch shares, for one rank.
 
@@ -347,34 +348,34 @@ def _set_generators(
 
 
 class _ValidationFigures:
-    """The figures of a model in training on the validation items; each rank measures some users."""
+    """The figures of a model in training on the validation items."""
 
     def __init__(
         self, model: PairwiseRanker, split: Split, config: TrainConfig, ranks: Ranks
     ) -> None:
         self._ranks = ranks
-        self._validated = bool((split.validation >= 0).any())
-        several = ranks.size > 1
-        pooled = several and bool(pooled_tables(model))
-        if pooled:  # of several ranks, nobody reads the vectors of other users
-            split = of_validated(split, config)
-        users = np.arange(ranks.rank, split.train.n_users, ranks.size) if several else None
-        self._positions = ValidationPositions(split, config, users, by_rows=pooled)
+        self._train = split.train
+        self._positions: ValidationPositions | None = None
+        if (split.validation >= 0).any():
+            self._positions = ValidationPositions(model, split, config, ranks)
+            self._train = self._positions.train
 
     def __call__(self, model: PairwiseRanker) -> tuple[float, float] | None:
         """NDCG@10 and HR@10 on every rank, or None if there are no validation items.
 
         The call recomputes the vectors of pooled users. Every rank has to call it.
         """
-        if not self._validated and self._ranks.size > 1:
+        if self._positions is None and self._ranks.size > 1:
+            return None  # of several ranks, nobody reads these vectors
+        whole = self._ranks.whole(model, self._train.n_users)
+        if whole is not None:
+            remember(whole, self._train)
+        if self._positions is None:
             return None
-        train = self._positions.train
-        with self._ranks.whole(model, train.n_users) as whole:
-            remember(whole, train)
-            if not self._validated:
-                return None
-            positions = self._ranks.summed(self._positions(whole))
-        ndcg, hr = self._ranks.agreed([*figures_of(positions)])
+        positions = np.zeros(self._positions.users, np.int64)
+        if whole is not None:
+            positions = self._positions(whole)
+        ndcg, hr = self._ranks.agreed([*figures_of(self._ranks.summed(positions))])
         return ndcg, hr
 
 

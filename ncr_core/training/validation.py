@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ncr_core.data.interactions import IntArray, Interactions
+from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import (
@@ -16,8 +16,9 @@ from ncr_core.evaluation.protocols import (
     of_random_users,
     sampled_candidates,
 )
-from ncr_core.models.base import PairwiseRanker
+from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
+from ncr_core.training.ranks import ONE_RANK, Ranks
 
 VALIDATION_USERS = 10_000
 FULL_VALIDATION_USERS = 2_000
@@ -26,63 +27,65 @@ USERS_AT_ONCE = 1024
 
 
 class ValidationPositions:
-    """Measures a model in training on the validation items of some users."""
+    """Measures a model in training on the validation items, or some of their users."""
 
     def __init__(
         self,
+        model: PairwiseRanker,
         split: Split,
         config: TrainConfig,
-        users: IntArray | None = None,
-        *,
-        by_rows: bool = False,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        """Draws the candidates, if the configuration has sampled ones.
+        """Chooses the users, and draws the candidates if the configuration has sampled ones.
 
         Args:
+            model: A model of the same configuration as those to measure.
             split: The split that the model is trained on.
             config: The training configuration.
-            users: (n,) the users to measure, ascending; None: all users.
-            by_rows: Whether the model to measure has vectors of these users alone, in their order.
+            ranks: The ranks that share out the users.
         """
-        self._split = split
-        self._users = np.arange(split.train.n_users) if users is None else users
-        self._rows = np.arange(len(self._users)) if by_rows else self._users
-        self._held_out: CandidateSet | None = None
-        if config.validation == "sampled" and (split.validation >= 0).any():
-            self._held_out = validation_candidates(split, config.seed)
-        self._own = split
-        if by_rows:
-            validation, test = split.validation[self._users], split.test[self._users]
-            self._own = Split(split.train.of_rows(self._users), validation, test)
-
-    @property
-    def train(self) -> Interactions:
-        """The interactions of the users that the model to measure has vectors of."""
-        return self._own.train
+        candidates = None
+        if config.validation == "sampled":
+            candidates = validation_candidates(split, config.seed)
+            users, held_out = candidates.users, split.validation
+        else:
+            held_out = _ranked_items(is_product(model.config), split, FULL_VALIDATION_USERS)
+            users = np.flatnonzero(held_out >= 0)
+        self.users = len(users)
+        """The number of users that all ranks measure."""
+        self._own = ranks.measured(self.users)
+        if ranks.size > 1:
+            users = users[self._own]
+            rows = users
+            if model.config.users == "history":
+                # Of several ranks, nobody reads the vectors of other users.
+                split = Split(
+                    split.train.of_rows(users), split.validation[users], split.test[users]
+                )
+                rows = np.arange(len(users))
+            some = np.full(split.train.n_users, -1)
+            some[rows] = split.validation[rows]
+            held_out = some
+            if candidates is not None:
+                candidates = CandidateSet(
+                    rows, candidates.held_out[self._own], candidates.candidates[self._own]
+                )
+        self.train = split.train
+        """The interactions of the users whose vectors a model to measure has."""
+        self._candidates = candidates
+        self._split, self._held_out = split, held_out
 
     def __call__(self, model: PairwiseRanker) -> IntArray:
-        """(n,) positions from 1 of the validated users' items, and 0 of users not to measure."""
+        """(n,) positions from 1 of the items of all ``users``, and 0 of users of other ranks."""
         model.eval()
-        if self._held_out is not None:
-            every = self._held_out
-            row = np.full(self._split.train.n_users, -1)
-            row[self._users] = self._rows
-            rows = row[every.users]
-            own = rows >= 0
-            some = CandidateSet(rows[own], every.held_out[own], every.candidates[own])
-            positions = np.zeros(len(rows), np.int64)
-            positions[own] = 1 + candidate_positions(model, some)
+        positions = np.zeros(self.users, np.int64)
+        if not len(self._own):
             return positions
-        ranks = ModelRanks(model)
-        held_out = _ranked_items(ranks, self._split, FULL_VALIDATION_USERS)
-        users = np.flatnonzero(held_out >= 0)
-        own = np.isin(users, self._users)
-        positions = np.zeros(len(users), np.int64)
-        if own.any():
-            theirs = np.full(self._own.train.n_users, -1)
-            theirs[self._rows] = held_out[self._users]
-            ranked, _ = full_ranks(ranks, self._own, theirs, seed=0)
-            positions[own] = 1 + np.where(ranked < 0, K, ranked)
+        if self._candidates is not None:
+            positions[self._own] = 1 + candidates_ahead(model, self._candidates)
+        else:
+            ranked, _ = full_ranks(ModelRanks(model), self._split, self._held_out, seed=0)
+            positions[self._own] = 1 + np.where(ranked < 0, K, ranked)
         return positions
 
 
@@ -96,7 +99,7 @@ def validation_figures(
     model: PairwiseRanker, split: Split, config: TrainConfig
 ) -> tuple[float, float]:
     """NDCG@10 and HR@10 of a model on the validation items, of which there are some."""
-    return figures_of(ValidationPositions(split, config)(model))
+    return figures_of(ValidationPositions(model, split, config)(model))
 
 
 def of_validated(split: Split, config: TrainConfig) -> Split:
@@ -124,14 +127,20 @@ def validation_ranks(
     Returns:
         (n,) the users, ascending, and (n,) ranks from 0, −1 outside the first ten.
     """
-    held_out = _ranked_items(model, split, most)
+    held_out = _ranked_items(model.ranks_catalogue, split, most)
     users = np.flatnonzero(held_out >= 0)
     return users, full_ranks(model, split, held_out, seed=0)[0]
 
 
-def _ranked_items(model: ModelRanks, split: Split, most: int) -> IntArray:
+def is_product(config: ModelConfig) -> bool:
+    """Whether models of a configuration are products, whose whole catalogue is ranked at once."""
+    with torch.random.fork_rng(devices=[]):
+        return ModelRanks(build_model(config, 1, 1)).ranks_catalogue
+
+
+def _ranked_items(ranks_catalogue: bool, split: Split, most: int) -> IntArray:
     """(n_users,) the validation items of the users of `validation_ranks`, −1 for all others."""
-    if not model.ranks_catalogue:
+    if not ranks_catalogue:
         most = min(most, max(MIN_RANKED_USERS, MAX_RANKED_CELLS // split.train.n_items))
     return of_random_users(split.validation, most)
 
@@ -146,15 +155,17 @@ def validation_candidates(split: Split, seed: int) -> CandidateSet:
     return CandidateSet(every.users[rows], every.held_out[rows], every.candidates[rows])
 
 
-def candidate_positions(model: PairwiseRanker, held_out: CandidateSet) -> IntArray:
-    """(n,) numbers of the candidates that beat each held-out item."""
+def candidates_ahead(model: PairwiseRanker, held_out: CandidateSet) -> IntArray:
+    """(n,) numbers of the candidates that beat each held-out item, of at least one user."""
+    model.eval()
     ranks = ModelRanks(model)
     blocks = (
         slice(start, start + USERS_AT_ONCE)
         for start in range(0, len(held_out.users), USERS_AT_ONCE)
     )
-    places = [
-        ranks.places(held_out.users[b], held_out.held_out[b], held_out.candidates[b])
-        for b in blocks
-    ]
-    return np.concatenate(places) if places else np.zeros(0, np.int64)
+    return np.concatenate(
+        [
+            ranks.places(held_out.users[b], held_out.held_out[b], held_out.candidates[b])
+            for b in blocks
+        ]
+    )

@@ -126,13 +126,20 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
             ranks = [pid for pid in below if pid not in agents]
             worker.kill()
             wait_until(lambda: not any(map(is_running, ranks)), 20, "end of the ranks")
-            # Agents of Ray look for its head for a minute before they end.
-            wait_until(lambda: not any(map(is_running, agents)), WAIT_SECONDS, "end of agents")
         with its.worker("second") as worker:
             job = wait_for(its.client, job_id, lambda job: job["status"] == "succeeded")
             assert job["attempt"] == 2
             assert len(its.published()) == 2
             assert worker.terminate() == 0
+        # Agents of Ray look for its head for a minute before they end.
+        wait_until(lambda: not any(map(is_running, agents)), WAIT_SECONDS, "end of agents")
+
+
+@pytest.fixture(scope="module")
+def idle() -> Iterator[Service]:
+    """A service whose workers the tests start."""
+    with service("torchrun") as its:
+        yield its
 
 
 @pytest.mark.parametrize(
@@ -145,15 +152,15 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
     ],
 )
 def test_an_engine_that_cannot_train_is_one_sentence(
-    settings: dict[str, str], words: str, tmp_path: Path
+    settings: dict[str, str], words: str, idle: Service, tmp_path: Path
 ) -> None:
     if settings == {"NCR_TRAIN_ENGINE": "ray"} and is_installed("ray"):
         (tmp_path / "ray.py").write_text("raise ImportError('as if it were not installed')")
         settings = settings | {"PYTHONPATH": str(tmp_path)}
-    settings = settings | {"NCR_TRAIN_MEMORY_BYTES": str(10**12)}
-    with service("torchrun", **settings) as its, its.worker("worker"):
-        job_id = submit(its.client, model="nbpr", epochs=2, force=True)
-        job = wait_for(its.client, job_id, lambda job: job["status"] == "failed")
-        assert words in job["error"]
-        assert "\n" not in job["error"]
-        assert its.published() == []
+    env = idle.env | settings | {"NCR_TRAIN_MEMORY_BYTES": str(10**12)}
+    job_id = submit(idle.client, model="nbpr", epochs=2, force=True)
+    with NcrWorker(env, tmp_path / "worker.log"):
+        job = wait_for(idle.client, job_id, lambda job: job["status"] == "failed")
+    assert words in job["error"]
+    assert "\n" not in job["error"]
+    assert idle.published() == []

@@ -223,18 +223,6 @@ def test_an_event_counts_where_it_is_held(
     assert many - few == per_event * 10**9
 
 
-def test_ranks_with_sharded_tables_hold_whole_tables_to_measure() -> None:
-    recipes = [TrainParams(recipe="default", factors=64).configured_recipe()]
-
-    def needs(number: int, sharded: bool) -> int:
-        return reader.RanksHere(number, sharded, True).bytes(recipes, 0, 10**9)
-
-    assert needs(0, True) == needs(0, False) == 0
-    assert needs(1, True) == needs(1, False) == reader.RANK_BYTES + 10**9
-    assert needs(3, False) == 3 * needs(1, False)
-    assert needs(3, True) == 3 * reader.RANK_BYTES + 2 * 10**9
-
-
 def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users = 10**6
     room = reader.FILE_ROW_BYTES * users + reader.FILE_TABLES * 4 * 64 * users

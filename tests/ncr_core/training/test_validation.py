@@ -18,8 +18,10 @@ from ncr_core.evaluation.protocols import (
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import validation
+from ncr_core.training.ranks import Ranks, without_pooled
 from ncr_core.training.trainer import remember
 from ncr_core.training.validation import ValidationPositions, figures_of, validation_figures
+from tests.ncr_core.conftest import wild_model
 
 
 def _model(split: Split, kind: str, users: str) -> PairwiseRanker:
@@ -32,25 +34,33 @@ def _model(split: Split, kind: str, users: str) -> PairwiseRanker:
     return model.requires_grad_(False)
 
 
-def _of_users(
-    model: PairwiseRanker, split: Split, config: TrainConfig, users: list[int]
+class _Rank(Ranks):
+    """A rank of several that talks to nobody."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def measured(self, n_users: int) -> np.ndarray:
+        return np.arange(self.rank, n_users, self.size)
+
+
+def _found(
+    model: PairwiseRanker, split: Split, config: TrainConfig, rank: int, size: int
 ) -> list[int]:
-    """The positions that a rank finds whose model has the vectors of its own users alone."""
-    positions = ValidationPositions(split, config, np.array(users, np.int64), by_rows=True)
-    own = build_model(model.config, len(users), model.n_items)
-    own.load_state_dict(
-        {
-            name: value if value.shape == own.state_dict()[name].shape else value[users]
-            for name, value in model.state_dict().items()
-        }
-    )
-    remember(own, positions.train)
+    """The positions that a rank finds, whose model has the vectors of its own users alone."""
+    positions = ValidationPositions(model, split, config, _Rank(rank, size))
+    own = model
+    if model.config.users == "history":
+        own = build_model(model.config, positions.train.n_users, model.n_items)
+        own.load_state_dict(without_pooled(model), strict=False)
+        remember(own, positions.train)
     return positions(own.requires_grad_(False)).tolist()
 
 
 @pytest.mark.parametrize("protocol", ["full", "sampled"])
 @pytest.mark.parametrize(
-    "kind, users", [("nbpr", "free"), ("nbpr", "history"), ("dncr", "history")]
+    "kind, users",
+    [("nbpr", "free"), ("nbpr", "history"), ("dncr", "history"), ("neupr", "history")],
 )
 @pytest.mark.parametrize("most", [7, 10_000])
 def test_each_user_is_measured_by_one_rank(
@@ -62,19 +72,22 @@ def test_each_user_is_measured_by_one_rank(
     monkeypatch.setattr(validation, "MAX_RANKED_CELLS", 5 * split.train.n_items)
     config = TrainConfig(validation=protocol, device="cpu")  # type: ignore[arg-type]
     model = _model(split, kind, users)
-    whole = ValidationPositions(split, config)(model)
+    whole = ValidationPositions(model, split, config)(model)
     assert (whole > 0).all()
-    expected = 5 if protocol == "full" and kind == "dncr" else most
+    expected = 5 if protocol == "full" and kind != "nbpr" else most
     assert len(whole) == min(expected, (split.validation >= 0).sum())
-    for size in (2, 11):
-        shares = [[*range(rank, split.train.n_users, size)] for rank in range(size)]
-        found = [
-            ValidationPositions(split, config, np.array(share))(model).tolist() for share in shares
-        ]
+    for size in (2, 11):  # of which some may have no user
+        found = [_found(model, split, config, rank, size) for rank in range(size)]
         assert np.sum(found, axis=0).tolist() == whole.tolist()
-        assert (np.count_nonzero(found, axis=0) == 1).all()
-        if users == "history":
-            assert found == [_of_users(model, split, config, share) for share in shares]
+        counts = np.count_nonzero(found, axis=1)
+        assert counts.max() - counts.min() <= 1
+
+
+def test_a_configuration_tells_a_product_and_draws_nothing(config: ModelConfig) -> None:
+    model = wild_model(config, 3, 5)
+    state = torch.get_rng_state()
+    assert validation.is_product(config) == ModelRanks(model).ranks_catalogue
+    assert torch.get_rng_state().equal(state)
 
 
 def test_the_figures_are_those_of_the_protocols(split: Split) -> None:
