@@ -15,6 +15,7 @@ epochs and their validation run in ranks, see docs/how-to/cluster.md.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 from app.jobs.schemas import TrainParams
 from app.training.pipeline import train_and_evaluate
 from benchmarks.harness import publish, run_command
-from benchmarks.scale import ITEMS, write_synthetic
+from benchmarks.scale import ITEMS, TOPICS, write_synthetic
 from ncr_core.data.snapshot import Snapshot
 
 SIZES = (1_000_000, 3_000_000, 10_000_000)
@@ -39,6 +40,8 @@ def main(
 ) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     rows: list[list[Any]] = []
+    if items < TOPICS or items % TOPICS:
+        sys.exit(f"the number of items is no multiple of {TOPICS}: {items}")
     record = "phases" if items == ITEMS else f"phases-{items}"
     for size in events or SIZES:
         with tempfile.TemporaryDirectory(dir=scratch) as name:

@@ -70,6 +70,8 @@ def main(
     cost: dict[str, Any] = {}
     for size in events or SIZES:
         few = [number for number in numbers if size <= MANY_EVENTS or number <= cores]
+        if not few:
+            sys.exit(f"no row for {size:,} events: {cores} cores have too few for {ranks} ranks")
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)

@@ -38,7 +38,7 @@ Tables = Literal["replicated", "sharded"]
 
 
 WAIT_SECONDS = 10_800
-"""How long a rank waits for another: all wait for the slowest, and while rank 0 writes tables."""
+"""How long a rank waits for another: for the slowest, and for rank 0 if it alone measures."""
 
 
 def backend() -> str:
@@ -57,7 +57,7 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
 
     Raises:
         TrainingError: A rank is of another version or cannot read the folder, or the loss is not
-            finite. Another try would fail too, so rank 0 writes the error as the outcome.
+            finite. Another try would fail too, so the rank writes the error as the outcome.
     """
     rank = dist.get_rank()
     if rank == 0:
@@ -92,8 +92,7 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             EpochCheckpoints(folder),
         )
     except NcrError as error:
-        if rank == 0:
-            save_failure(folder, str(error))
+        save_failure(folder, str(error))  # by any rank: the others may not know of it
         raise
     ranks.write(order.model, folder / RESULT)
     if rank == 0:

@@ -87,7 +87,7 @@ class Ranks:
         return np.arange(n_users)
 
     def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
-        """The model with whole tables, to measure it; None on a rank that measures nobody.
+        """The model with whole tables, to measure it; None on a rank that has none.
 
         Every rank has to call this method. If users' vectors are pooled, the model of several ranks
         has those of ``n_users`` users, which are zeros.

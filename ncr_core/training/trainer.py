@@ -230,8 +230,8 @@ def train_loop(
         on_progress: Called after each epoch, by rank 0.
         later_phases: The work after this phase, in epochs of this phase, to estimate the time left.
         ranks: The ranks that train. Every rank calls this function with the same model and
-            configuration. At the end rank 0 alone has the model at its best epoch,
-            without the vectors of pooled users if there are several ranks.
+            configuration. At the end rank 0 alone has the model at its best epoch.
+            Of several ranks, no model has the vectors of pooled users that `remember` computes.
         checkpoints: The checkpoints of each epoch, from which a training resumes.
         proposal: Draws the negatives of each positive from those that a batch shares, for one rank.
 
@@ -372,7 +372,7 @@ class _ValidationFigures:
             remember(whole, self._train)
         if self._positions is None:
             return None
-        positions = np.zeros(self._positions.users, np.int64)
+        positions = np.zeros(self._positions.n_users, np.int64)
         if whole is not None:
             positions = self._positions(whole)
         ndcg, hr = self._ranks.agreed([*figures_of(self._ranks.summed(positions))])

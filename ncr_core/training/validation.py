@@ -51,9 +51,9 @@ class ValidationPositions:
         else:
             held_out = _ranked_items(is_product(model.config), split, FULL_VALIDATION_USERS)
             users = np.flatnonzero(held_out >= 0)
-        self.users = len(users)
+        self.n_users = len(users)
         """The number of users that all ranks measure."""
-        self._own = ranks.measured(self.users)
+        self._own = ranks.measured(self.n_users)
         if ranks.size > 1:
             users = users[self._own]
             rows = users
@@ -76,9 +76,9 @@ class ValidationPositions:
         self._split, self._held_out = split, held_out
 
     def __call__(self, model: PairwiseRanker) -> IntArray:
-        """(n,) positions from 1 of the items of all ``users``, and 0 of users of other ranks."""
+        """(n,) positions from 1 of the items of all ``n_users``, and 0 of users of other ranks."""
         model.eval()
-        positions = np.zeros(self.users, np.int64)
+        positions = np.zeros(self.n_users, np.int64)
         if not len(self._own):
             return positions
         if self._candidates is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from ncr_core.evaluation.protocols import (
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import validation
-from ncr_core.training.ranks import Ranks, without_pooled
+from ncr_core.training.ranks import DataParallelRanks, Ranks, ShardedTables, without_pooled
 from ncr_core.training.trainer import remember
 from ncr_core.training.validation import ValidationPositions, figures_of, validation_figures
 from tests.ncr_core.conftest import wild_model
@@ -88,6 +89,23 @@ def test_a_configuration_tells_a_product_and_draws_nothing(config: ModelConfig) 
     state = torch.get_rng_state()
     assert validation.is_product(config) == ModelRanks(model).ranks_catalogue
     assert torch.get_rng_state().equal(state)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("n_users", [0, 1, 300])
+def test_ranks_measure_every_user_once(size: int, n_users: int) -> None:
+    def measured(kind: type[DataParallelRanks | ShardedTables]) -> list[list[int]]:
+        every = []
+        for rank in range(size):
+            ranks = kind.__new__(kind)
+            ranks.rank, ranks.size = rank, size
+            every.append(ranks.measured(n_users).tolist())
+        return every
+
+    shares = measured(DataParallelRanks)
+    assert sorted(chain(*shares)) == [*range(n_users)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert measured(ShardedTables) == [[*range(n_users)], *[[]] * (size - 1)]
 
 
 def test_the_figures_are_those_of_the_protocols(split: Split) -> None:
