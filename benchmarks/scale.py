@@ -71,7 +71,7 @@ def main(
     for size in events or SIZES:
         few = [number for number in numbers if size <= MANY_EVENTS or number <= cores]
         if not few:
-            sys.exit(f"no row for {size:,} events: {cores} cores have too few for {ranks} ranks")
+            sys.exit(f"{size:,} events are measured with at most a rank for each of {cores} cores")
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
             started = time.perf_counter()
             written = write_synthetic(Path(folder) / "snapshot", size)

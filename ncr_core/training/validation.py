@@ -27,7 +27,7 @@ USERS_AT_ONCE = 1024
 
 
 class ValidationPositions:
-    """Measures a model in training on the validation items, or some of their users."""
+    """Measures a model in training on the validation items of all users, or of a rank's share."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from ncr_core.errors import ConfigError, DataError, NcrError, TrainingError
 from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
 from ncr_core.recipes import Recipe, recipe, tuned
-from ncr_core.training import History, Progress, phase_files, validation
+from ncr_core.training import History, Progress, phase_files, rank_process, validation
 from ncr_core.training.batches import (
     Batches,
     Rows,
@@ -382,6 +382,22 @@ def test_parts_leave_out_who_has_seen_every_item_as_one_process_does(told: Inter
         assert not part.share.dislikes.any()
 
 
+def test_a_rank_that_fails_alone_says_why(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TrainingError("the reason of this rank alone")
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(rank_process, "check_ranks", fail)
+    with pytest.raises(TrainingError, match="the reason of this rank alone"):
+        run_rank(tmp_path, "replicated", 1, lambda progress: None)
+    each = CASES["next-item"].recipe
+    model = start_model(each.model, each.training, split)
+    with pytest.raises(TrainingError, match="the reason of this rank alone"):
+        load_result(tmp_path, model)
+
+
 def test_every_rank_has_the_users_who_choose_the_epoch(
     split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +451,9 @@ def test_a_file_that_is_missing_or_damaged_is_named(
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
+    if name == SPLIT:  # each rank measures some of its users
+        with pytest.raises(OSError, match=SPLIT):
+            PhaseOrder.load(tmp_path, 1, RANKS)
     if name == "part-00000.parquet":
         assert PhaseOrder.load(tmp_path, 1, RANKS).part is not None  # it needs no other part
     with pytest.raises((OSError, DataError)):
