@@ -10,7 +10,9 @@ included.
 
 ``adam`` compares Adam on whole tables and on the rows of a batch, by the size of the table: a step
 of NBPR with 64 factors on random interactions, 4,096 positives with 4 negatives each; the users'
-table grows. ``ncr_core.training.trainer.MIN_SPARSE_RATIO`` is read off there.
+table grows. ``ncr_core.training.trainer.MIN_SPARSE_RATIO`` is read off there. In a second table the
+items grow: those of the histories that make users' vectors, and those that are compared, with 512
+shared negatives.
 """
 
 from __future__ import annotations
@@ -174,35 +176,55 @@ def _races(split: Split) -> list[list[Any]]:
 
 ADAM_USERS = (6_000, 25_000, 50_000, 100_000, 400_000)
 ADAM_ITEMS, ITEMS_EACH, ADAM_STEPS, BATCH = 3_000, 10, 20, 4_096
+HISTORY_USERS, HISTORY_ITEMS = 50_000, (20_000, 50_000, 100_000, 300_000, 1_000_000, 3_000_000)
 
 
 def measure_adam() -> None:
+    free = ModelConfig(kind="nbpr", factors=64)
     rows: list[list[Any]] = []
     for n_users in ADAM_USERS:
-        train = _random_interactions(n_users)
-        seconds = {kind: _adam_step(train, kind) for kind in ("dense", "sparse")}
-        dense, sparse = (round(1e3 * seconds[kind], 1) for kind in ("dense", "sparse"))
-        rows.append([n_users, round(n_users / BATCH, 1), dense, sparse, round(sparse / dense, 2)])
-    publish("adam", ["users", "rows for one of a batch", "dense ms", "by rows ms", "ratio"], rows)
+        train = _random_interactions(n_users, ADAM_ITEMS)
+        rows.append([n_users, round(n_users / BATCH, 1), *_both_ways(free, {}, train)])
+    head = ["rows for one of a batch", "dense ms", "by rows ms", "ratio"]
+    publish("adam", ["users", *head], rows)
+    pooled = ModelConfig.from_dict({"kind": "nbpr", "factors": 64, "item_bias": True, **HISTORY})
+    rows = []
+    for n_items in HISTORY_ITEMS:
+        train = _random_interactions(HISTORY_USERS, n_items)
+        rows.append([n_items, round(n_items / BATCH, 1), *_both_ways(pooled, SHARED, train)])
+    publish("adam-items", ["items", *head], rows)
 
 
-def _random_interactions(n_users: int) -> Interactions:
+def _random_interactions(n_users: int, n_items: int) -> Interactions:
     rng = np.random.default_rng(0)
     users = np.repeat(np.arange(n_users), ITEMS_EACH)
-    items = rng.integers(ADAM_ITEMS, size=len(users))
-    ids = [[str(i) for i in range(n)] for n in (n_users, ADAM_ITEMS)]
+    items = rng.integers(n_items, size=len(users))
+    ids = [[str(i) for i in range(n)] for n in (n_users, n_items)]
     return Interactions.from_arrays(users, items, user_ids=ids[0], item_ids=ids[1])
 
 
-def _adam_step(train: Interactions, optimizer: str) -> float:
-    """The fastest of three rounds: the machine's noise only ever adds."""
-    config = TrainConfig(batch_size=BATCH, optimizer=optimizer)  # type: ignore[arg-type]
-    model = build_model(ModelConfig(kind="nbpr", factors=64), train.n_users, train.n_items)
-    best = float("inf")
-    for _ in range(3):
-        epoch_of(model, train, config, lambda rows: islice(rows, 1))
+def _both_ways(shape: ModelConfig, training: dict[str, Any], train: Interactions) -> list[float]:
+    """Milliseconds of a step on whole tables and by rows, and their ratio."""
+    seconds = [_adam_step(shape, {**training, "optimizer": o}, train) for o in ("dense", "sparse")]
+    dense, sparse = (round(1e3 * each, 1) for each in seconds)
+    return [dense, sparse, round(sparse / dense, 2)]
+
+
+def _adam_step(shape: ModelConfig, training: dict[str, Any], train: Interactions) -> float:
+    """The fastest of three rounds, without the first step, which makes Adam's moments."""
+    config = TrainConfig(**{"batch_size": BATCH, **training})
+    model = build_model(shape, train.n_users, train.n_items)
+    started = 0.0
+
+    def timed(rows: Iterator[Rows | SharedRows]) -> Iterator[Rows | SharedRows]:
+        nonlocal started
+        yield next(rows)
         started = time.perf_counter()
-        epoch_of(model, train, config, lambda rows: islice(rows, ADAM_STEPS))
+        yield from islice(rows, ADAM_STEPS)
+
+    best = float("inf")
+    for _ in range(3):  # noise only ever adds
+        epoch_of(model, train, config, timed)
         best = min(best, (time.perf_counter() - started) / ADAM_STEPS)
     return best
 

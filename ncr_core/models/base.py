@@ -50,6 +50,7 @@ class PairwiseRanker(nn.Module, ABC):
         # Tables of which a batch touches few rows; the training loop chooses.
         self.sparse_users = False
         self.sparse_items = False
+        self.sparse_histories = False
 
     def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
         """The parts of a user's vector, in order."""
@@ -99,7 +100,8 @@ class PairwiseRanker(nn.Module, ABC):
         """(B, E) user vectors for a training batch, pooled without each row's own positive."""
         if histories is None:
             return self.user_vectors(users)
-        parts = [part.without_positives(histories) for part in self._pooled()]
+        by_rows = self.sparse_histories
+        parts = [part.without_positives(histories, by_rows=by_rows) for part in self._pooled()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def pooled_vectors(
@@ -166,7 +168,7 @@ class PairwiseRanker(nn.Module, ABC):
                 part.remember(items, lengths, weights)
 
     def item_rows(self, items: Tensor, table: Tensor) -> Tensor:
-        """Rows (…) of an item table (n_items, F) → (…, F)."""
+        """Rows (…) of an item table (n_items, F) → (…, F), or of the biases (n_items,) → (…)."""
         return table_rows(items, table, sparse=self.sparse_items)
 
     def sparse_tables(self) -> list[Tensor]:
@@ -180,6 +182,10 @@ class PairwiseRanker(nn.Module, ABC):
                 for name, table in self.named_children()
                 if name.startswith("items") and isinstance(table, nn.Embedding)
             ]
+            if isinstance(bias := getattr(self, "bias", None), nn.Parameter):
+                tables.append(bias)
+        if self.sparse_histories:
+            tables += [part.items.weight for part in self._pooled()]
         return tables
 
     @property

@@ -9,16 +9,20 @@ from torch import Tensor, nn
 
 
 def table_rows(rows: Tensor, table: Tensor, *, sparse: bool = False) -> Tensor:
-    """Rows (…) of a table (n, F) → (…, F).
+    """Rows (…) of a table (n, F) → (…, F), or of (n,) numbers → (…).
 
     Args:
         rows: the numbers of rows, the same on all ranks for a sharded table.
-        table: a tensor, or a DTensor of which each rank has some rows. Every rank gets all
+        table: a tensor, or a DTensor (n, F) of which each rank has some rows. Every rank gets all
             requested rows, and the gradient of its own rows.
         sparse: whether the gradient comes by rows; without effect for a sharded table.
     """
     if is_sharded(table):
         return _sharded_rows(rows, table)
+    if table.ndim == 1:
+        if not sparse:
+            return table[rows]
+        return torch.gather(table, 0, rows.flatten(), sparse_grad=True).view(rows.shape)
     return nn.functional.embedding(rows, table, sparse=sparse)
 
 

@@ -44,7 +44,9 @@ class NBPR(PairwiseRanker):
         z_uij, z_uji = element_wise_logits(
             users, self.item_vectors(i), self.item_vectors(j), self.weight
         )
-        return with_bias(z_uij, z_uji, self.bias, i, j)
+        if self.bias is None:
+            return z_uij, z_uji
+        return with_bias(z_uij, z_uji, *(self.item_rows(rows, self.bias) for rows in (i, j)))
 
     def shared_scores(
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
@@ -57,7 +59,8 @@ class NBPR(PairwiseRanker):
         of_j = self.item_vectors(j)
         if self.bias is None:
             return s_i, FactoredScores(own, of_j)
-        return s_i + self.bias[i], FactoredScores(own, of_j, self.bias[j])
+        of_i, bias = (self.item_rows(rows, self.bias) for rows in (i, j))
+        return s_i + of_i, FactoredScores(own, of_j, bias)
 
     def tables(self) -> PairTables:
         """Tables for ranking in float64, without gradients."""
@@ -79,13 +82,9 @@ def element_wise_logits(
     return of_i[..., 0] - of_j[..., 1], of_j[..., 0] - of_i[..., 1]
 
 
-def with_bias(
-    z_uij: Tensor, z_uji: Tensor, bias: Tensor | None, i: Tensor, j: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Adds b_i − b_j to z_uij and b_j − b_i to z_uji; i is (B,), j is (B, n)."""
-    if bias is None:
-        return z_uij, z_uji
-    difference = bias[i].unsqueeze(1) - bias[j]
+def with_bias(z_uij: Tensor, z_uji: Tensor, of_i: Tensor, of_j: Tensor) -> tuple[Tensor, Tensor]:
+    """Adds b_i − b_j to z_uij and b_j − b_i to z_uji; b_i is (B,), b_j is (B, n)."""
+    difference = of_i.unsqueeze(1) - of_j
     return z_uij + difference, z_uji - difference
 
 

@@ -113,9 +113,12 @@ class PooledUsers(nn.Module):
             self.register_buffer("latest_time", torch.zeros(1, dtype=torch.float64))
         self.encoder = CausalEncoder(self.trained, attention_layers) if attention_layers else None
 
-    def without_positives(self, rows: UserHistories) -> Tensor:
-        """(B, size) vectors of a training batch, each without its own positive."""
-        embedded = table_rows(rows.items, self.items.weight)
+    def without_positives(self, rows: UserHistories, *, by_rows: bool = False) -> Tensor:
+        """(B, size) vectors of a training batch, each without its own positive.
+
+        ``by_rows`` says whether the gradient of P comes by rows.
+        """
+        embedded = table_rows(rows.items, self.items.weight, sparse=by_rows)
         sums = nn.functional.pad(_running_sums(embedded), (0, 0, 1, 0))
         if self.windows == (0,):
             others = (rows.end - rows.start - 1).clamp(min=1)

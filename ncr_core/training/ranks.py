@@ -239,7 +239,7 @@ def _sum_of_rows(table: Tensor) -> Tensor:
     gradient = table.grad
     if gradient is None:
         nothing = torch.empty((1, 0), dtype=torch.long, device=table.device)
-        none = table.new_empty(0, table.shape[1])
+        none = table.new_empty(0, *table.shape[1:])
         gradient = torch.sparse_coo_tensor(nothing, none, table.shape, check_invariants=False)
     gradient = gradient.coalesce()
     rows, values = gradient.indices()[0], gradient.values()

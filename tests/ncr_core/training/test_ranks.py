@@ -95,6 +95,9 @@ CASES = {
     "NBPR history, pairs": _case("NBPR history", loss="bce", l2=1e-3),
     "next-item": _case("next-item-nbpr"),
     "next-item, odd": _case("next-item-nbpr", odd=True),
+    "next-item by rows": _case(
+        "next-item-nbpr", optimizer="sparse", batch_size=32, shared_negatives=8
+    ),
     "next-item told": _case("next-item-nbpr", told=True),
     "next-item, one dislike": _case("next-item-nbpr", lone=True, batch_size=256),
     "DNCR": _case("DNCR"),
@@ -117,6 +120,7 @@ IN_PARTS = {
     "NBPR history, pairs",
     "next-item",
     "next-item, odd",
+    "next-item by rows",
     "next-item told",
     "next-item, one dislike",
 }

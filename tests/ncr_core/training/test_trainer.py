@@ -16,6 +16,7 @@ from ncr_core.data.synthetic import synthetic_catalogue
 from ncr_core.errors import ConfigError, DataError, TrainingError
 from ncr_core.evaluation.protocols import ModelRanks, evaluate_sampled, sampled_candidates
 from ncr_core.models import DNCR, NBPR, ModelConfig, NeuPR, PairwiseRanker, build_model
+from ncr_core.models.user_embeddings import UserHistories
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.train_config import Optimizer
 from ncr_core.training import History, Progress, TrainConfig, train_model, trainer
@@ -407,10 +408,11 @@ def after(model_config: ModelConfig, optimizer: Optimizer, *batches: Batch) -> P
 
 
 def tables_of(model: PairwiseRanker) -> dict[str, Tensor]:
+    """The tables of users and items; biases as tables of one column."""
     return {
-        name: table
+        name: table.reshape(len(table), -1)
         for name, table in model.named_parameters()
-        if name.startswith(("users", "items"))
+        if name.startswith(("users", "items")) or name == "bias"
     }
 
 
@@ -434,7 +436,7 @@ def test_a_step_by_rows_moves_the_rows_of_the_batch_as_dense_adam_does(
     for name, table in tables_of(sparse).items():
         moved = (table != tables_of(start)[name]).any(dim=1).nonzero().flatten()
         assert set(moved.tolist()) == rows_of(name, FIRST)
-        assert tables_of(start)[name].grad is None
+    assert all(parameter.grad is None for parameter in start.parameters())
 
 
 @each_model
@@ -477,6 +479,58 @@ def test_tables_that_are_large_for_the_batch_are_taken_by_rows(
         gradient = model.get_parameter(name).grad
         assert gradient is not None
         assert gradient.is_sparse == by_rows
+
+
+HISTORY = ModelConfig(
+    kind="nbpr", factors=4, users="history", windows=(1, 0), by_length=True, item_bias=True
+)
+# Two users: the rows are the second and third item of one, and the first item of the other.
+HISTORIES = UserHistories(
+    torch.tensor([3, 7, 3, 9, 41]),
+    torch.tensor([0, 0, 3]),
+    torch.tensor([1, 2, 3]),
+    torch.tensor([3, 3, 5]),
+)
+
+
+def after_histories(optimizer: Optimizer, n_items: int = N_ITEMS) -> PairwiseRanker:
+    """A model with pooled users after a step, with the gradients of that step."""
+    model = wild_model(HISTORY, N_USERS, n_items).requires_grad_(True)
+    adam = Adam(model, config_of(optimizer), 0.1, None)
+    users, i, j = FIRST
+    vectors = model.training_vectors(users, HISTORIES)
+    bce_loss(*model.pair_logits(vectors, i, j)).backward()  # type: ignore[no-untyped-call]
+    adam.step()
+    return model
+
+
+def test_a_step_by_rows_moves_the_items_of_the_histories_that_were_pooled() -> None:
+    start = wild_model(HISTORY, N_USERS, N_ITEMS)
+    dense, sparse = (after_histories(way) for way in ("dense", "sparse"))  # type: ignore[arg-type]
+    assert (dense.sparse_histories, sparse.sparse_histories) == (False, True)
+    for (name, a), b in zip(dense.named_parameters(), sparse.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-3, rtol=0, msg=name)
+    table = sparse.get_parameter("users.items.weight")
+    moved = (table != start.get_parameter("users.items.weight")).any(dim=1).nonzero().flatten()
+    # The second item of the first user; 9 and 41 are no row's earlier items.
+    assert moved.tolist() == [3, 7]
+
+
+@pytest.mark.parametrize(("n_items", "by_rows"), [(60, False), (61, True)])
+def test_items_of_histories_are_taken_by_rows_where_they_are_many(
+    n_items: int, by_rows: bool
+) -> None:
+    model = after_histories("auto", n_items)
+    assert model.sparse_histories == by_rows
+    gradient = model.get_parameter("users.items.weight").grad
+    assert gradient is not None
+    assert gradient.is_sparse == by_rows
+
+
+def test_free_users_have_no_items_of_histories_by_rows() -> None:
+    model = build_model(MODELS[0], N_USERS, N_ITEMS)
+    Adam(model, config_of("sparse"), 0.1, None)
+    assert not model.sparse_histories
 
 
 def test_a_table_no_larger_than_the_batch_is_never_taken_by_rows() -> None:
