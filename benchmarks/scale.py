@@ -1,6 +1,7 @@
 """What a training by several ranks takes as its data grow, on synthetic data of a known truth.
 
     python -m benchmarks.scale [SCRATCH [FACTORS [RANKS [EVENTS ...]]]]
+    python -m benchmarks.scale items [SCRATCH [FACTORS [RANKS [ITEMS ...]]]]
 
 By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 10 and 100 million events; a user for every 20,
 and 20,000 items. Above 20 million events no more ranks than cores are measured. A user and an item
@@ -22,6 +23,9 @@ Lines are fitted: seconds an epoch of one process by triples, and bytes of a ran
 interactions and by all users. What they say of a billion events of 50 million users on 8 ranks is a
 prediction, and no measurement: it leaves out the messages, and a GPU's rate is not this machine's.
 No bytes are negative, and without any growth with the data there is no prediction of memory.
+
+``items`` trains 3 million events of 20,000, 200,000 and 2 million items, by default with 0 and 2
+ranks. The numbers are multiples of 100.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, su
 
 SIZES, RANKS = (1_000_000, 10_000_000, 100_000_000), "0,2,4"
 MANY_EVENTS = 20_000_000
+EVENTS_BY_ITEMS, NUMBERS_OF_ITEMS = 3_000_000, (20_000, 200_000, 2_000_000)
 EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
 NEGATIVES, BATCH, JUDGED_USERS, K = 512, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
@@ -83,6 +88,25 @@ def main(
                 cost = fitted(named, factors)
                 publish("scale", COLUMNS, rows, factors=factors, items=ITEMS, cost=cost)
     print(json.dumps(cost, indent=1))
+
+
+def measure_items(
+    scratch: Path = Path("var"), factors: int = 64, ranks: str = "0,2", items: tuple[int, ...] = ()
+) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows: list[list[Any]] = []
+    for n_items in items or NUMBERS_OF_ITEMS:
+        if n_items < TOPICS or n_items % TOPICS:
+            sys.exit(f"the number of items is no multiple of {TOPICS}: {n_items}")
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            started = time.perf_counter()
+            written = write_synthetic(Path(folder) / "snapshot", EVENTS_BY_ITEMS, n_items)
+            rate = written / (time.perf_counter() - started)
+            for number in map(int, ranks.split(",")):
+                found, peak = measured(Path(folder), number, factors)
+                rows.append([n_items, number, round(rate), peak, *found])
+                head = ["items", *COLUMNS[1:]]
+                publish("scale-items", head, rows, factors=factors, events=EVENTS_BY_ITEMS)
 
 
 def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float | None]:
@@ -273,4 +297,4 @@ def in_topic(model: Any, data: Interactions) -> float:
 
 
 if __name__ == "__main__":
-    run_command(main, train=train)
+    run_command(main, items=measure_items, train=train)
