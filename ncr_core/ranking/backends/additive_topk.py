@@ -81,19 +81,22 @@ def top_of_catalogue(
     if not k or not len(users):
         return torch.full((len(users), k), PAD, device=users.device)
     most = MAX_GPU_SCORES if users.is_cuda else MAX_SCORES
-    n_users = max(1, most // len(double.items))
+    n_users = min(max(1, most // len(double.items)), len(users))
+    # One for all parts: the system takes as long to find new memory as the product takes.
+    scores = torch.empty((n_users, len(single.items)), device=users.device)
     parts = [
         _top(
             single,
             double,
-            users[start : start + n_users],
+            part,
+            scores[: len(part)],
             k,
             None if allowed is None else allowed[start : start + n_users],
             order,
             sizes,
             compiled and users.device.type == "cpu",
         )
-        for start in range(0, len(users), n_users)
+        for start, part in zip(range(0, len(users), n_users), users.split(n_users), strict=True)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -108,16 +111,18 @@ def _top(
     single: LinearTable,
     double: LinearTable,
     users: Tensor,
+    scores: Tensor,
     k: int,
     allowed: Tensor | None,
     order: Tensor | None,
     sizes: tuple[float, float],
     compiled: bool,
 ) -> Tensor:
+    """The list of each of (B, E) users; ``scores`` (B, n_items) is memory to use."""
     vectors = users[:, single.columns].float().contiguous()
-    scores = (
-        vectors @ single.items.T if single.bias is None else single.bias + vectors @ single.items.T
-    )
+    torch.mm(vectors, single.items.T, out=scores)
+    if single.bias is not None:
+        scores += single.bias
     if allowed is not None:
         scores.masked_fill_(~allowed, -torch.inf)
     # In either of two scores float32 may err by as much as the rounding of d products of two
