@@ -84,20 +84,15 @@ def top_of_catalogue(
     n_users = min(max(1, most // len(double.items)), len(users))
     # One for all parts: the system takes as long to find new memory as the product takes.
     scores = torch.empty((n_users, len(single.items)), device=users.device)
-    parts = [
-        _top(
-            single,
-            double,
-            part,
-            scores[: len(part)],
-            k,
-            None if allowed is None else allowed[start : start + n_users],
-            order,
-            sizes,
-            compiled and users.device.type == "cpu",
+    parts = []
+    for start in range(0, len(users), n_users):
+        part = users[start : start + n_users]
+        allowed_items = None if allowed is None else allowed[start : start + n_users]
+        may_compile = compiled and users.device.type == "cpu"
+        memory = scores[: len(part)]
+        parts.append(
+            _top(single, double, part, memory, k, allowed_items, order, sizes, may_compile)
         )
-        for start, part in zip(range(0, len(users), n_users), users.split(n_users), strict=True)
-    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
