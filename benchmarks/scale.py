@@ -25,7 +25,7 @@ prediction, and no measurement: it leaves out the messages, and a GPU's rate is 
 No bytes are negative, and without any growth with the data there is no prediction of memory.
 
 ``items`` trains 3 million events of 20,000, 200,000 and 2 million items, by default with 0 and 2
-ranks. The numbers are multiples of 100.
+ranks. Other numbers of items have to be multiples of 100.
 """
 
 from __future__ import annotations

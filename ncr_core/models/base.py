@@ -50,7 +50,7 @@ class PairwiseRanker(nn.Module, ABC):
         # Tables of which a batch touches few rows; the training loop chooses.
         self.sparse_users = False
         self.sparse_items = False
-        self.sparse_histories = False
+        self.sparse_pooled_items = False
 
     def user_parts(self) -> Sequence[FreeUsers | PooledUsers]:
         """The parts of a user's vector, in order."""
@@ -100,7 +100,7 @@ class PairwiseRanker(nn.Module, ABC):
         """(B, E) user vectors for a training batch, pooled without each row's own positive."""
         if histories is None:
             return self.user_vectors(users)
-        by_rows = self.sparse_histories
+        by_rows = self.sparse_pooled_items
         parts = [part.without_positives(histories, by_rows=by_rows) for part in self._pooled()]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -177,14 +177,8 @@ class PairwiseRanker(nn.Module, ABC):
         if self.sparse_users:
             tables += [part.weight for part in self.user_parts() if isinstance(part, FreeUsers)]
         if self.sparse_items:
-            tables += [
-                table.weight
-                for name, table in self.named_children()
-                if name.startswith("items") and isinstance(table, nn.Embedding)
-            ]
-            if isinstance(bias := getattr(self, "bias", None), nn.Parameter):
-                tables.append(bias)
-        if self.sparse_histories:
+            tables += [self.get_parameter(name) for name in self.item_tables]
+        if self.sparse_pooled_items:
             tables += [part.items.weight for part in self._pooled()]
         return tables
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -44,9 +46,7 @@ class NBPR(PairwiseRanker):
         z_uij, z_uji = element_wise_logits(
             users, self.item_vectors(i), self.item_vectors(j), self.weight
         )
-        if self.bias is None:
-            return z_uij, z_uji
-        return with_bias(z_uij, z_uji, *(self.item_rows(rows, self.bias) for rows in (i, j)))
+        return with_bias(z_uij, z_uji, self.bias, i, j, self.item_rows)
 
     def shared_scores(
         self, users: Tensor, row: Tensor, i: Tensor, j: Tensor
@@ -59,8 +59,8 @@ class NBPR(PairwiseRanker):
         of_j = self.item_vectors(j)
         if self.bias is None:
             return s_i, FactoredScores(own, of_j)
-        of_i, bias = (self.item_rows(rows, self.bias) for rows in (i, j))
-        return s_i + of_i, FactoredScores(own, of_j, bias)
+        s_i = s_i + self.item_rows(i, self.bias)
+        return s_i, FactoredScores(own, of_j, self.item_rows(j, self.bias))
 
     def tables(self) -> PairTables:
         """Tables for ranking in float64, without gradients."""
@@ -82,9 +82,21 @@ def element_wise_logits(
     return of_i[..., 0] - of_j[..., 1], of_j[..., 0] - of_i[..., 1]
 
 
-def with_bias(z_uij: Tensor, z_uji: Tensor, of_i: Tensor, of_j: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds b_i − b_j to z_uij and b_j − b_i to z_uji; b_i is (B,), b_j is (B, n)."""
-    difference = of_i.unsqueeze(1) - of_j
+def with_bias(
+    z_uij: Tensor,
+    z_uji: Tensor,
+    bias: Tensor | None,
+    i: Tensor,
+    j: Tensor,
+    rows: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Adds b_i − b_j to z_uij and b_j − b_i to z_uji; i is (B,), j is (B, n).
+
+    ``rows`` looks up rows of a table, as `PairwiseRanker.item_rows`.
+    """
+    if bias is None:
+        return z_uij, z_uji
+    difference = rows(i, bias).unsqueeze(1) - rows(j, bias)
     return z_uij + difference, z_uji - difference
 
 

@@ -62,10 +62,7 @@ class NeuPR(PairwiseRanker):
         table, by_rows = self.items_d.weight, self.sparse_items
         deep = self.tower.both_orders(users[:, d:], i, j, table, self.item_rows, by_rows=by_rows)
         z = deep @ self.weight[2 * d :]
-        z_uij, z_uji = n_ij + z[0], n_ji + z[1]
-        if self.bias is None:
-            return z_uij, z_uji
-        return with_bias(z_uij, z_uji, *(self.item_rows(rows, self.bias) for rows in (i, j)))
+        return with_bias(n_ij + z[0], n_ji + z[1], self.bias, i, j, self.item_rows)
 
     def tables(self) -> PairTables:
         """Tables for ranking in float64, without gradients."""

@@ -143,10 +143,10 @@ class Adam:
         min_ratio = {"auto": by_device, "dense": float("inf"), "sparse": 1}[config.optimizer]
         model.sparse_users = ranks.sparse_gradients and model.n_users > min_ratio * batch
         model.sparse_items = ranks.sparse_gradients and model.n_items > min_ratio * items
-        has_histories = model.config.users == "history"  # of a batch about as many items as rows
-        model.sparse_histories = (
-            ranks.sparse_gradients and has_histories and model.n_items > min_ratio * batch
-        )
+        # The histories of a batch have about as many items as the batch has rows.
+        are_many = model.n_items > min_ratio * batch
+        is_pooled = model.config.users == "history"
+        model.sparse_pooled_items = ranks.sparse_gradients and is_pooled and are_many
 
 
 PAPER_IMPROVEMENT = 1e-3  # "until the loss does not decrease (by 0.1%)", §4.2

@@ -82,17 +82,15 @@ def top_of_catalogue(
         return torch.full((len(users), k), PAD, device=users.device)
     most = MAX_GPU_SCORES if users.is_cuda else MAX_SCORES
     n_users = min(max(1, most // len(double.items)), len(users))
-    # One for all parts: the system takes as long to find new memory as the product takes.
+    # All parts share one buffer: the system has to clear new memory.
     scores = torch.empty((n_users, len(single.items)), device=users.device)
+    may_compile = compiled and users.device.type == "cpu"
     parts = []
     for start in range(0, len(users), n_users):
         part = users[start : start + n_users]
-        allowed_items = None if allowed is None else allowed[start : start + n_users]
-        may_compile = compiled and users.device.type == "cpu"
-        memory = scores[: len(part)]
-        parts.append(
-            _top(single, double, part, memory, k, allowed_items, order, sizes, may_compile)
-        )
+        mask = None if allowed is None else allowed[start : start + n_users]
+        buffer = scores[: len(part)]
+        parts.append(_top(single, double, buffer, part, k, mask, order, sizes, may_compile))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -105,15 +103,15 @@ def _boosted(table: LinearTable, boost: Tensor) -> LinearTable:
 def _top(
     single: LinearTable,
     double: LinearTable,
-    users: Tensor,
     scores: Tensor,
+    users: Tensor,
     k: int,
     allowed: Tensor | None,
     order: Tensor | None,
     sizes: tuple[float, float],
     compiled: bool,
 ) -> Tensor:
-    """The list of each of (B, E) users; ``scores`` (B, n_items) is memory to use."""
+    """(B, E) users → (B, k) item rows; overwrites ``scores`` (B, n_items)."""
     vectors = users[:, single.columns].float().contiguous()
     torch.mm(vectors, single.items.T, out=scores)
     if single.bias is not None:

@@ -18,6 +18,7 @@ from ncr_core.errors import ConfigError
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.ranking import PAD, ExactRanker, algorithm1
 from ncr_core.ranking.algorithm1 import mean_preference, top_positions, wins
+from ncr_core.ranking.backends import additive_topk
 from ncr_core.ranking.backends.torch_ranker import resumable_scan, row_scan
 from ncr_core.ranking.margins import lazy_property
 from tests.ncr_core.conftest import wild_model
@@ -182,8 +183,12 @@ def test_how_a_list_fares_against_others(config: ModelConfig, compiled: bool) ->
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("twins", [0, 5, 60])
-def test_the_best_of_the_whole_catalogue(bias: bool, twins: int, compiled: bool) -> None:
+@pytest.mark.parametrize("at_once", [12, 5])
+def test_the_best_of_the_whole_catalogue(
+    bias: bool, twins: int, at_once: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where many items score the same in float32, or at all: more than are looked at twice."""
+    monkeypatch.setattr(additive_topk, "MAX_SCORES", at_once * 200)
     config = ModelConfig(kind="nbpr", factors=4, item_bias=bias)
     model = wild_model(config, 12, 200)
     with torch.no_grad():

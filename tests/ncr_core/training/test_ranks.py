@@ -98,6 +98,9 @@ CASES = {
     "next-item by rows": _case(
         "next-item-nbpr", optimizer="sparse", batch_size=32, shared_negatives=8
     ),
+    "next-item told by rows": _case(
+        "next-item-nbpr", told=True, optimizer="sparse", batch_size=32, shared_negatives=8
+    ),
     "next-item told": _case("next-item-nbpr", told=True),
     "next-item, one dislike": _case("next-item-nbpr", lone=True, batch_size=256),
     "DNCR": _case("DNCR"),
@@ -121,6 +124,7 @@ IN_PARTS = {
     "next-item",
     "next-item, odd",
     "next-item by rows",
+    "next-item told by rows",
     "next-item told",
     "next-item, one dislike",
 }
@@ -254,6 +258,9 @@ def test_two_ranks_learn_what_one_process_learns(
     name: str, trained: tuple[dict[str, Trained], Path]
 ) -> None:
     each = trained[0][name]
+    assert each.alone.sparse_items == name.endswith("by rows")
+    is_pooled = each.alone.config.users == "history"
+    assert each.alone.sparse_pooled_items == (name.endswith("by rows") and is_pooled)
     pairs = zip(each.by_ranks.state_dict().values(), each.alone.state_dict().values(), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)
@@ -606,8 +613,9 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     if tables == "replicated" and not is_told:
         split = split.with_validation_in_train()  # all epochs are run, and the last is kept
         rate = 1e-5
+    by_rows = {"optimizer": "sparse", "batch_size": 64} if is_told else {}
     each = _case(
-        "NBPR history", epochs=4, dropout=0.3, stopping="validation", learning_rate=rate
+        "NBPR history", epochs=4, dropout=0.3, stopping="validation", learning_rate=rate, **by_rows
     ).recipe
     phases = TorchrunPhases(RANKS, tables, tmp_path / "ranks")
     models = [start_model(each.model, each.training, split) for _ in range(2)]

@@ -51,7 +51,9 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     phases: RayPhases, split: Split
 ) -> None:
     split = split.with_validation_in_train()  # all epochs are run, and the last is kept
-    recipe = tuned("NBPR history").with_(epochs=4, device="cpu", dropout=0.0, learning_rate=1e-5)
+    recipe = tuned("NBPR history").with_(
+        epochs=4, device="cpu", dropout=0.0, learning_rate=1e-5, optimizer="sparse", batch_size=64
+    )
     model = start_model(recipe.model, recipe.training, split)
     alone = copy.deepcopy(model)
     phase = TrainingPhase("train", 4, 1e-5)

@@ -436,7 +436,6 @@ def test_a_step_by_rows_moves_the_rows_of_the_batch_as_dense_adam_does(
     for name, table in tables_of(sparse).items():
         moved = (table != tables_of(start)[name]).any(dim=1).nonzero().flatten()
         assert set(moved.tolist()) == rows_of(name, FIRST)
-    assert all(parameter.grad is None for parameter in start.parameters())
 
 
 @each_model
@@ -470,12 +469,14 @@ def test_rows_outside_the_batch_rest_only_where_adam_goes_by_rows(
 def test_tables_that_are_large_for_the_batch_are_taken_by_rows(
     more: dict[str, int], n_users: int, n_items: int, users_by_rows: bool, items_by_rows: bool
 ) -> None:
-    model = build_model(ModelConfig(kind="nbpr", factors=1), n_users, n_items)
+    shape = ModelConfig(kind="nbpr", factors=1, item_bias=True)
+    model = build_model(shape, n_users, n_items)
     Adam(model, config_of("auto", **more), 0.1, None)
     assert (model.sparse_users, model.sparse_items) == (users_by_rows, items_by_rows)
     users, i, j = FIRST
     bce_loss(*model.pair_logits(model.user_vectors(users), i, j)).backward()  # type: ignore[no-untyped-call]
-    for name, by_rows in (("users.weight", users_by_rows), ("items.weight", items_by_rows)):
+    of_items = {"items.weight": items_by_rows, "bias": items_by_rows}
+    for name, by_rows in ({"users.weight": users_by_rows} | of_items).items():
         gradient = model.get_parameter(name).grad
         assert gradient is not None
         assert gradient.is_sparse == by_rows
@@ -493,9 +494,11 @@ HISTORIES = UserHistories(
 )
 
 
-def after_histories(optimizer: Optimizer, n_items: int = N_ITEMS) -> PairwiseRanker:
+def after_histories(
+    optimizer: Optimizer, n_items: int = N_ITEMS, config: ModelConfig = HISTORY
+) -> PairwiseRanker:
     """A model with pooled users after a step, with the gradients of that step."""
-    model = wild_model(HISTORY, N_USERS, n_items).requires_grad_(True)
+    model = wild_model(config, N_USERS, n_items).requires_grad_(True)
     adam = Adam(model, config_of(optimizer), 0.1, None)
     users, i, j = FIRST
     vectors = model.training_vectors(users, HISTORIES)
@@ -504,33 +507,49 @@ def after_histories(optimizer: Optimizer, n_items: int = N_ITEMS) -> PairwiseRan
     return model
 
 
-def test_a_step_by_rows_moves_the_items_of_the_histories_that_were_pooled() -> None:
-    start = wild_model(HISTORY, N_USERS, N_ITEMS)
-    dense, sparse = (after_histories(way) for way in ("dense", "sparse"))  # type: ignore[arg-type]
-    assert (dense.sparse_histories, sparse.sparse_histories) == (False, True)
+@pytest.mark.parametrize(
+    "config",
+    [
+        HISTORY,
+        replace(HISTORY, windows=(0,), by_length=False),
+        replace(HISTORY, factors=8, attention_layers=1),
+        ModelConfig(
+            kind="neupr", factors=4, layers=3, users="history", windows=(1, 0), item_bias=True
+        ),
+    ],
+    ids=["windows", "all others", "attention", "neupr"],
+)
+def test_a_step_by_rows_moves_pooled_items_as_dense_adam_does(config: ModelConfig) -> None:
+    dense, sparse = (after_histories(way, config=config) for way in ("dense", "sparse"))  # type: ignore[arg-type]
+    assert (dense.sparse_pooled_items, sparse.sparse_pooled_items) == (False, True)
+    assert sparse.get_parameter("bias").grad.is_sparse  # type: ignore[union-attr]
     for (name, a), b in zip(dense.named_parameters(), sparse.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=2e-3, rtol=0, msg=name)
-    table = sparse.get_parameter("users.items.weight")
-    moved = (table != start.get_parameter("users.items.weight")).any(dim=1).nonzero().flatten()
-    # The second item of the first user; 9 and 41 are no row's earlier items.
-    assert moved.tolist() == [3, 7]
+        assert (a.grad is None) == (b.grad is None)
+        if a.grad is not None and b.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad.to_dense(), msg=name)
+
+
+def test_a_step_by_rows_moves_the_earlier_items_of_histories_alone() -> None:
+    start, moved = wild_model(HISTORY, N_USERS, N_ITEMS), after_histories("sparse")
+    tables = (model.get_parameter("users.items.weight") for model in (start, moved))
+    differs = torch.ne(*tables).any(dim=1).nonzero().flatten()
+    # The first two items of the first user; the others come before no positive.
+    assert differs.tolist() == [3, 7]
 
 
 @pytest.mark.parametrize(("n_items", "by_rows"), [(60, False), (61, True)])
-def test_items_of_histories_are_taken_by_rows_where_they_are_many(
-    n_items: int, by_rows: bool
-) -> None:
+def test_pooled_items_are_taken_by_rows_where_they_are_many(n_items: int, by_rows: bool) -> None:
     model = after_histories("auto", n_items)
-    assert model.sparse_histories == by_rows
+    assert model.sparse_pooled_items == by_rows
     gradient = model.get_parameter("users.items.weight").grad
     assert gradient is not None
     assert gradient.is_sparse == by_rows
 
 
-def test_free_users_have_no_items_of_histories_by_rows() -> None:
+def test_free_users_have_no_pooled_items_by_rows() -> None:
     model = build_model(MODELS[0], N_USERS, N_ITEMS)
     Adam(model, config_of("sparse"), 0.1, None)
-    assert not model.sparse_histories
+    assert not model.sparse_pooled_items
 
 
 def test_a_table_no_larger_than_the_batch_is_never_taken_by_rows() -> None:
@@ -573,6 +592,7 @@ def test_training_by_rows_lowers_the_loss(
     history = train_loop(model, split, training, TrainingPhase("by rows", 2, 3e-2))
     assert model.sparse_items
     assert model.sparse_users
+    assert model.sparse_pooled_items == (model_config.users == "history")
     assert history.loss[1] < 0.99 * history.loss[0]
 
 
