@@ -9,8 +9,8 @@ process. Other numbers of items, multiples of 100, have records of their own.
 The phases are those that a job reports: *train* has the start and all epochs, with their
 validation; *evaluate* has the metrics, the baselines up to 5 million interactions, the calibration
 and the comparison with the popularity list. *learn the held-out items* is a second training where
-more than 1 % of the interactions were held out, and elsewhere it makes users' vectors anew. Only
-epochs and their validation run in ranks, see docs/how-to/cluster.md.
+more than 1 % of the interactions were held out, and elsewhere it makes users' vectors anew. What
+runs in ranks is in docs/how-to/cluster.md.
 """
 
 from __future__ import annotations

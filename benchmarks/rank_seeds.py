@@ -19,7 +19,7 @@ from ncr_core.evaluation.protocols import ModelRanks, evaluate_full
 from ncr_core.recipes import recipe
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.training import train_model
-from ncr_core.training.torchrun import TorchrunPhases
+from ncr_core.training.torchrun import TorchrunEngine
 
 RECIPE = "next-item-nbpr"
 COLUMNS = ["processes", "HR@10", "± of HR@10", "NDCG@10", "± of NDCG@10", "NDCG@10 of each seed"]
@@ -32,7 +32,7 @@ def main(root: Path, seeds: int = 5, ranks: int = 2) -> None:
         for processes in (1, ranks):
             phases = None
             if processes > 1:
-                phases = TorchrunPhases(processes, "replicated", Path(folder))
+                phases = TorchrunEngine(processes, "replicated", Path(folder))
             found = []
             for seed in range(seeds):
                 one = recipe(RECIPE).with_(seed=seed)

@@ -55,7 +55,7 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
     """Trains with so many ranks; prints figures."""
     from ncr_core.models import ModelConfig
     from ncr_core.training import TrainConfig, train_model
-    from ncr_core.training.torchrun import TorchrunPhases
+    from ncr_core.training.torchrun import TorchrunEngine
 
     rng = np.random.default_rng(0)
     users = np.repeat(np.arange(USERS), INTERACTIONS // USERS)
@@ -70,7 +70,7 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
         shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
     )
     model = ModelConfig(kind="nbpr", factors=factors, users="history")
-    phases = TorchrunPhases(ranks, "sharded" if tables == "sharded" else "replicated", folder)
+    phases = TorchrunEngine(ranks, "sharded" if tables == "sharded" else "replicated", folder)
     split = leave_latest_out(data)
     history = train_model(model, config, split, shrink=False, run_phase=phases).history[0]
     print(json.dumps([history.seconds[0]]))

@@ -241,7 +241,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
 
     from ncr_core.models import ModelConfig
     from ncr_core.training import TrainConfig, train_model
-    from ncr_core.training.torchrun import TorchrunPhases
+    from ncr_core.training.torchrun import TorchrunEngine
 
     if os.getuid() == 0:
         subprocess.run(["ip", "link", "set", "lo", "up"], capture_output=True, check=False)
@@ -254,7 +254,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
         shared_negatives=NEGATIVES, loss="listwise", epochs=epochs, batch_size=BATCH
     )
     model_config = ModelConfig(kind="nbpr", factors=factors, users="history")
-    phases = TorchrunPhases(ranks, "replicated", folder / "ranks") if ranks else None
+    phases = TorchrunEngine(ranks, "replicated", folder / "ranks") if ranks else None
     before = sent_bytes()
     result = train_model(model_config, config, split, shrink=False, run_phase=phases)
     sent = sent_bytes() - before

@@ -27,7 +27,7 @@ from ncr_core.data.interactions import (
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import FloatArray
 from ncr_core.evaluation.protocols import (
-    MAX_BLOCK_CELLS,
+    FullRanking,
     K,
     full_ranks,
     of_random_users,
@@ -35,10 +35,10 @@ from ncr_core.evaluation.protocols import (
     sampled_candidates,
 )
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval, paired_t_test
+from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models.base import PairwiseRanker
-from ncr_core.ranking.ranker import PAD, ExactRanker
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,7 @@ def compare(
     incumbent: Incumbent,
     relative_margin: float,
     on_done: OnDone = lambda done, total: None,
+    rank_in_full: FullRanking = full_ranks,
 ) -> GateComparison:
     """Compare a challenger, trained on ``split``, with the incumbent, and decide.
 
@@ -308,12 +309,15 @@ def compare(
         incumbent: the served model.
         relative_margin: see `decide`.
         on_done: called with the progress.
+        rank_in_full: ranks the held-out items among the whole catalogue; by default this process.
     """
     hold_out = fair_hold_out(split, incumbent)
     if len(hold_out.users) < MIN_USERS:
         nothing = np.zeros(0)
         return GateComparison(hold_out, None, decide(nothing, nothing, relative_margin))
-    evaluation = evaluate_both(hold_out, challenger, incumbent, on_done=on_done)
+    evaluation = evaluate_both(
+        hold_out, challenger, incumbent, on_done=on_done, rank_in_full=rank_in_full
+    )
     return GateComparison(hold_out, evaluation, evaluation.decide(relative_margin))
 
 
@@ -325,6 +329,7 @@ def evaluate_both(
     draws: int = DRAWS,
     full_users: int = FULL_USERS,
     on_done: OnDone = lambda done, total: None,
+    rank_in_full: FullRanking = full_ranks,
 ) -> GateEvaluation:
     """Compute NDCG@10 and HR@10 of each user that takes part, under both models.
 
@@ -337,11 +342,11 @@ def evaluate_both(
     with torch.inference_mode():
         challenger_vectors = challenger.user_vectors(rows)
     users, (own_rows, their_rows) = hold_out.users, hold_out.items.T
-    rankers = [_VectorRanker(challenger, users, challenger_vectors, own_rows)]
+    rankers = [VectorRanks(challenger, users, challenger_vectors, own_rows)]
     known_with_new_items = hold_out.has_new_items & (hold_out.incumbent_rows >= 0)
     for folded_in in (True, False) if known_with_new_items.any() else (True,):
         vectors = incumbent_vectors(hold_out, incumbent, folded_in=folded_in)
-        rankers.append(_VectorRanker(incumbent.evaluated.model, users, vectors, their_rows))
+        rankers.append(VectorRanks(incumbent.evaluated.model, users, vectors, their_rows))
     split, passes = hold_out.split, draws + 1
     ranks: list[list[IntArray]] = [[] for _ in rankers]
     for draw in range(draws):
@@ -353,8 +358,7 @@ def evaluate_both(
     best = max(range(1, len(sampled)), key=lambda index: sampled[index].mean_ndcg)
     full_test = of_random_users(split.test, full_users)
     full = [
-        Evaluation.of([full_ranks(rankers[index], split, full_test, seed=0)[0]])
-        for index in (0, best)
+        Evaluation.of([rank_in_full(rankers[index], split, full_test, 0)[0]]) for index in (0, best)
     ]
     on_done(passes, passes)
     return GateEvaluation(sampled[0], sampled[best], full[0], full[1], folded_in=best == 1)
@@ -380,57 +384,3 @@ def incumbent_vectors(hold_out: FairHoldOut, incumbent: Incumbent, *, folded_in:
         evidence = user_evidence(hold_out.split.train, users[to_fit], hold_out.items[:, 1])
         vectors[to_fit] = fold_in(evidence, vectors[to_fit])
     return vectors.to(model.device)
-
-
-class _VectorRanker:
-    """Ranks by one vector for each user that takes part, and the model's rows of the items."""
-
-    def __init__(
-        self, model: PairwiseRanker, users: IntArray, vectors: Tensor, item_rows: IntArray
-    ) -> None:
-        """Takes the (n,) users of the vectors, ascending, and the rows of the split's items."""
-        self._ranker = ExactRanker(model)
-        self._users, self._vectors = users, vectors
-        self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
-        self._columns = np.full(model.n_items + 1, PAD, dtype=np.int64)
-        self._columns[item_rows] = np.arange(len(item_rows))
-
-    @torch.inference_mode()
-    def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
-        """See `Ranks.rank`."""
-        rows = torch.from_numpy(self._rows[candidates])
-        return self._in_split(self._ranker.rank(self._vectors_of(users), rows, k))
-
-    @property
-    def ranks_catalogue(self) -> bool:
-        """See `CatalogueRanks.ranks_catalogue`."""
-        return self._ranker.margins.sortable
-
-    @torch.inference_mode()
-    def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
-    ) -> IntArray:
-        """See `CatalogueRanks.rank_catalogue`."""
-        rows, n_items = self._rows[:-1], len(self._columns) - 1
-        at_once = max(1, MAX_BLOCK_CELLS // n_items)  # of all items of the model
-        if len(users) > at_once:
-            blocks = (slice(i, i + at_once) for i in range(0, len(users), at_once))
-            return np.concatenate(
-                [self.rank_catalogue(users[b], allowed[b], order, k) for b in blocks]
-            )
-        place = len(rows) + np.arange(n_items)  # of items that are never allowed
-        place[rows[order]] = np.arange(len(rows))
-        in_model = np.zeros((len(users), n_items), dtype=np.bool_)
-        in_model[:, rows] = allowed
-        top = self._ranker.top(
-            self._vectors_of(users), k, torch.from_numpy(in_model), torch.from_numpy(place)
-        )
-        return self._in_split(top)
-
-    def _vectors_of(self, users: IntArray) -> Tensor:
-        at = torch.from_numpy(np.searchsorted(self._users, users))
-        return self._vectors[at.to(self._vectors.device)]
-
-    def _in_split(self, ranked: Tensor) -> IntArray:
-        columns: IntArray = self._columns[ranked.cpu().numpy()]
-        return columns

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from app.core.settings import Settings
-from ncr_core.training.pretraining import PhaseRunner
+from ncr_core.training.rank_engine import RankEngine
 
 
-def phase_runner(settings: Settings) -> PhaseRunner | None:
-    """The runner of the phases of a training; None: the calling process.
+def rank_engine(settings: Settings) -> RankEngine | None:
+    """The engine of several ranks for a training; None: the calling process alone.
 
-    Only the phases run elsewhere. The job's process reads the events, evaluates the model, runs the
-    gate and writes the checkpoint. Ranks know neither the database nor the checkpoint store.
+    Ranks run the phases and, of many items, the rankings of whole catalogues for the evaluation and
+    the gate. The job's process reads the events, does everything else and writes the checkpoint.
+    Ranks know neither the database nor the checkpoint store.
 
     Raises:
         ConfigError: The engine's library is not installed, or its cluster is open to the network.
@@ -20,9 +21,9 @@ def phase_runner(settings: Settings) -> PhaseRunner | None:
     ranks, tables = settings.train_ranks, settings.train_tables
     folder = settings.effective_train_folder
     if settings.train_engine == "torchrun":
-        from ncr_core.training.torchrun import TorchrunPhases
+        from ncr_core.training.torchrun import TorchrunEngine
 
-        return TorchrunPhases(ranks, tables, folder)
-    from ncr_core.training.ray_ranks import RayPhases
+        return TorchrunEngine(ranks, tables, folder)
+    from ncr_core.training.ray_ranks import RayEngine
 
-    return RayPhases(ranks, tables, folder, settings.ray_address)
+    return RayEngine(ranks, tables, folder, settings.ray_address)

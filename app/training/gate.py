@@ -14,8 +14,6 @@ from app.training.reader import Features, TrainingReader
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.comparison import (
     DRAWS,
-    FULL_USERS,
-    MIN_USERS,
     GateComparison,
     Incumbent,
     compare,
@@ -24,11 +22,10 @@ from ncr_core.comparison import (
 from ncr_core.data.interactions import BoolArray, IntArray, Interactions
 from ncr_core.data.splits import Split, hashes_of
 from ncr_core.errors import CheckpointError, CheckpointReadError
-from ncr_core.evaluation.metrics import ndcg_of_each
-from ncr_core.evaluation.protocols import K, ModelRanks, full_ranks, of_random_users
+from ncr_core.evaluation.metrics import FloatArray
+from ncr_core.evaluation.protocols import FullRanking, full_ranks
 from ncr_core.evaluation.significance import Evaluation
 from ncr_core.models.base import PairwiseRanker
-from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.train_config import resolve_device
 
 DIGITS = 5
@@ -153,8 +150,10 @@ def gate_report(
     challenger: PairwiseRanker,
     comparison: IncumbentComparison | None,
     progress: ProgressReporter,
+    full_ndcg: tuple[FloatArray, FloatArray],
     *,
     force: bool,
+    rank_in_full: FullRanking = full_ranks,
 ) -> dict[str, Any]:
     """Decides whether a newly trained model is ``published`` or ``rejected``.
 
@@ -164,7 +163,10 @@ def gate_report(
         challenger: The new model.
         comparison: The comparison with the served model; None: with the popularity list.
         progress: Reports the phase.
+        full_ndcg: (n,) NDCG@10 over the whole catalogue of the challenger and of the popularity
+            list, for the same users. They decide on a first model.
         force: Publish the model despite the comparison.
+        rank_in_full: Ranks held-out items among the whole catalogue; by default this process.
 
     Returns:
         The report; its ``decision`` is ``published`` or ``rejected``.
@@ -176,10 +178,10 @@ def gate_report(
         report = _unconditional("incumbent_unreadable", force)
         return report | {"incumbent": error.version, "detail": str(error)}
     if comparison is None or loaded is None:
-        return _compare_with_popularity(split, challenger, force)
+        return _compare_with_popularity(*full_ndcg, force)
     progress.phase("compare with what is served")
     serving, incumbent = loaded
-    compared = compare(split, challenger, incumbent, comparison.margin, progress.step)
+    compared = compare(split, challenger, incumbent, comparison.margin, progress.step, rank_in_full)
     return _report(compared, serving, interactions, comparison.margin, force)
 
 
@@ -194,21 +196,13 @@ def _unconditional(finding: str, force: bool) -> dict[str, Any]:
 
 
 def _compare_with_popularity(
-    split: Split, challenger: PairwiseRanker, force: bool
+    model_ndcg: FloatArray, popularity_ndcg: FloatArray, force: bool
 ) -> dict[str, Any]:
     """The report on a first model, which replaces the popularity list.
 
     The gate rejects the model if the model is shown to be worse than the list.
     """
-    some = of_random_users(split.test, FULL_USERS)
-    if (some >= 0).sum() < MIN_USERS:
-        return _unconditional("first", force)
-    model_ndcg, popularity_ndcg = (
-        ndcg_of_each(full_ranks(ranks, split, some, 0)[0], K)
-        for ranks in (ModelRanks(challenger), Popularity(split.train))
-    )
-    verdict = decide(model_ndcg, popularity_ndcg, 0.0)
-    if verdict.finding != "worse":
+    if decide(model_ndcg, popularity_ndcg, 0.0).finding != "worse":
         return _unconditional("first", force)
     return _unconditional("below_popularity", force) | {
         "decision": "published" if force else "rejected",

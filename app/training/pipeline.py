@@ -22,21 +22,26 @@ from app.training.gate import (
 from app.training.progress import TRAIN, ProgressReporter, Report
 from app.training.reader import Retry
 from ncr_core.checkpoint import save_checkpoint
-from ncr_core.comparison import leaked_users
+from ncr_core.comparison import FULL_USERS, leaked_users
 from ncr_core.content import ContentMaps
 from ncr_core.data import Interactions, leave_latest_out, min_interactions
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split, hold_out_users
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.calibration import calibrate
+from ncr_core.evaluation.metrics import FloatArray, ndcg_of_each
 from ncr_core.evaluation.protocols import (
+    FullRanking,
+    K,
     Metrics,
     ModelRanks,
     evaluate_full,
     evaluate_sampled,
+    full_ranks,
     of_random_users,
     sampled_candidates,
 )
+from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.parameters import parameters_of
 from ncr_core.recipes import (
@@ -49,7 +54,8 @@ from ncr_core.recipes import (
 )
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import train_model
-from ncr_core.training.pretraining import PhaseRunner, evaluation_snapshot, learn_everything
+from ncr_core.training.pretraining import evaluation_snapshot, learn_everything
+from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.selection import TriedRecipe, default_budget, select_recipe
 from ncr_core.training.warm_start import (
     StartingPoint,
@@ -57,7 +63,6 @@ from ncr_core.training.warm_start import (
     train_warm,
 )
 
-FULL_RANKING_USERS = 1_000  # the whole catalogue for more users would take longer than training
 BASELINE_FACTORS = 32
 ONCE = Retry(0.0)
 MAX_BASELINE_INTERACTIONS = 5_000_000  # of which the baselines take some 20 s
@@ -85,7 +90,7 @@ def train_and_evaluate(
     expected_seconds: Mapping[str, float] | None = None,
     budget_seconds: float | None = None,
     retry: Retry = ONCE,
-    run_phase: PhaseRunner | None = None,
+    engine: RankEngine | None = None,
     descriptions: Descriptions | None = None,
 ) -> dict[str, Any]:
     """Trains a model, compares the model with the served model and writes a checkpoint.
@@ -101,7 +106,8 @@ def train_and_evaluate(
         expected_seconds: Seconds that each phase of an earlier training took.
         budget_seconds: The time for the choice of the recipe ``auto``; see `select_recipe`.
         retry: Retries writing the checkpoint while the folder cannot be written.
-        run_phase: Trains the phases that have epochs; by default this process.
+        engine: Trains the phases that have epochs, and ranks whole catalogues, by several
+            processes; None: this process does.
         descriptions: The attributes of items and users; None for a training without attributes.
 
     Returns:
@@ -133,10 +139,10 @@ def train_and_evaluate(
     tried: list[TriedRecipe] = []
     if start.base is not None:
         chosen = chosen or warm_recipe(start.base, device=device, seed=params.random_seed)
-        trained = train_warm(start.base, chosen.training, split, progress.epoch, run_phase)
+        trained = train_warm(start.base, chosen.training, split, progress.epoch, engine)
     elif chosen is not None:
         trained = train_model(
-            chosen.model, chosen.training, split, progress.epoch, run_phase=run_phase
+            chosen.model, chosen.training, split, progress.epoch, run_phase=engine
         )
     else:
         selection = select_recipe(
@@ -145,12 +151,13 @@ def train_and_evaluate(
             device=device,
             seed=params.random_seed,
             on_progress=progress.epoch,
-            run_phase=run_phase,
+            run_phase=engine,
         )
         chosen, trained, tried = selection.recipe, selection.trained, selection.tried
 
     progress.phase("evaluate")
-    metrics = _evaluate(trained.model, split, device, params.random_seed)
+    rank_in_full = full_ranks if engine is None else engine.full_ranks
+    metrics, full_ndcg = _evaluate(trained.model, split, device, params.random_seed, rank_in_full)
     calibration = calibrate(trained.model, split)
     if calibration is not None:
         metrics["calibration"] = calibration.figures()
@@ -162,7 +169,14 @@ def train_and_evaluate(
     if tried:
         metrics["tried"] = [each.as_dict() for each in tried]
     metrics["gate"] = gate_report(
-        split, interactions, trained.model, comparison, progress, force=params.force
+        split,
+        interactions,
+        trained.model,
+        comparison,
+        progress,
+        full_ndcg,
+        force=params.force,
+        rank_in_full=rank_in_full,
     ) | {"over_popularity": _over_popularity(metrics)}
 
     # What the next training is compared with: the model before it learns what is held out.
@@ -172,7 +186,7 @@ def train_and_evaluate(
     )
     progress.phase("learn the held-out items")
     warm = start.base is not None
-    model = learn_everything(chosen, trained, split, interactions, warm=warm, run_phase=run_phase)
+    model = learn_everything(chosen, trained, split, interactions, warm=warm, run_phase=engine)
     content = ContentMaps()
     if descriptions is not None:
         progress.phase("learn from attributes")
@@ -213,18 +227,28 @@ def train_and_evaluate(
     }
 
 
-def _evaluate(model: PairwiseRanker, split: Split, device: str, seed: int) -> dict[str, Any]:
+def _evaluate(
+    model: PairwiseRanker, split: Split, device: str, seed: int, rank_in_full: FullRanking
+) -> tuple[dict[str, Any], tuple[FloatArray, FloatArray]]:
     """HR@10 and NDCG@10 of the model, of the popularity list and of two baselines.
 
     The model and the list have sampled and full ranking, and the baselines have full ranking alone.
+
+    Returns:
+        The metrics, and (n,) NDCG@10 by user in full ranking of the model and of the list.
     """
-    held_out = of_random_users(split.test, FULL_RANKING_USERS)
-    metrics = {}
-    for prefix, ranks in (("", ModelRanks(model)), ("popularity_", Popularity(split.train))):
-        sampled = evaluate_sampled(ranks, sampled_candidates(split, split.test, seed=0))
-        metrics[f"{prefix}sampled"] = _figures(sampled)
-        metrics[f"{prefix}full"] = _figures(evaluate_full(ranks, split, held_out, seed=0))
-    return metrics | {"baselines": _evaluate_baselines(split, held_out, device, seed)}
+    held_out = of_random_users(split.test, FULL_USERS)
+    candidates = sampled_candidates(split, split.test, seed=0)
+    of_model = VectorRanks.as_trained(model, candidates.users)
+    metrics: dict[str, Any] = {}
+    by_user = []
+    for prefix, ranks in (("", of_model), ("popularity_", Popularity(split.train))):
+        metrics[f"{prefix}sampled"] = _figures(evaluate_sampled(ranks, candidates))
+        positions, items = rank_in_full(ranks, split, held_out, 0)
+        metrics[f"{prefix}full"] = _figures(Metrics.of(positions, items))
+        by_user.append(ndcg_of_each(positions, K))
+    metrics["baselines"] = _evaluate_baselines(split, held_out, device, seed)
+    return metrics, (by_user[0], by_user[1])
 
 
 def _evaluate_baselines(split: Split, held_out: IntArray, device: str, seed: int) -> dict[str, Any]:

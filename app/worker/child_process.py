@@ -303,7 +303,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     from app.jobs.schemas import ExportTask, PrecomputeTask
     from app.registry.service import open_checkpoint_store, open_export_store
     from app.training.descriptions import Descriptions
-    from app.training.engines import phase_runner
+    from app.training.engines import rank_engine
     from app.training.gate import IncumbentComparison
     from app.training.pipeline import train_and_evaluate
     from app.training.progress import phase_progress
@@ -321,7 +321,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
 
         return export(task.job_id, task.params, reader, open_export_store(settings), report)
     reader.check_store(task.version)
-    run_phase = None if isinstance(task, PrecomputeTask) else phase_runner(settings)
+    engine = None if isinstance(task, PrecomputeTask) else rank_engine(settings)
     if isinstance(task, PrecomputeTask):
         summary = precompute(task.version, reader, report)
         if store.remote:
@@ -346,7 +346,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
             expected_seconds,
             settings.train_budget,
             retry,
-            run_phase,
+            engine,
             descriptions,
         ) | {"trained_seq": snapshot.last_seq}
     if store.remote:

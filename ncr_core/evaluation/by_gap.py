@@ -8,7 +8,6 @@ import numpy as np
 
 from ncr_core.data.interactions import IntArray, TimeArray
 from ncr_core.data.splits import TemporalSplit
-from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_ranks
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -33,7 +32,7 @@ def metrics_by_gap(ranks: IntArray, gaps: TimeArray, items: int, k: int = K) -> 
     """
 
     def of(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Metrics:
-        return Metrics(hit_ratio(ranks[mask], k), ndcg(ranks[mask], k), int(mask.sum()), items)
+        return Metrics.of(ranks[mask], items, k)
 
     found = {"all": of(np.ones(len(ranks), dtype=np.bool_))}
     for name, (low, high) in GROUPS.items():

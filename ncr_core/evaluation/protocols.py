@@ -52,13 +52,23 @@ class CatalogueRanks(Ranks, Protocol):
         ...
 
     def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
+        self, users: IntArray, allowed: BoolArray, places: IntArray, k: int
     ) -> IntArray:
         """(B,) users and (B, n_items) allowed items → (B, ≤ k) items, best first, padded with −1.
 
-        ``order`` (n_items,) is a permutation of the items, and decides ties. Raises ValueError
-        unless ``ranks_catalogue``.
+        ``places`` (n_items,) are the places of the items in the order that decides ties. Raises
+        ValueError unless ``ranks_catalogue``.
         """
+        ...
+
+
+class FullRanking(Protocol):
+    """Computes `full_ranks`, in this process or in several others."""
+
+    def __call__(
+        self, model: Ranks, split: Split, held_out: IntArray, seed: int, /
+    ) -> tuple[IntArray, int]:
+        """The arguments and results are those of `full_ranks` with its ``K``."""
         ...
 
 
@@ -107,13 +117,11 @@ class ModelRanks:
 
     @torch.inference_mode()
     def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, order: IntArray, k: int
+        self, users: IntArray, allowed: BoolArray, places: IntArray, k: int
     ) -> IntArray:
         """See `CatalogueRanks.rank_catalogue`."""
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
         ranked = self._ranker.top(
-            self._vectors(users), k, torch.from_numpy(allowed), torch.from_numpy(place)
+            self._vectors(users), k, torch.from_numpy(allowed), torch.from_numpy(places)
         )
         result: IntArray = ranked.cpu().numpy()
         return result
@@ -155,6 +163,11 @@ class Metrics:
     ndcg: float
     users: int
     items: int
+
+    @classmethod
+    def of(cls, ranks: IntArray, items: int, k: int = K) -> Metrics:
+        """The metrics of (n,) ranks of held-out items from 0, −1 outside the first k."""
+        return cls(hit_ratio(ranks, k), ndcg(ranks, k), len(ranks), items)
 
     def line(self, name: str) -> str:
         """The figures as one line of text."""
@@ -237,9 +250,9 @@ def full_lists(
     Lists are padded with −1. ``seed`` gives the order of the catalogue, which decides ties.
     """
     if isinstance(model, CatalogueRanks) and model.ranks_catalogue:  # a product, in place of a sort
-        order = _catalogue_order(split, seed)
+        places = _catalogue_places(split, seed)
         for users, allowed in _allowed_items(split, held_out):
-            yield users, model.rank_catalogue(users, allowed, order, k)
+            yield users, model.rank_catalogue(users, allowed, places, k)
     else:
         for block in full_candidates(split, held_out, seed):
             yield block.users, model.rank(block.users, block.candidates, k)
@@ -247,6 +260,14 @@ def full_lists(
 
 def _catalogue_order(split: Split, seed: int) -> IntArray:
     return np.random.default_rng(seed).permutation(split.train.n_items)
+
+
+def _catalogue_places(split: Split, seed: int) -> IntArray:
+    """(n_items,) the place of each item in the order of the catalogue."""
+    order = _catalogue_order(split, seed)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _allowed_items(split: Split, held_out: IntArray) -> Iterator[tuple[IntArray, BoolArray]]:
@@ -287,7 +308,7 @@ def evaluate_sampled(model: Ranks, candidates: CandidateSet, k: int = K) -> Metr
     """HR and NDCG of one candidate set."""
     ranks = ranks_of(model, candidates, k)
     items = int((candidates.candidates != PAD).sum(axis=1).max())
-    return Metrics(hit_ratio(ranks, k), ndcg(ranks, k), len(ranks), items)
+    return Metrics.of(ranks, items, k)
 
 
 def evaluate_full(
@@ -312,7 +333,7 @@ def evaluate_full(
         k: the length of the lists.
     """
     ranks, items = full_ranks(model, split, held_out, seed, on_users=on_users, k=k)
-    return Metrics(hit_ratio(ranks, k), ndcg(ranks, k), len(ranks), items)
+    return Metrics.of(ranks, items, k)
 
 
 def full_ranks(
@@ -331,18 +352,18 @@ def full_ranks(
     """
     ranks, items = [], 0
     if isinstance(model, CatalogueRanks) and model.ranks_catalogue:
-        order = _catalogue_order(split, seed)
+        places = _catalogue_places(split, seed)
         for users, allowed in _allowed_items(split, held_out):
-            ranked = model.rank_catalogue(users, allowed, order, k)
+            ranked = model.rank_catalogue(users, allowed, places, k)
             ranks.append(held_out_ranks(ranked, held_out[users]))
             items = max(items, int(allowed.sum(axis=1).max()))
             if on_users is not None:
                 on_users(len(users))
         return np.concatenate(ranks), items
     if isinstance(model, ScoredRanks):
-        place = np.argsort(_catalogue_order(split, seed))
+        places = _catalogue_places(split, seed)
         for users, allowed in _allowed_items(split, held_out):
-            ranks.append(_score_ranks(model.scores(users), allowed, held_out[users], place, k))
+            ranks.append(_score_ranks(model.scores(users), allowed, held_out[users], places, k))
             items = max(items, int(allowed.sum(axis=1).max()))
             if on_users is not None:
                 on_users(len(users))
@@ -356,17 +377,17 @@ def full_ranks(
 
 
 def _score_ranks(
-    scores: FloatArray, allowed: BoolArray, held_out: IntArray, place: IntArray, k: int
+    scores: FloatArray, allowed: BoolArray, held_out: IntArray, places: IntArray, k: int
 ) -> IntArray:
     """The ranks of (B,) held-out items: the numbers of allowed items before each held-out item.
 
     Sorting the (B, n_items) scores would take many times as long. Of items with equal scores the
-    item that is first by (n_items,) ``place`` comes first.
+    item that is first by (n_items,) ``places`` comes first.
     """
     if not np.isfinite(scores[allowed]).all():
         raise TrainingError("the scores of a model are not finite numbers")
     own = scores[np.arange(len(scores)), held_out][:, None]
-    ahead = (scores > own) | ((scores == own) & (place < place[held_out][:, None]))
+    ahead = (scores > own) | ((scores == own) & (places < places[held_out][:, None]))
     ranks = (ahead & allowed).sum(axis=1)
     return np.where(ranks < k, ranks, PAD)
 

@@ -301,6 +301,13 @@ class FreeUsers(nn.Embedding):
 
 def pooled_tables(model: nn.Module) -> set[str]:
     """The names of the tables of users' vectors in a model that are pooled from items."""
-    return {
-        f"{name}.weight" for name, part in model.named_modules() if isinstance(part, PooledUsers)
-    }
+    return _tables_of(model, PooledUsers)
+
+
+def user_tables(model: nn.Module) -> set[str]:
+    """The names of all tables of users' vectors in a model."""
+    return _tables_of(model, (FreeUsers, PooledUsers))
+
+
+def _tables_of(model: nn.Module, kinds: type | tuple[type, ...]) -> set[str]:
+    return {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, kinds)}

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -121,7 +121,7 @@ class PhaseOrder:
         split, sums = self.split, {}
 
         def wrote(path: Path) -> None:
-            sums[path.name] = _sum_of(path)
+            sums[path.name] = sum_of(path)
 
         if parts is not None and may_be_parted(self.model.config, self.config):
             of_parts = parts.written(split.train)
@@ -158,25 +158,21 @@ class PhaseOrder:
             TrainingError: The order has parts for another number of ranks.
         """
         order = json.loads((folder / ORDER).read_bytes())
-
-        def verified(path: Path) -> Path:
-            if _sum_of(path) != order["sums"][path.name]:
-                raise OSError(errno.EIO, "it differs from its checksum", str(path))
-            return path
-
+        sums = order["sums"]
         users, items, parts = order["users"], order["items"], order["parts"]
         if parts is not None and parts["ranks"] != ranks:
             raise TrainingError(f"{ranks} ranks read an order for {parts['ranks']} ranks")
         config = ModelConfig.from_dict(order["model"])
-        model = mapped_model(verified(folder / MODEL), config, users, items)
+        model = mapped_model(verified(folder / MODEL, sums), config, users, items)
         part = None
         if parts is not None:
             of_parts = Path(parts["folder"])
-            verified(of_parts / MANIFEST)
-            known = {name: x.numpy() for name, x in map_tensors(verified(of_parts / USERS)).items()}
+            verified(of_parts / MANIFEST, sums)
+            tensors = map_tensors(verified(of_parts / USERS, sums))
+            known = {name: x.numpy() for name, x in tensors.items()}
             share = Share(rank, ranks, known["lengths"], known.get("dislikes"))
             part = TrainingPart(_positives_of(of_parts, share), share)
-        tensors = map_tensors(verified(folder / SPLIT))
+        tensors = map_tensors(verified(folder / SPLIT, sums))
         held_out = tensors["validation"].numpy(), tensors["test"].numpy()
         split = Split(_interactions(tensors, items), *held_out)
         return cls(
@@ -224,7 +220,15 @@ def _interactions(tensors: dict[str, Tensor], n_items: int) -> Interactions:
     return Interactions(indptr, arrays["items"], users, items, weights, feedback)
 
 
-def _sum_of(path: Path) -> str:
+def verified(path: Path, sums: Mapping[str, str]) -> Path:
+    """The path of a file with the sum of its name. Raises OSError for a file with another sum."""
+    if sum_of(path) != sums[path.name]:
+        raise OSError(errno.EIO, "it differs from its checksum", str(path))
+    return path
+
+
+def sum_of(path: Path) -> str:
+    """The SHA-256 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -236,12 +240,12 @@ def remove_outcome(folder: Path) -> None:
 
 def save_outcome(folder: Path, history: History) -> None:
     """Writes the outcome of a phase whose ``RESULT`` is written."""
-    _write_outcome(folder, {"history": vars(history)})
+    write_outcome(folder, {"history": vars(history)})
 
 
 def save_failure(folder: Path, reason: str) -> None:
     """Writes the reason of a failure that every further try would repeat."""
-    _write_outcome(folder, {"failed": reason})
+    write_outcome(folder, {"failed": reason})
 
 
 def load_result(folder: Path, model: PairwiseRanker) -> History | None:
@@ -251,12 +255,9 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
 
     Raises TrainingError if the outcome is a failure.
     """
-    try:
-        outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_bytes())
-    except FileNotFoundError:
+    outcome = read_outcome(folder)
+    if outcome is None:
         return None
-    if "failed" in outcome:
-        raise TrainingError(outcome["failed"])
     result = map_tensors(folder / RESULT)
     if result.keys() != without_pooled(model).keys():
         raise TrainingError("the ranks have written another model than was to be trained")
@@ -265,7 +266,19 @@ def load_result(folder: Path, model: PairwiseRanker) -> History | None:
     return History(**outcome["history"])
 
 
-def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+def read_outcome(folder: Path) -> dict[str, Any] | None:
+    """The outcome; None if there is none. Raises TrainingError if it is a failure."""
+    try:
+        outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_bytes())
+    except FileNotFoundError:
+        return None
+    if "failed" in outcome:
+        raise TrainingError(outcome["failed"])
+    return outcome
+
+
+def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+    """Writes the outcome; its files are written before it."""
     atomic_write(folder / OUTCOME, json.dumps(outcome).encode(), replace=True)
 
 

@@ -30,6 +30,7 @@ from ncr_core.training.phase_files import (
     save_failure,
     save_outcome,
 )
+from ncr_core.training.ranking_files import RANKING, RankingOrder, save_positions
 from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
 from ncr_core.training.trainer import OnProgress, Progress, train_loop
 
@@ -47,13 +48,14 @@ def backend() -> str:
 
 
 def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress) -> None:
-    """Trains a phase with the ranks of the process group that this process has joined.
+    """Carries out an order with the ranks of the process group that this process has joined.
 
     Args:
-        folder: The folder of the order, where the ranks write epochs and the result.
+        folder: The folder of the order of a phase, where the ranks write epochs and the result, or
+            of a full ranking, where they write positions.
         tables: How the ranks keep the embedding tables.
         local_rank: The number of this rank on its machine, which is also the number of its GPU.
-        on_progress: Called by rank 0 after each epoch.
+        on_progress: Called by rank 0 after each epoch of a phase.
 
     Raises:
         TrainingError: A rank is of another version or cannot read the folder, or the loss is not
@@ -64,38 +66,54 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
         remove_outcome(folder)
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
+        order: PhaseOrder | RankingOrder | None = None
+        problem = None
         try:
-            order, problem = PhaseOrder.load(folder, rank, dist.get_world_size()), None
+            if (folder / RANKING).exists():
+                order = RankingOrder.load(folder)
+            else:
+                order = PhaseOrder.load(folder, rank, dist.get_world_size())
         except OSError as error:
-            order, problem = None, f"cannot read {error.filename or folder}: {error.strerror}"
+            problem = f"cannot read {error.filename or folder}: {error.strerror}"
         except DataError as error:
-            order, problem = None, f"cannot read its users: {error}"
+            problem = f"cannot read its users: {error}"
         check_ranks(problem)
-        assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
-        config = order.config
-        device = config.torch_device()
-        if device.type == "cuda":
-            device = torch.device("cuda", local_rank)
-            config = replace(config, device=str(device))
-            torch.cuda.set_device(config.torch_device())
-        # Each rank draws the dropout of its own users, and with sharded tables that of all users.
-        torch.manual_seed(config.seed + (rank if tables == "replicated" else 0))
-        ranks = ShardedTables(folder) if tables == "sharded" else DataParallelRanks(order.part)
-        history = train_loop(
-            order.model,
-            order.split,
-            config,
-            order.phase,
-            on_progress,
-            order.later_phases,
-            ranks,
-            EpochCheckpoints(folder),
-        )
+        if isinstance(order, RankingOrder):
+            found = order.positions(DataParallelRanks())
+            if rank == 0:
+                save_positions(folder, *found)
+        elif order is not None:  # `check_ranks` raises for a rank without it
+            _train(order, folder, tables, local_rank, on_progress)
     except NcrError as error:
         save_failure(folder, str(error))  # by any rank: the others may not know of it
         raise
+
+
+def _train(
+    order: PhaseOrder, folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress
+) -> None:
+    """Trains a phase and writes its result."""
+    config = order.config
+    device = config.torch_device()
+    if device.type == "cuda":
+        device = torch.device("cuda", local_rank)
+        config = replace(config, device=str(device))
+        torch.cuda.set_device(config.torch_device())
+    # Each rank draws the dropout of its own users, and with sharded tables that of all users.
+    torch.manual_seed(config.seed + (dist.get_rank() if tables == "replicated" else 0))
+    ranks = ShardedTables(folder) if tables == "sharded" else DataParallelRanks(order.part)
+    history = train_loop(
+        order.model,
+        order.split,
+        config,
+        order.phase,
+        on_progress,
+        order.later_phases,
+        ranks,
+        EpochCheckpoints(folder),
+    )
     ranks.write(order.model, folder / RESULT)
-    if rank == 0:
+    if ranks.is_first:
         save_outcome(folder, history)
 
 

@@ -376,17 +376,23 @@ def without_pooled(model: PairwiseRanker) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if name not in pooled}
 
 
-def mapped_model(path: Path, config: ModelConfig, n_users: int, n_items: int) -> PairwiseRanker:
-    """A model whose parameters are a file of `Ranks.write`, mapped into memory.
+def mapped_model(
+    path: Path,
+    config: ModelConfig,
+    n_users: int,
+    n_items: int,
+    absent: Callable[[nn.Module], set[str]] = pooled_tables,
+) -> PairwiseRanker:
+    """A model whose parameters are a file, as of `Ranks.write`, mapped into memory.
 
-    Pooled vectors are zeros that take no memory. Raises CheckpointError if the file is missing or
-    damaged, and RuntimeError if it does not fit.
+    The tables that are ``absent`` from the file are zeros that take no memory. Raises
+    CheckpointError if the file is missing or damaged, and RuntimeError if it does not fit.
     """
     with torch.device("meta"):
         like = build_model(config, n_users, n_items)
     shapes = like.state_dict()
-    pooled = {name: torch.zeros(()).expand(shapes[name].shape) for name in pooled_tables(like)}
-    return model_of(config, n_users, n_items, map_tensors(path) | pooled)
+    zeros = {name: torch.zeros(()).expand(shapes[name].shape) for name in absent(like)}
+    return model_of(config, n_users, n_items, map_tensors(path) | zeros)
 
 
 def _finite(model: PairwiseRanker) -> bool:

@@ -2,7 +2,7 @@
 
 The process that wants the model is Ray's driver. When the driver ends, Ray ends its ranks. This
 module does not use Ray's job API, because the drivers of jobs outlive the process that submitted
-them. `RayPhases` imports Ray when the first one is made.
+them. `RayEngine` imports Ray when the first one is made.
 """
 
 from __future__ import annotations
@@ -19,22 +19,18 @@ from typing import Any
 
 import torch
 
-from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, NcrError, TrainingError
-from ncr_core.models import PairwiseRanker
 from ncr_core.optional_imports import require
-from ncr_core.train_config import TrainConfig
-from ncr_core.training.phase_files import PhaseOrder, RankParts, carry_out
+from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine
 from ncr_core.training.rank_process import WAIT_SECONDS, Tables, resource_problem, run_rank
-from ncr_core.training.torchrun import MAX_RESTARTS, check_users
-from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
+from ncr_core.training.trainer import OnProgress, Progress
 
 PROGRESS = "progress.jsonl"
 POLL_SECONDS = 0.2
 
 
-class RayPhases:
-    """Trains phases with ``ranks`` processes of a Ray cluster; see `PhaseRunner`."""
+class RayEngine(RankEngine):
+    """Ranks of a Ray cluster, each with a CPU or a GPU; see `RankEngine`."""
 
     def __init__(self, ranks: int, tables: Tables, folder: Path, address: str | None) -> None:
         """Imports Ray, and connects to no cluster yet.
@@ -58,40 +54,15 @@ class RayPhases:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._ray = require("ray", "ray")
-        self._ranks = ranks
-        self._tables: Tables = tables
-        self._folder = folder
-        self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
+        super().__init__(ranks, tables, folder)
         self._address = address
-
-    def __call__(
-        self,
-        model: PairwiseRanker,
-        split: Split,
-        config: TrainConfig,
-        phase: TrainingPhase,
-        on_progress: OnProgress | None = None,
-        later_phases: float = 0.0,
-    ) -> History:
-        """Runs `train_loop` in several processes; the model is at its best epoch afterwards.
-
-        Raises:
-            TrainingError: The cluster does not answer or has too few CPUs, a rank would have no
-                user, the loss is not finite, or the ranks were lost too often.
-            OSError: The folder cannot be written.
-        """
-        check_users(split, self._ranks)
-        self._connect()
-        order = PhaseOrder(model, split, config, phase, later_phases)
-        return carry_out(
-            order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
-        )
 
     def close(self) -> None:
         """Leaves the cluster; a cluster of this machine alone ends."""
         self._ray.shutdown()
 
     def _connect(self) -> None:
+        """Joins the cluster, or starts one. Raises TrainingError if there are too few CPUs."""
         if self._ray.is_initialized():
             return
         own: dict[str, Any] = {"address": self._address}

@@ -1,6 +1,6 @@
 """Ranks on this machine, started and watched by torchrun's elastic agent.
 
-`TorchrunPhases` runs the agent in a process of its own, because the agent handles signals. The
+`TorchrunEngine` runs the agent in a process of its own, because the agent handles signals. The
 agent starts the ranks (`ncr_core.training.rank_process`). The agent and the ranks hold the reading
 end of a pipe of the caller, so they end with the caller, even if the caller is killed. No socket
 listens beyond loopback: the ranks meet through a file, and gloo is bound to the loopback interface.
@@ -18,56 +18,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ncr_core.data.splits import Split
-from ncr_core.errors import TrainingError
-from ncr_core.models import PairwiseRanker
-from ncr_core.train_config import TrainConfig
-from ncr_core.training.phase_files import PhaseOrder, RankParts, carry_out
-from ncr_core.training.rank_process import Tables, end_with_pipe
-from ncr_core.training.trainer import History, OnProgress, Progress, TrainingPhase
-
-MAX_RESTARTS = 3
-"""The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
+from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine
+from ncr_core.training.rank_process import end_with_pipe
+from ncr_core.training.trainer import OnProgress, Progress
 
 
-class TorchrunPhases:
-    """Trains phases with ``ranks`` processes of this machine; see `PhaseRunner`."""
+class TorchrunEngine(RankEngine):
+    """Ranks on this machine; see `RankEngine`."""
 
-    def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
-        """Stores the arguments, and starts no process yet.
-
-        Args:
-            ranks: the number of processes.
-            tables: how the processes keep the embedding tables.
-            folder: the parent of a temporary folder for each phase, and of one with the data of
-                the ranks; made if it is missing.
-        """
-        self._ranks = ranks
-        self._tables: Tables = tables
-        self._folder = folder
-        self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
-
-    def __call__(
-        self,
-        model: PairwiseRanker,
-        split: Split,
-        config: TrainConfig,
-        phase: TrainingPhase,
-        on_progress: OnProgress | None = None,
-        later_phases: float = 0.0,
-    ) -> History:
-        """Runs `train_loop` in several processes; the model is at its best epoch afterwards.
-
-        Raises:
-            TrainingError: A rank would have no user, the loss is not finite, or the ranks were lost
-                too often.
-            OSError: The folder cannot be written, or the processes cannot be started.
-        """
-        check_users(split, self._ranks)
-        order = PhaseOrder(model, split, config, phase, later_phases)
-        return carry_out(
-            order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
-        )
+    def _connect(self) -> None:
+        """Does nothing: the processes are of this machine."""
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         """Runs the agent to its end, and returns the problem that the agent or a rank reported."""
@@ -119,16 +79,6 @@ def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
         f"rank {lost['rank']} was lost by {lost['by']} after {MAX_RESTARTS} restarts: the machine "
         "may lack memory for so many ranks; the log of the worker has their output"
     )
-
-
-def check_users(split: Split, ranks: int) -> None:
-    """Raises TrainingError if a rank would have no user."""
-    users = int((split.train.indptr[1:] > split.train.indptr[:-1]).sum())
-    if users < ranks:
-        raise TrainingError(
-            f"{ranks} ranks are more than the {users} users to train on: set NCR_TRAIN_RANKS to "
-            f"{users} or less"
-        )
 
 
 def main() -> None:

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ncr_core import comparison
 from ncr_core.checkpoint import EvaluationSnapshot
 from ncr_core.comparison import (
     GateDecision,
     GateEvaluation,
     Incumbent,
-    _VectorRanker,
     compare,
     decide,
     evaluate_both,
@@ -25,8 +23,10 @@ from ncr_core.comparison import (
 )
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.splits import Split, hashes_of, hold_out_users
+from ncr_core.evaluation import vector_ranks
 from ncr_core.evaluation.protocols import K, full_candidates, full_ranks, ranks_of
 from ncr_core.evaluation.significance import Evaluation
+from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.fold_in import FoldIn
 from ncr_core.fold_in.evidence import user_evidence
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
@@ -357,8 +357,8 @@ def test_the_whole_catalogue_is_ranked_as_its_list_of_candidates(
             parameter.mul_(2).round_().div_(2)  # so that many items tie
     users = np.flatnonzero(split.test >= 0)
     vectors = torch.from_numpy(rng.integers(-1, 2, (len(users), 2 if kind == "nbpr" else 4)))
-    ranker = _VectorRanker(model, users, vectors.float(), rows)
-    monkeypatch.setattr(comparison, "MAX_BLOCK_CELLS", 7 * model.n_items)  # 7 users at a time
+    ranker = VectorRanks(model, users, vectors.float(), rows)
+    monkeypatch.setattr(vector_ranks, "MAX_BLOCK_CELLS", 7 * model.n_items)  # 7 users at a time
     assert ranker.ranks_catalogue is (kind == "nbpr")
     ranks, items = full_ranks(ranker, split, split.test, seed=0)
     of_candidates = [ranks_of(ranker, block, K) for block in full_candidates(split, split.test, 0)]

@@ -29,9 +29,16 @@ from app.training.reader import TrainingReader
 from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
+from ncr_core.data.interactions import IntArray
+from ncr_core.data.splits import Split
+from ncr_core.evaluation.protocols import Ranks, full_ranks
+from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.models import ModelConfig, build_model
 from ncr_core.recipes import recipe
-from ncr_core.training import Progress
+from ncr_core.reproduction.baselines.scoring import Popularity
+from ncr_core.training import History, Progress
+from ncr_core.training.rank_engine import RankEngine
+from ncr_core.training.trainer import OnProgress, train_loop
 from ncr_core.training.warm_start import StartingPoint
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here
 from tests.app.events.given_rows import GivenRows
@@ -155,6 +162,53 @@ def test_a_training_needs_the_snapshot_until_it_knows_the_compared_users(tmp_pat
     assert not any(files)
     assert comparison._named is not None
     assert len(comparison._named.events) == 1_000 * events_each
+
+
+class EngineOfThisProcess(RankEngine):
+    """An engine that counts what it is asked for, and does all of it here."""
+
+    def __init__(self) -> None:
+        self.phases = 0
+        self.ranked: list[type] = []
+
+    def __call__(self, *arguments: Any, **named: Any) -> History:
+        self.phases += 1
+        return train_loop(*arguments, **named)
+
+    def full_ranks(
+        self, model: Ranks, split: Split, held_out: IntArray, seed: int
+    ) -> tuple[IntArray, int]:
+        self.ranked.append(type(model))
+        return full_ranks(model, split, held_out, seed)
+
+    def _connect(self) -> None:
+        pytest.fail("no process is needed")
+
+    def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
+        pytest.fail("no process is needed")
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@ON_SQLITE
+async def test_an_engine_ranks_for_the_evaluation_and_the_gate(
+    filled: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineOfThisProcess()
+    monkeypatch.setattr("app.training.engines.rank_engine", lambda settings: engine)
+    first = await run_job_here(filled, settings, force=True)
+    assert engine.phases >= 1
+    assert engine.ranked == [VectorRanks, Popularity]
+    engine.ranked.clear()
+    second = await run_job_here(filled, settings, force=True)
+    assert engine.ranked == [VectorRanks, Popularity, VectorRanks, VectorRanks]
+    gate = (second.metrics or {})["gate"]
+    assert gate["incumbent"] == first.model_version
+    assert (first.metrics or {})["full"] == (second.metrics or {})["full"]
+    monkeypatch.undo()
+    alone = await run_job_here(filled, settings, force=True)
+    assert (alone.metrics or {})["full"] == (second.metrics or {})["full"]
+    assert (alone.metrics or {})["gate"]["full"]["ndcg@10"] == gate["full"]["ndcg@10"]
 
 
 NO_SERVED_MODEL = cast(TrainingReader, SimpleNamespace(read=lambda *_: None))

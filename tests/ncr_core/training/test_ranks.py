@@ -46,7 +46,7 @@ from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, resource_problem, run_rank
 from ncr_core.training.ranks import RankVersion, check_ranks
 from ncr_core.training.ray_ranks import check_address
-from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunPhases
+from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunEngine
 from ncr_core.training.trainer import TrainingPhase, remember, train_loop
 from tests.cluster.process import children_of, is_running, wait_until
 
@@ -522,7 +522,7 @@ def test_more_ranks_than_users_are_refused(split: Split, tmp_path: Path) -> None
     each = CASES["NBPR"].recipe
     model = start_model(each.model, each.training, split)
     users = int((np.diff(split.train.indptr) > 0).sum())
-    phases = TorchrunPhases(users + 1, "replicated", tmp_path / "ranks")
+    phases = TorchrunEngine(users + 1, "replicated", tmp_path / "ranks")
     with pytest.raises(TrainingError, match=f"set NCR_TRAIN_RANKS to {users} or less"):
         phases(model, split, each.training, _phase(each))
 
@@ -594,7 +594,7 @@ def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -
     each, odd = CASES["next-item, odd"].recipe, _odd(split)
     model = start_model(each.model, each.training, odd)
     alone = copy.deepcopy(model)
-    history = TorchrunPhases(3, "replicated", tmp_path)(model, odd, each.training, _phase(each))
+    history = TorchrunEngine(3, "replicated", tmp_path)(model, odd, each.training, _phase(each))
     expected = train_loop(alone, odd, each.training, _phase(each))
     assert _difference(model, alone) < TOLERANCE
     assert history.ndcg == pytest.approx(expected.ndcg, abs=1e-3)
@@ -617,7 +617,7 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     each = _case(
         "NBPR history", epochs=4, dropout=0.3, stopping="validation", learning_rate=rate, **by_rows
     ).recipe
-    phases = TorchrunPhases(RANKS, tables, tmp_path / "ranks")
+    phases = TorchrunEngine(RANKS, tables, tmp_path / "ranks")
     models = [start_model(each.model, each.training, split) for _ in range(2)]
     epochs: list[int] = []
     killed: list[int] = []
@@ -656,7 +656,7 @@ def test_ranks_that_are_always_lost_end_the_training_with_one_sentence(
 ) -> None:
     split = split.with_validation_in_train()
     each = _case("NBPR", epochs=200, stopping="validation").recipe
-    phases = TorchrunPhases(RANKS, "replicated", tmp_path)
+    phases = TorchrunEngine(RANKS, "replicated", tmp_path)
     killed: set[int] = set()
 
     def kill(progress: Progress) -> None:
@@ -694,6 +694,6 @@ def test_a_rank_without_enough_memory_is_named_with_what_to_do(
     model = start_model(each.model, each.training, wide)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(TrainingError, match=r"rank \d on \S+ has too little memory: use a machine"):
-        TorchrunPhases(RANKS, "replicated", tmp_path)(model, wide, each.training, _phase(each))
+        TorchrunEngine(RANKS, "replicated", tmp_path)(model, wide, each.training, _phase(each))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert list(tmp_path.iterdir()) == []

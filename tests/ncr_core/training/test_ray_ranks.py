@@ -10,16 +10,21 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ncr_core.data import Split
 from ncr_core.errors import TrainingError
+from ncr_core.evaluation.protocols import full_ranks
+from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.models import ModelConfig
 from ncr_core.recipes import tuned
-from ncr_core.training import Progress
+from ncr_core.training import Progress, rank_engine
 from ncr_core.training.pretraining import start_model
-from ncr_core.training.ray_ranks import RayPhases
+from ncr_core.training.ray_ranks import RayEngine
 from ncr_core.training.trainer import TrainingPhase, train_loop
 from tests.cluster.process import children_of
+from tests.ncr_core.conftest import wild_model
 
 # Not imported here: Ray reads its token when it is imported, and the token is ours to set.
 pytestmark = [
@@ -29,8 +34,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPhases]:
-    ranks = RayPhases(2, "replicated", tmp_path_factory.mktemp("ray"), None)
+def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayEngine]:
+    ranks = RayEngine(2, "replicated", tmp_path_factory.mktemp("ray"), None)
     yield ranks
     ranks.close()
 
@@ -48,7 +53,7 @@ def _ray_ranks() -> list[int]:
 
 
 def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
-    phases: RayPhases, split: Split
+    phases: RayEngine, split: Split
 ) -> None:
     split = split.with_validation_in_train()  # all epochs are run, and the last is kept
     recipe = tuned("NBPR history").with_(
@@ -75,8 +80,22 @@ def test_training_goes_on_from_the_last_epoch_after_a_rank_is_killed(
     assert max(float((a - b).abs().max()) for a, b in pairs) < 1e-6
 
 
-def test_a_loss_that_is_not_finite_is_not_tried_again(phases: RayPhases, split: Split) -> None:
+def test_a_loss_that_is_not_finite_is_not_tried_again(phases: RayEngine, split: Split) -> None:
     recipe = tuned("NBPR").with_(epochs=2, device="cpu", learning_rate=1e30)
     model = start_model(recipe.model, recipe.training, split)
     with pytest.raises(TrainingError, match="try a smaller rate"):
         phases(model, split, recipe.training, TrainingPhase("train", 2, 1e30))
+
+
+def test_ranks_find_the_positions_of_held_out_items(
+    phases: RayEngine, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
+    model = wild_model(
+        ModelConfig(kind="neupr", factors=3), split.train.n_users, split.train.n_items
+    )
+    ranks = VectorRanks.as_trained(model, np.flatnonzero(split.test >= 0))
+    found = phases.full_ranks(ranks, split, split.test, 0)
+    expected = full_ranks(ranks, split, split.test, 0)
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1] == expected[1]

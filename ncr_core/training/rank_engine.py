@@ -1,0 +1,117 @@
+"""An engine of several ranks: it trains phases, and ranks over whole catalogues."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+from ncr_core.atomic_files import scratch_folder
+from ncr_core.data.interactions import IntArray
+from ncr_core.data.splits import Split
+from ncr_core.errors import TrainingError
+from ncr_core.evaluation.protocols import Ranks, full_ranks
+from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.models import PairwiseRanker
+from ncr_core.train_config import TrainConfig
+from ncr_core.training.phase_files import PHASE_PREFIX, PhaseOrder, RankParts, carry_out
+from ncr_core.training.rank_process import Tables
+from ncr_core.training.ranking_files import RankingOrder, load_positions
+from ncr_core.training.trainer import History, OnProgress, TrainingPhase
+
+MAX_RESTARTS = 3
+"""The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
+MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 2e7
+"""The users times items whose ranking takes about half a minute of one process: of a model that is
+a product of vectors, and of any other model. The start of ranks takes some seconds."""
+
+
+class RankEngine(ABC):
+    """Trains phases with ``ranks`` processes, see `PhaseRunner`, and ranks over catalogues."""
+
+    def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
+        """Stores the arguments, and starts no process yet.
+
+        Args:
+            ranks: the number of processes.
+            tables: how the processes keep the embedding tables.
+            folder: the parent of a temporary folder for each phase, and of one with the data of
+                the ranks; made if it is missing.
+        """
+        self._ranks = ranks
+        self._tables: Tables = tables
+        self._folder = folder
+        self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
+
+    def __call__(
+        self,
+        model: PairwiseRanker,
+        split: Split,
+        config: TrainConfig,
+        phase: TrainingPhase,
+        on_progress: OnProgress | None = None,
+        later_phases: float = 0.0,
+    ) -> History:
+        """Runs `train_loop` in several processes; the model is at its best epoch afterwards.
+
+        Raises:
+            TrainingError: The processes cannot be started, a rank would have no user, the loss is
+                not finite, or the ranks were lost too often.
+            OSError: The folder cannot be written.
+        """
+        check_users(split, self._ranks)
+        self._connect()
+        order = PhaseOrder(model, split, config, phase, later_phases)
+        return carry_out(
+            order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
+        )
+
+    def full_ranks(
+        self, model: Ranks, split: Split, held_out: IntArray, seed: int
+    ) -> tuple[IntArray, int]:
+        """As `protocols.full_ranks`; by several processes if that takes less time.
+
+        One process ranks for few users or items, for other models than `VectorRanks`, for a model
+        on a GPU, and with sharded tables, because each rank would have the whole model in memory.
+
+        Raises:
+            TrainingError: The processes cannot be started, or were lost too often.
+            OSError: The folder cannot be written.
+        """
+        users = int((held_out >= 0).sum())
+        if not (
+            isinstance(model, VectorRanks)
+            and self._parts is not None
+            and model.vectors.device.type == "cpu"
+            and users >= self._ranks
+            and users * model.model.n_items
+            >= (MIN_PRODUCTS if model.ranks_catalogue else MIN_COMPARISONS)
+        ):
+            return full_ranks(model, split, held_out, seed)
+        self._connect()
+        with scratch_folder(self._folder, PHASE_PREFIX) as folder:
+            RankingOrder.of(model, split, held_out, seed).save(folder)
+            problem = self._run(folder, None)
+            found = load_positions(folder)
+        if found is None:
+            raise TrainingError(problem or "the ranks of the evaluation ended without a result")
+        return found
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Connects to the cluster of the processes. Raises TrainingError."""
+
+    @abstractmethod
+    def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
+        """Runs ranks on the order in a folder to their end, and returns the problem, if any."""
+
+
+def check_users(split: Split, ranks: int) -> None:
+    """Raises TrainingError if a rank would have no user."""
+    users = int(np.count_nonzero(np.diff(split.train.indptr)))
+    if users < ranks:
+        raise TrainingError(
+            f"{ranks} ranks are more than the {users} users to train on: set NCR_TRAIN_RANKS to "
+            f"{users} or less"
+        )

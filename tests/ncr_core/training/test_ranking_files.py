@@ -1,0 +1,212 @@
+"""Several ranks find the positions of held-out items that one process finds."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from ncr_core.data import Split
+from ncr_core.data.interactions import IntArray
+from ncr_core.data.splits import NextItemSplit
+from ncr_core.errors import TrainingError
+from ncr_core.evaluation.protocols import ModelRanks, full_ranks, of_random_users
+from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.models import ModelConfig
+from ncr_core.training import rank_engine
+from ncr_core.training.phase_files import MODEL, SPLIT, save_failure
+from ncr_core.training.rank_engine import RankEngine
+from ncr_core.training.rank_process import Tables, run_rank
+from ncr_core.training.ranking_files import RankingOrder, save_positions
+from ncr_core.training.ranks import ONE_RANK, Ranks
+from ncr_core.training.torchrun import TorchrunEngine
+from ncr_core.training.trainer import OnProgress
+from tests.cluster.process import children_of, wait_until
+from tests.ncr_core.conftest import wild_model
+
+USERS, SEED = 90, 3
+NEUPR = ModelConfig(kind="neupr", factors=3)
+
+
+class OneOf(Ranks):
+    """One of several ranks, whose own part of a sum is all that it gets."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def ranks_of_some_items(config: ModelConfig, split: Split, users: IntArray) -> VectorRanks:
+    """As of the gate: vectors that are not the model's, and a model with more items."""
+    rng, n_items = np.random.default_rng(0), split.train.n_items
+    rows = rng.permutation(n_items + 9)[:n_items]
+    model = wild_model(config, 2, n_items + 9)
+    size = model.user_vectors(torch.tensor([0])).shape[1]
+    vectors = torch.from_numpy(rng.normal(size=(len(users), size))).float()
+    return VectorRanks(model, users, vectors, rows)
+
+
+def test_a_model_with_its_own_users_is_ranked_as_without_vectors(
+    config: ModelConfig, split: Split
+) -> None:
+    model = wild_model(config, split.train.n_users, split.train.n_items)
+    held_out = of_random_users(split.test, USERS)
+    by_vectors = VectorRanks.as_trained(model, np.flatnonzero(split.test >= 0))
+    assert by_vectors.ranks_catalogue == ModelRanks(model).ranks_catalogue
+    one, other = (full_ranks(r, split, held_out, SEED) for r in (by_vectors, ModelRanks(model)))
+    assert one[0].tolist() == other[0].tolist()
+    assert one[1] == other[1]
+
+
+@pytest.mark.parametrize("next_item", [False, True])
+def test_an_order_that_was_written_finds_the_same_positions(
+    config: ModelConfig, next_item: bool, split: Split, tmp_path: Path
+) -> None:
+    if next_item:
+        split = NextItemSplit(split.train, split.validation, split.test)
+    held_out = of_random_users(split.test, USERS)
+    model = ranks_of_some_items(config, split, np.flatnonzero(split.test >= 0))
+    expected = full_ranks(model, split, held_out, SEED)
+    RankingOrder.of(model, split, held_out, SEED).save(tmp_path)
+    order = RankingOrder.load(tmp_path)
+    positions, items = order.positions(ONE_RANK)
+    assert positions.tolist() == expected[0].tolist()
+    assert items == expected[1]
+    assert (positions >= 0).any()
+    parts = [order.positions(OneOf(rank, 3)) for rank in range(3)]
+    assert sum(part[0] for part in parts).tolist() == expected[0].tolist()  # type: ignore[union-attr]
+    assert max(part[1] for part in parts) == expected[1]
+    assert sum((part[0] != 0).any() for part in parts) == 3
+
+
+@pytest.mark.parametrize("file", [MODEL, SPLIT])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_damaged_file_is_named(file: str, gone: bool, split: Split, tmp_path: Path) -> None:
+    held_out = of_random_users(split.test, USERS)
+    users = np.flatnonzero(held_out >= 0)
+    RankingOrder.of(ranks_of_some_items(NEUPR, split, users), split, held_out, SEED).save(tmp_path)
+    path = tmp_path / file
+    if gone:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1
+    )
+    try:
+        with pytest.raises(TrainingError, match=f"cannot read {re.escape(str(path))}"):
+            run_rank(tmp_path, "replicated", 0, print)
+    finally:
+        dist.destroy_process_group()
+
+
+class EngineOfThisProcess(RankEngine):
+    """An engine whose rank is this process; ``end`` replaces its work."""
+
+    def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
+        super().__init__(ranks, tables, folder)
+        self.runs = 0
+        self.end: Callable[[Path], str | None] | None = None
+
+    def _connect(self) -> None:
+        pass
+
+    def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
+        self.runs += 1
+        if self.end is not None:
+            return self.end(folder)
+        save_positions(folder, *RankingOrder.load(folder).positions(ONE_RANK))
+        return None
+
+
+@pytest.mark.parametrize(
+    "kind, cells, at_least, tables, by_ranks",
+    [
+        ("neupr", "MIN_COMPARISONS", 1.0, "replicated", True),
+        ("neupr", "MIN_COMPARISONS", 1.01, "replicated", False),
+        ("nbpr", "MIN_PRODUCTS", 1.0, "replicated", True),
+        ("nbpr", "MIN_PRODUCTS", 1.01, "replicated", False),
+        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", False),  # a rank has no whole tables
+    ],
+)
+def test_ranks_start_only_for_work_that_takes_longer_than_their_start(
+    kind: str,
+    cells: str,
+    at_least: float,
+    tables: Tables,
+    by_ranks: bool,
+    split: Split,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held_out = of_random_users(split.test, USERS)
+    config = ModelConfig.from_dict({"kind": kind, "factors": 3})
+    model = ranks_of_some_items(config, split, np.flatnonzero(split.test >= 0))
+    monkeypatch.setattr(rank_engine, cells, at_least * USERS * model.model.n_items)
+    engine = EngineOfThisProcess(2, tables, tmp_path)
+    expected = full_ranks(model, split, held_out, SEED)
+    found = engine.full_ranks(model, split, held_out, SEED)
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1] == expected[1]
+    assert engine.runs == by_ranks
+    assert [*tmp_path.iterdir()] == []
+    few = of_random_users(split.test, 1)  # less than a user for each rank
+    engine.full_ranks(model, split, few, SEED)
+    own = wild_model(config, split.train.n_users, split.train.n_items)
+    engine.full_ranks(ModelRanks(own), split, held_out, SEED)  # no vectors to send
+    assert engine.runs == by_ranks
+
+
+def test_ranks_without_a_result_are_one_sentence(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
+    model = ranks_of_some_items(NEUPR, split, np.flatnonzero(split.test >= 0))
+    engine = EngineOfThisProcess(2, "replicated", tmp_path)
+    for end, words in [
+        (lambda folder: "rank 1 was lost", "rank 1 was lost"),
+        (lambda folder: None, "ended without a result"),
+        (lambda folder: save_failure(folder, "rank 0 has no folder"), "rank 0 has no folder"),
+    ]:
+        engine.end = end
+        with pytest.raises(TrainingError, match=words):
+            engine.full_ranks(model, split, split.test, SEED)
+        assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_torchrun_finds_the_positions_even_after_a_rank_was_killed(
+    killed: bool, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
+    model = ranks_of_some_items(NEUPR, split, np.flatnonzero(split.test >= 0))
+    engine = TorchrunEngine(2, "replicated", tmp_path)
+    lost: list[int] = []
+
+    def kill() -> None:
+        def ranks() -> list[int]:
+            return [rank for agent in children_of(os.getpid()) for rank in children_of(agent)]
+
+        wait_until(lambda: len(ranks()) == 2, 60, "start of the ranks")
+        lost.append(ranks()[-1])
+        os.kill(lost[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    if killed:
+        killer.start()
+    positions, items = engine.full_ranks(model, split, split.test, SEED)
+    if killed:
+        killer.join()
+        assert lost
+    expected = full_ranks(model, split, split.test, SEED)
+    assert positions.tolist() == expected[0].tolist()
+    assert items == expected[1]
+    assert [*tmp_path.iterdir()] == []
