@@ -23,8 +23,9 @@ from ncr_core.training.trainer import History, OnProgress, TrainingPhase
 MAX_RESTARTS = 3
 """The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
 MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 2e7
-"""The users times items whose ranking takes about half a minute of one process: of a model that is
-a product of vectors, and of any other model. The start of ranks takes some seconds."""
+"""The least users times items for ranks: of a model that is a product of vectors, and of any other
+model. Two threads of one process take about a minute for the first, and half a minute for the
+second. Ranks take some 10 s to start, and to read a large model."""
 
 
 class RankEngine(ABC):
