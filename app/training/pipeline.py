@@ -239,10 +239,12 @@ def _evaluate(
     """
     held_out = of_random_users(split.test, FULL_USERS)
     candidates = sampled_candidates(split, split.test, seed=0)
-    of_model = VectorRanks.as_trained(model, candidates.users)
     metrics: dict[str, Any] = {}
     by_user = []
-    for prefix, ranks in (("", of_model), ("popularity_", Popularity(split.train))):
+    for prefix, ranks in (
+        ("", VectorRanks.as_trained(model, candidates.users)),
+        ("popularity_", Popularity(split.train)),
+    ):
         metrics[f"{prefix}sampled"] = _figures(evaluate_sampled(ranks, candidates))
         positions, items = rank_in_full(ranks, split, held_out, 0)
         metrics[f"{prefix}full"] = _figures(Metrics.of(positions, items))

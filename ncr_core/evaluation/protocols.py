@@ -52,11 +52,11 @@ class CatalogueRanks(Ranks, Protocol):
         ...
 
     def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, places: IntArray, k: int
+        self, users: IntArray, allowed: BoolArray, tie_places: IntArray, k: int
     ) -> IntArray:
         """(B,) users and (B, n_items) allowed items → (B, ≤ k) items, best first, padded with −1.
 
-        ``places`` (n_items,) are the places of the items in the order that decides ties. Raises
+        ``tie_places`` (n_items,) are the items' places in the order that decides ties. Raises
         ValueError unless ``ranks_catalogue``.
         """
         ...
@@ -117,11 +117,11 @@ class ModelRanks:
 
     @torch.inference_mode()
     def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, places: IntArray, k: int
+        self, users: IntArray, allowed: BoolArray, tie_places: IntArray, k: int
     ) -> IntArray:
         """See `CatalogueRanks.rank_catalogue`."""
         ranked = self._ranker.top(
-            self._vectors(users), k, torch.from_numpy(allowed), torch.from_numpy(places)
+            self._vectors(users), k, torch.from_numpy(allowed), torch.from_numpy(tie_places)
         )
         result: IntArray = ranked.cpu().numpy()
         return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,11 +33,16 @@ class VectorRanks:
         """
         self.model, self.users, self.vectors = model, users, vectors
         self.item_rows = item_rows
-        self._ranker = ExactRanker(model)
-        self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
-        self._columns = np.full(model.n_items + 1, PAD, dtype=np.int64)
-        self._columns[item_rows] = np.arange(len(item_rows))
-        self._has_all_items = np.array_equal(item_rows, np.arange(model.n_items))
+        self._is_same = np.array_equal(item_rows, np.arange(model.n_items))
+        if not self._is_same:
+            self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
+            self._columns = np.full(model.n_items + 1, PAD, dtype=np.int64)
+            self._columns[item_rows] = np.arange(len(item_rows))
+
+    @cached_property
+    def _ranker(self) -> ExactRanker:
+        """Made at the first use, as its tables take three times the memory of the items'."""
+        return ExactRanker(self.model)
 
     @classmethod
     @torch.inference_mode()
@@ -47,8 +54,8 @@ class VectorRanks:
     @torch.inference_mode()
     def rank(self, users: IntArray, candidates: IntArray, k: int) -> IntArray:
         """See `Ranks.rank`."""
-        rows = torch.from_numpy(self._rows[candidates])
-        return self._in_split(self._ranker.rank(self._vectors_of(users), rows, k))
+        rows = candidates if self._is_same else self._rows[candidates]
+        return self._in_split(self._ranker.rank(self._vectors_of(users), torch.from_numpy(rows), k))
 
     @property
     def ranks_catalogue(self) -> bool:
@@ -57,7 +64,7 @@ class VectorRanks:
 
     @torch.inference_mode()
     def rank_catalogue(
-        self, users: IntArray, allowed: BoolArray, places: IntArray, k: int
+        self, users: IntArray, allowed: BoolArray, tie_places: IntArray, k: int
     ) -> IntArray:
         """See `CatalogueRanks.rank_catalogue`."""
         rows, n_items = self.item_rows, self.model.n_items
@@ -65,17 +72,17 @@ class VectorRanks:
         if len(users) > at_once:
             blocks = (slice(i, i + at_once) for i in range(0, len(users), at_once))
             return np.concatenate(
-                [self.rank_catalogue(users[b], allowed[b], places, k) for b in blocks]
+                [self.rank_catalogue(users[b], allowed[b], tie_places, k) for b in blocks]
             )
-        if not self._has_all_items:
+        if not self._is_same:
             in_model = np.zeros((len(users), n_items), dtype=np.bool_)
             in_model[:, rows] = allowed
             allowed = in_model
-            in_split = places
-            places = len(rows) + np.arange(n_items)  # of items that are never allowed
-            places[rows] = in_split
+            in_split = tie_places
+            tie_places = len(rows) + np.arange(n_items)  # of items that are never allowed
+            tie_places[rows] = in_split
         top = self._ranker.top(
-            self._vectors_of(users), k, torch.from_numpy(allowed), torch.from_numpy(places)
+            self._vectors_of(users), k, torch.from_numpy(allowed), torch.from_numpy(tie_places)
         )
         return self._in_split(top)
 
@@ -84,5 +91,5 @@ class VectorRanks:
         return self.vectors[at.to(self.vectors.device)]
 
     def _in_split(self, ranked: Tensor) -> IntArray:
-        columns: IntArray = self._columns[ranked.cpu().numpy()]
-        return columns
+        items: IntArray = ranked.cpu().numpy()
+        return items if self._is_same else self._columns[items]

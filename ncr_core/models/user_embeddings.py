@@ -301,13 +301,12 @@ class FreeUsers(nn.Embedding):
 
 def pooled_tables(model: nn.Module) -> set[str]:
     """The names of the tables of users' vectors in a model that are pooled from items."""
-    return _tables_of(model, PooledUsers)
+    return {
+        f"{name}.weight" for name, part in model.named_modules() if isinstance(part, PooledUsers)
+    }
 
 
-def user_tables(model: nn.Module) -> set[str]:
-    """The names of all tables of users' vectors in a model."""
-    return _tables_of(model, (FreeUsers, PooledUsers))
-
-
-def _tables_of(model: nn.Module, kinds: type | tuple[type, ...]) -> set[str]:
-    return {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, kinds)}
+def user_state(model: nn.Module) -> set[str]:
+    """The names in a model's state that make users' vectors, which lists for given ones lack."""
+    parts = [n for n, part in model.named_modules() if isinstance(part, FreeUsers | PooledUsers)]
+    return {name for name in model.state_dict() if name.startswith(tuple(f"{n}." for n in parts))}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ncr_core.atomic_files import scratch_folder
 from ncr_core.data.interactions import IntArray
@@ -24,8 +26,8 @@ MAX_RESTARTS = 3
 """The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
 MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 2e7
 """The least users times items for ranks: of a model that is a product of vectors, and of any other
-model. Two threads of one process take about a minute for the first, and half a minute for the
-second. Ranks take some 10 s to start, and to read a large model."""
+model. Two threads take about a minute for the first, and half a minute for the second. The start
+of ranks, and their reading of the model, take some 10 s."""
 
 
 class RankEngine(ABC):
@@ -61,7 +63,7 @@ class RankEngine(ABC):
                 not finite, or the ranks were lost too often.
             OSError: The folder cannot be written.
         """
-        check_users(split, self._ranks)
+        _check_users(split, self._ranks)
         self._connect()
         order = PhaseOrder(model, split, config, phase, later_phases)
         return carry_out(
@@ -71,33 +73,45 @@ class RankEngine(ABC):
     def full_ranks(
         self, model: Ranks, split: Split, held_out: IntArray, seed: int
     ) -> tuple[IntArray, int]:
-        """As `protocols.full_ranks`; by several processes if that takes less time.
+        """As `protocols.full_ranks`, by the ranks if they have more threads than this process.
 
-        One process ranks for few users or items, for other models than `VectorRanks`, for a model
-        on a GPU, and with sharded tables, because each rank would have the whole model in memory.
+        This process ranks for few users or items, for other models than `VectorRanks`, and for a
+        model on a GPU. It ranks with sharded tables too, because each rank would have whole ones.
+        If the ranks are lost, a warning names the reason, and this process ranks.
 
-        Raises:
-            TrainingError: The processes cannot be started, or were lost too often.
-            OSError: The folder cannot be written.
+        Raises OSError if the folder cannot be written.
         """
-        users = int((held_out >= 0).sum())
-        if not (
-            isinstance(model, VectorRanks)
-            and self._parts is not None
-            and model.vectors.device.type == "cpu"
-            and users >= self._ranks
-            and users * model.model.n_items
-            >= (MIN_PRODUCTS if model.ranks_catalogue else MIN_COMPARISONS)
-        ):
+        if not self._ranks_sooner(model, split, int((held_out >= 0).sum())):
             return full_ranks(model, split, held_out, seed)
-        self._connect()
-        with scratch_folder(self._folder, PHASE_PREFIX) as folder:
-            RankingOrder.of(model, split, held_out, seed).save(folder)
-            problem = self._run(folder, None)
-            found = load_positions(folder)
-        if found is None:
-            raise TrainingError(problem or "the ranks of the evaluation ended without a result")
+        assert isinstance(model, VectorRanks)  # noqa: S101 - others are not ranked sooner
+        try:
+            self._connect()
+            with scratch_folder(self._folder, PHASE_PREFIX) as folder:
+                RankingOrder.of(model, split, held_out, seed).save(folder)
+                problem = self._run(folder, None)
+                found = load_positions(folder)
+            if found is None:
+                raise TrainingError(problem or "the ranks ended without a result")
+        except TrainingError as error:  # a trained model is worth more than the time
+            warnings.warn(f"one process ranks, which takes longer: {error}", stacklevel=2)
+            return full_ranks(model, split, held_out, seed)
         return found
+
+    def _ranks_sooner(self, model: Ranks, split: Split, users: int) -> bool:
+        """Whether the ranks need less time for so many users than this process."""
+        if not isinstance(model, VectorRanks) or model.vectors.device.type != "cpu":
+            return False
+        if self._tables == "sharded" or users < self._ranks:
+            return False
+        if model.ranks_catalogue:
+            is_long = users * model.model.n_items >= MIN_PRODUCTS
+        else:
+            is_long = users * split.train.n_items >= MIN_COMPARISONS
+        return is_long and self._threads() > torch.get_num_threads()
+
+    @abstractmethod
+    def _threads(self) -> int:
+        """The number of threads of all ranks together."""
 
     @abstractmethod
     def _connect(self) -> None:
@@ -108,7 +122,7 @@ class RankEngine(ABC):
         """Runs ranks on the order in a folder to their end, and returns the problem, if any."""
 
 
-def check_users(split: Split, ranks: int) -> None:
+def _check_users(split: Split, ranks: int) -> None:
     """Raises TrainingError if a rank would have no user."""
     users = int(np.count_nonzero(np.diff(split.train.indptr)))
     if users < ranks:

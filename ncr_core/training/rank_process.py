@@ -82,7 +82,8 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
             found = order.positions(DataParallelRanks())
             if rank == 0:
                 save_positions(folder, *found)
-        elif order is not None:  # `check_ranks` raises for a rank without it
+        else:
+            assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
             _train(order, folder, tables, local_rank, on_progress)
     except NcrError as error:
         save_failure(folder, str(error))  # by any rank: the others may not know of it

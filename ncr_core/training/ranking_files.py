@@ -20,7 +20,7 @@ from ncr_core.data.splits import Split
 from ncr_core.evaluation.protocols import full_ranks
 from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.model_config import ModelConfig
-from ncr_core.models.user_embeddings import user_tables
+from ncr_core.models.user_embeddings import user_state
 from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.training.phase_files import (
     MODEL,
@@ -42,7 +42,7 @@ class RankingOrder:
 
     model: VectorRanks
     split: Split
-    """The users with a test item, which is to be found, and what lists leave out for them."""
+    """The users whose test item is to be found, with the items that their lists leave out."""
     seed: int
 
     @classmethod
@@ -64,8 +64,8 @@ class RankingOrder:
     def save(self, folder: Path) -> None:
         """Writes the order into an existing folder. Raises OSError."""
         model, split = self.model.model, self.split
-        tables = user_tables(model)
-        state = {name: x.cpu() for name, x in model.state_dict().items() if name not in tables}
+        of_users = user_state(model)
+        state = {name: x.cpu() for name, x in model.state_dict().items() if name not in of_users}
         write_tensors(folder / MODEL, state)
         arrays = {"indptr": split.train.indptr, "items": split.train.items, "test": split.test}
         tensors: dict[str, Tensor] = {name: torch.from_numpy(x) for name, x in arrays.items()}
@@ -91,7 +91,7 @@ class RankingOrder:
         order: dict[str, Any] = json.loads((folder / RANKING).read_bytes())
         config = ModelConfig.from_dict(order["model"])
         files = {name: verified(folder / name, order["sums"]) for name in (MODEL, SPLIT)}
-        model = mapped_model(files[MODEL], config, 1, order["items"], user_tables)
+        model = mapped_model(files[MODEL], config, 1, order["items"], user_state)
         tensors = map_tensors(files[SPLIT])
         vectors = tensors.pop("vectors")
         arrays = {name: x.numpy() for name, x in tensors.items()}

@@ -88,6 +88,10 @@ class RayEngine(RankEngine):
                 "machines, or lower NCR_TRAIN_RANKS"
             )
 
+    def _threads(self) -> int:
+        """One for each rank, because a rank is given one CPU."""
+        return self._ranks
+
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         """Runs Ray Train to its end, and returns the problem if Ray lost the ranks."""
         from ray.train import FailureConfig, RunConfig, ScalingConfig

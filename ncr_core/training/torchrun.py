@@ -29,11 +29,20 @@ class TorchrunEngine(RankEngine):
     def _connect(self) -> None:
         """Does nothing: the processes are of this machine."""
 
+    def _threads(self) -> int:
+        """As many as this machine has cores, or as ``OMP_NUM_THREADS`` says for each rank."""
+        return self._ranks * self._threads_of_a_rank()
+
+    def _threads_of_a_rank(self) -> int:
+        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        if wanted.isdecimal() and int(wanted) > 0:
+            return int(wanted)
+        return max(1, (os.cpu_count() or 1) // self._ranks)
+
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         """Runs the agent to its end, and returns the problem that the agent or a rank reported."""
-        threads = str(max(1, (os.cpu_count() or 1) // self._ranks))
         environment = {
-            "OMP_NUM_THREADS": threads,
+            "OMP_NUM_THREADS": str(self._threads_of_a_rank()),
             **os.environ,
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }

@@ -181,6 +181,9 @@ class EngineOfThisProcess(RankEngine):
         self.ranked.append(type(model))
         return full_ranks(model, split, held_out, seed)
 
+    def _threads(self) -> int:
+        pytest.fail("no process is needed")
+
     def _connect(self) -> None:
         pytest.fail("no process is needed")
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ncr_core.data import Split
+from ncr_core.data import Interactions, Split
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import NextItemSplit
 from ncr_core.errors import TrainingError
@@ -36,6 +36,15 @@ USERS, SEED = 90, 3
 NEUPR = ModelConfig(kind="neupr", factors=3)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Ranks have more threads than this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class OneOf(Ranks):
     """One of several ranks, whose own part of a sum is all that it gets."""
 
@@ -50,7 +59,7 @@ def ranks_of_some_items(config: ModelConfig, split: Split, users: IntArray) -> V
     model = wild_model(config, 2, n_items + 9)
     size = model.user_vectors(torch.tensor([0])).shape[1]
     vectors = torch.from_numpy(rng.normal(size=(len(users), size))).float()
-    return VectorRanks(model, users, vectors, rows)
+    return VectorRanks(model, users, vectors, np.stack([rows, rows], axis=1)[:, 0])
 
 
 def test_a_model_with_its_own_users_is_ranked_as_without_vectors(
@@ -65,13 +74,24 @@ def test_a_model_with_its_own_users_is_ranked_as_without_vectors(
     assert one[1] == other[1]
 
 
-@pytest.mark.parametrize("next_item", [False, True])
+@pytest.mark.parametrize("case", ["test", "validation", "next item", "all seen"])
 def test_an_order_that_was_written_finds_the_same_positions(
-    config: ModelConfig, next_item: bool, split: Split, tmp_path: Path
+    config: ModelConfig, case: str, split: Split, tmp_path: Path
 ) -> None:
-    if next_item:
+    if case == "next item":
         split = NextItemSplit(split.train, split.validation, split.test)
-    held_out = of_random_users(split.test, USERS)
+    held_out = of_random_users(split.validation if case == "validation" else split.test, USERS)
+    if case == "all seen":
+        users = np.flatnonzero(held_out >= 0)[:1]
+        train, every = split.train, np.arange(split.train.n_items)
+        left = np.setdiff1d(every, split.seen_items(users[0]))
+        full = Interactions.from_arrays(
+            np.append(train.users, np.repeat(users, len(left))),
+            np.append(train.items, left),
+            user_ids=train.user_ids,
+            item_ids=train.item_ids,
+        )
+        split = Split(full, split.validation, split.test)
     model = ranks_of_some_items(config, split, np.flatnonzero(split.test >= 0))
     expected = full_ranks(model, split, held_out, SEED)
     RankingOrder.of(model, split, held_out, SEED).save(tmp_path)
@@ -80,6 +100,8 @@ def test_an_order_that_was_written_finds_the_same_positions(
     assert positions.tolist() == expected[0].tolist()
     assert items == expected[1]
     assert (positions >= 0).any()
+    if case == "all seen":
+        assert positions[0] == 0  # nothing else is left
     parts = [order.positions(OneOf(rank, 3)) for rank in range(3)]
     assert sum(part[0] for part in parts).tolist() == expected[0].tolist()  # type: ignore[union-attr]
     assert max(part[1] for part in parts) == expected[1]
@@ -112,11 +134,16 @@ class EngineOfThisProcess(RankEngine):
 
     def __init__(self, ranks: int, tables: Tables, folder: Path) -> None:
         super().__init__(ranks, tables, folder)
-        self.runs = 0
+        self.runs, self.threads = 0, ranks
+        self.problem: str | None = None
         self.end: Callable[[Path], str | None] | None = None
 
+    def _threads(self) -> int:
+        return self.threads
+
     def _connect(self) -> None:
-        pass
+        if self.problem is not None:
+            raise TrainingError(self.problem)
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
         self.runs += 1
@@ -127,20 +154,22 @@ class EngineOfThisProcess(RankEngine):
 
 
 @pytest.mark.parametrize(
-    "kind, cells, at_least, tables, by_ranks",
+    "kind, cells, at_least, tables, threads, by_ranks",
     [
-        ("neupr", "MIN_COMPARISONS", 1.0, "replicated", True),
-        ("neupr", "MIN_COMPARISONS", 1.01, "replicated", False),
-        ("nbpr", "MIN_PRODUCTS", 1.0, "replicated", True),
-        ("nbpr", "MIN_PRODUCTS", 1.01, "replicated", False),
-        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", False),  # a rank has no whole tables
+        ("neupr", "MIN_COMPARISONS", 1.0, "replicated", 2, True),
+        ("neupr", "MIN_COMPARISONS", 1.01, "replicated", 2, False),
+        ("nbpr", "MIN_PRODUCTS", 1.0, "replicated", 2, True),
+        ("nbpr", "MIN_PRODUCTS", 1.08, "replicated", 2, False),
+        ("neupr", "MIN_COMPARISONS", 1.0, "replicated", 1, False),  # as many as this process
+        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", 2, False),  # a rank has no whole tables
     ],
 )
-def test_ranks_start_only_for_work_that_takes_longer_than_their_start(
+def test_ranks_start_only_for_long_work_and_with_more_threads(
     kind: str,
     cells: str,
     at_least: float,
     tables: Tables,
+    threads: int,
     by_ranks: bool,
     split: Split,
     tmp_path: Path,
@@ -149,35 +178,52 @@ def test_ranks_start_only_for_work_that_takes_longer_than_their_start(
     held_out = of_random_users(split.test, USERS)
     config = ModelConfig.from_dict({"kind": kind, "factors": 3})
     model = ranks_of_some_items(config, split, np.flatnonzero(split.test >= 0))
-    monkeypatch.setattr(rank_engine, cells, at_least * USERS * model.model.n_items)
+    # A product is computed for all items of the model.
+    items = model.model.n_items if kind == "nbpr" else split.train.n_items
+    monkeypatch.setattr(rank_engine, cells, at_least * USERS * items)
     engine = EngineOfThisProcess(2, tables, tmp_path)
+    engine.threads = threads
     expected = full_ranks(model, split, held_out, SEED)
     found = engine.full_ranks(model, split, held_out, SEED)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1] == expected[1]
     assert engine.runs == by_ranks
     assert [*tmp_path.iterdir()] == []
-    few = of_random_users(split.test, 1)  # less than a user for each rank
-    engine.full_ranks(model, split, few, SEED)
-    own = wild_model(config, split.train.n_users, split.train.n_items)
-    engine.full_ranks(ModelRanks(own), split, held_out, SEED)  # no vectors to send
-    assert engine.runs == by_ranks
 
 
-def test_ranks_without_a_result_are_one_sentence(
+def test_one_process_ranks_for_fewer_users_than_ranks_and_without_vectors(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
+    engine = EngineOfThisProcess(2, "replicated", tmp_path)
+    model = ranks_of_some_items(NEUPR, split, np.flatnonzero(split.test >= 0))
+    own = ModelRanks(wild_model(NEUPR, split.train.n_users, split.train.n_items))
+    one = of_random_users(split.test, 1)
+    for ranks, held_out in ((model, one), (own, split.test)):
+        found = engine.full_ranks(ranks, split, held_out, SEED)
+        assert found[0].tolist() == full_ranks(ranks, split, held_out, SEED)[0].tolist()
+    assert engine.runs == 0
+    engine.full_ranks(model, split, of_random_users(split.test, 2), SEED)
+    assert engine.runs == 1
+
+
+def test_this_process_ranks_if_the_ranks_are_lost(
     split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
     model = ranks_of_some_items(NEUPR, split, np.flatnonzero(split.test >= 0))
     engine = EngineOfThisProcess(2, "replicated", tmp_path)
-    for end, words in [
-        (lambda folder: "rank 1 was lost", "rank 1 was lost"),
-        (lambda folder: None, "ended without a result"),
-        (lambda folder: save_failure(folder, "rank 0 has no folder"), "rank 0 has no folder"),
+    expected = full_ranks(model, split, split.test, SEED)
+    for end, problem, words in [
+        (lambda folder: "rank 1 was lost", None, "rank 1 was lost"),
+        (lambda folder: None, None, "ended without a result"),
+        (lambda folder: save_failure(folder, "rank 0 is old"), None, "rank 0 is old"),
+        (None, "the cluster does not answer", "the cluster does not answer"),
     ]:
-        engine.end = end
-        with pytest.raises(TrainingError, match=words):
-            engine.full_ranks(model, split, split.test, SEED)
+        engine.end, engine.problem = end, problem
+        with pytest.warns(UserWarning, match=f"one process ranks.*{words}"):
+            found = engine.full_ranks(model, split, split.test, SEED)
+        assert found[0].tolist() == expected[0].tolist()
         assert [*tmp_path.iterdir()] == []
 
 
@@ -202,7 +248,9 @@ def test_torchrun_finds_the_positions_even_after_a_rank_was_killed(
     killer = threading.Thread(target=kill)
     if killed:
         killer.start()
-    positions, items = engine.full_ranks(model, split, split.test, SEED)
+    with monkeypatch.context() as patch:
+        patch.setattr(rank_engine, "full_ranks", None)  # of this process
+        positions, items = engine.full_ranks(model, split, split.test, SEED)
     if killed:
         killer.join()
         assert lost
