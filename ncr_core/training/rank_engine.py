@@ -24,10 +24,10 @@ from ncr_core.training.trainer import History, OnProgress, TrainingPhase
 
 MAX_RESTARTS = 3
 """The most restarts of all ranks, from the last stored epoch, after the loss of a rank."""
-MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 2e7
+MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 5e7
 """The least users times items for ranks: of a model that is a product of vectors, and of any other
-model. Two threads take about a minute for the first, and half a minute for the second. The start
-of ranks, and their reading of the model, take some 10 s."""
+model. Two threads take about a minute for either. The start of ranks, and their reading of the
+model, take some 10 s."""
 
 
 class RankEngine(ABC):
