@@ -85,6 +85,18 @@ def _dncr_from_als(factors: int) -> Settings:
     return merge_sections(_of_recipe("als-nbpr")(factors), changes)
 
 
+def _by_the_paper(kind: str) -> Callable[[int], Settings]:
+    """The settings of the recipe `paper`, for as many iterations as the paper's figure of the loss.
+
+    The parts of NeuPR are trained with them, and so is NeuPR when it starts from its parts.
+    """
+    settings = _of_recipe("paper")(0)
+    rate = settings["training"]["learning_rate"]
+    rounds = {"epochs": 100, "fine_tune_epochs": 100, "fine_tune_rate": rate}
+    changes = {"model": {"kind": kind}, "training": rounds}
+    return lambda factors: merge_sections(settings, changes)
+
+
 METHODS: dict[str, Callable[[int], Settings]] = {
     "ItemPop": lambda factors: {},
     "eALS": lambda factors: {"l2": 10.0, "iterations": 40},
@@ -98,6 +110,9 @@ METHODS: dict[str, Callable[[int], Settings]] = {
     "Markov": lambda factors: {},
     "linear next-item": lambda factors: {"l2": 300.0},
     **TUNED,
+    "NBPR by the paper": _by_the_paper("nbpr"),
+    "DNCR by the paper": _by_the_paper("dncr"),
+    "NeuPR by the paper": _by_the_paper("neupr"),
     "NeuPR from ALS": lambda factors: merge_sections(
         TUNED["NeuPR"](factors), {"training": {"alpha": 0.9, "fine_tune_epochs": 0}}
     ),
@@ -136,6 +151,7 @@ PARTS = {
     "NeuPR": ("NBPR", "DNCR"),
     "NeuPR history": ("NBPR history", "DNCR history"),
     "NeuPR from ALS": ("NBPR from ALS", "DNCR"),
+    "NeuPR by the paper": ("NBPR by the paper", "DNCR by the paper"),
 }
 SIZELESS = ("ItemPop", "EASE", "EASE by recency", "Markov", "linear next-item")
 LARGE = {

@@ -121,6 +121,7 @@ IN_TIME = (
 OF_SETS = (
     "ItemPop", "PureSVD", "iALS", "GF-CF", "spectral start", "ALS start", "NBPR", "NBPR from ALS"
 )  # fmt: skip
+BY_THE_PAPER = ("NBPR by the paper", "DNCR by the paper", "NeuPR by the paper")
 FORMS = ("two towers", "two towers shared", "NeuPR shared embeddings")
 FIGURE_FACTORS = 8
 NEGATIVES = tuple(range(1, 11))
@@ -204,6 +205,15 @@ def table1(selection: Selection) -> list[RunSpec]:
     once = [make_run(name, selection, 0) for name in names if name in SIZELESS]
     sized = [name for name in names if name not in SIZELESS]
     return once + [make_run(name, selection, d) for d in selection.sizes(SIZES) for name in sized]
+
+
+def paper(selection: Selection) -> list[RunSpec]:
+    """The paper's models with the paper's own settings (§5.1)."""
+    return [
+        make_run(name, selection, d)
+        for d in selection.sizes((FIGURE_FACTORS,))
+        for name in selection.names(BY_THE_PAPER)
+    ]
 
 
 def table2(selection: Selection) -> list[RunSpec]:
@@ -382,6 +392,7 @@ def tuning(selection: Selection) -> list[RunSpec]:
 
 
 TARGETS: dict[str, Callable[[Selection], list[RunSpec]]] = {
+    "paper": paper,
     "table1": table1,
     "table2": table2,
     "table3": table3,
