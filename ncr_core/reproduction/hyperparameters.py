@@ -207,6 +207,14 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
             "shared_negatives": 256,
         }
     },
+    ("NBPR from ALS", "amusic-deepcf"): {
+        "training": {
+            "loss": "listwise",
+            "shared_negatives": 16_384,
+            "batch_size": 4096,
+            "dropout": 0.3,
+        }
+    },
     # 36 times the density, as in benchmarks/served.py; the recipe of `auto` for data without order.
     ("iALS", "gowalla-lightgcn"): {"alpha0": 0.024},
     ("NBPR from ALS", "gowalla-lightgcn"): {
@@ -429,8 +437,8 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
     "NBPR from ALS": (
         64,
         _training(
+            {"loss": "bce", "shared_negatives": 0, "batch_size": 0, "dropout": 0.0},
             {},
-            {"loss": "listwise", "shared_negatives": 16_384, "batch_size": 4096, "dropout": 0.3},
         ),
     ),
 }

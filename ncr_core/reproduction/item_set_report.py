@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from ncr_core.reproduction import suites
 from ncr_core.reproduction.datasets import ITEM_SETS
-from ncr_core.reproduction.results_store import ResultsStore
+from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import Selection
 from ncr_core.reproduction.tables import (
     figure_text,
+    label_of,
     make_table,
     results_of,
     row_label,
@@ -51,7 +52,8 @@ def item_sets(store: ResultsStore) -> str:
             lines.append([f"*{name}*", "", f"{recall:.4f}", f"{ndcg:.4f}", "", ""])
         head = ["method", "validation NDCG@10", "Recall@20", "NDCG@20"]
         head += ["training, s", "processor, s"]
-        texts.append(f"### {TITLES[data]}\n\n{make_table(head, lines)}")
+        note = _ahead_of_ours(data, results)
+        texts.append(f"### {TITLES[data]}\n\n{make_table(head, lines)}{note}")
     if not texts:
         return ""
     intro = (
@@ -69,3 +71,18 @@ def item_sets(store: ResultsStore) -> str:
         "- Rows in italics have published figures.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)
+
+
+def _ahead_of_ours(data: str, results: Sequence[RunResult]) -> str:
+    """Names the methods whose NDCG@20 is above that of all our models; empty if there is none."""
+    ours = [result.metric("sets", "ndcg") or 0.0 for result in results if result.is_ours]
+    if not ours:
+        return ""
+    others = {
+        label_of(result): result.metric("sets", "ndcg") or 0.0
+        for result in results
+        if not result.is_ours
+    }
+    others |= {name: ndcg for name, _, ndcg in PUBLISHED[data]}
+    ahead = [name for name, ndcg in others.items() if ndcg > max(ours)]
+    return f"Ahead of all our models by NDCG@20: {'; '.join(ahead)}.\n" if ahead else ""

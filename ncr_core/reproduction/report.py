@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from ncr_core.evaluation.significance import holm
 from ncr_core.optional_imports import require
 from ncr_core.recipes import SIZES
 from ncr_core.reproduction import item_set_report, next_item_report, suites
-from ncr_core.reproduction.datasets import DATASETS
+from ncr_core.reproduction.datasets import DATASETS, ITEM_SETS, TEMPORAL
 from ncr_core.reproduction.hyperparameters import GRIDS
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import Selection
 from ncr_core.reproduction.tables import (
+    Comparison,
     figure_text,
     label_of,
     make_section,
@@ -60,7 +60,8 @@ Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name → x and y."""
 
 _KINDS = ("sampled", "full")
-_BEST, _NEUMF, _SEQUENTIAL = "best", "NeuMF", "sequential"  # the sections that compare
+# The sections that compare.
+_BEST, _NEUMF, _SEQUENTIAL, _SEEDS = "best", "NeuMF", "sequential", "seeds"
 _BEST_TITLES = {
     "ml-1m": "Our models and the strongest baselines: MovieLens 1M, P1",
     "ncf-ml-1m": "The published NCF split of MovieLens 1M, P2 (refitted)",
@@ -79,7 +80,8 @@ INTRO = """# Results
 `ncr reproduce page` makes this page from the JSON Lines files in `benchmarks/results`. Those files
 come from `ncr reproduce`. One section comes from `gaps.json` in the same folder.
 
-- Only the paper's figures and those of other authors were typed in. A program computed all others.
+- A program computed the figures of all tables, except those of the paper and of other authors. The
+  numbers of trials in *Settings* were typed in.
 - Each line of a JSON Lines file holds one run: configuration, seed, data fingerprint, machine,
   versions, commit, seconds and the rank of every user.
 - [Measure a model](how-to/measure.md) describes the commands and the protocols.
@@ -116,9 +118,16 @@ Methods:
 
 Settings:
 
-- Validation items chose the settings by sampled NDCG@10, from the [grids](#the-grids) below.
-- The linear next-item model was chosen by full NDCG@10, as the [experiments](experiments.md) say.
+- Validation items chose the settings, most of them by sampled NDCG@10. The [grids](#the-grids)
+  below have what was tried.
+- The linear next-item model, SASRec and the recipes of `auto` were chosen by full NDCG@10, as the
+  [experiments](experiments.md) say. Sampled and full figures do not always agree: DNCR history is
+  above EASE by recency in the first, and below it in the second.
+- On MovieLens 1M the grids of eALS, BPR, NBPR, DNCR, NeuPR and NeuMF have 8 factors. With more
+  factors these methods have other settings, from trials on validation items that the repository
+  does not store. DNCR has no λ, although one row of its grid is better by less than 0.001.
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
+- On Amazon Music the repository stores no grid of NeuPR and NeuPR from ALS.
 - On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR from ALS,
   NeuPR from ALS, DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item,
   DNCR from NBPR, NBPR attention, NBPR two-layer attention, NeuPR next-item and NBPR next-item with
@@ -127,9 +136,11 @@ Settings:
   next-item start. DNCR from ALS has the recipe `als-nbpr` in its place. Both NBPRs learn from 4,096
   shared items. The [experiments](experiments.md#a-tower-that-starts-as-a-product) have the
   trials, all of them on validation items.
-- The settings of NBPR two-layer attention were chosen by nine trials on the validation items of the
-  SASRec papers' split, as the [experiments](experiments.md#self-attention) say. Of these 6,040
-  items, 958 are test items of P1. Its training has no weight of a user's first items, which NBPR
+- Trials on the validation items of the SASRec papers' split chose settings of three methods, as the
+  [experiments](experiments.md#self-attention) say: all of NBPR two-layer attention, the layer of
+  NBPR attention, and the start of NBPR next-item with start. Of these 6,040 items, 958 are test
+  items of P1.
+- The training of NBPR two-layer attention has no weight of a user's first items, which NBPR
   attention has on P1.
 - NBPR next-item with start, NBPR attention and NeuPR next-item are the recipes `next-item-nbpr`,
   `next-item-attention` and `next-item-neupr`. The recipe `auto` tries the first two of these
@@ -138,6 +149,7 @@ Settings:
   as the [experiments](experiments.md#a-start-beside-the-trained-factors) say. NBPR next-item is the
   same training without them.
 - P2 has the settings of P1, except for iALS and NeuMF.
+- The tests hold HR@10 and NDCG@10 against `success.10` and `ndcg_cut.10` of trec_eval.
 - No choice uses test items. During development, 30 of the results were measured on test items with
   other settings before: 23 of the first 146, all of NeuPR next-item, SASRec on MovieLens 1M,
   NBPR from ALS on Gowalla, and ALS start and NBPR from ALS on Amazon Music.
@@ -163,19 +175,25 @@ def write_page(results: Path, page: Path) -> None:
     plots = page.parent / "plots"
     tables = _best_tables(store)
     by_sequences = next_item_report.sequential_results(store)
-    pairs = [*_best_pairs(tables), *_neumf_pairs(store), *_sequential_pairs(by_sequences)]
+    pairs = [
+        *_best_pairs(tables),
+        *_neumf_pairs(store),
+        *_sequential_pairs(by_sequences),
+        *_seed_pairs(store, {**by_sequences, "ml-1m": _p1(tables)}),
+    ]
     comparisons = _compare(pairs)
     sections = [
         INTRO,
         *_best(tables, comparisons),
         next_item_report.cost(_p1(tables), plots / "cost.svg"),
-        next_item_report.seeds(store),
-        next_item_report.sequential(by_sequences, _texts(pairs, comparisons, _SEQUENTIAL)),
+        next_item_report.seeds(store, _by_run(pairs, comparisons, _SEEDS)),
+        next_item_report.sequential(by_sequences, _by_run(pairs, comparisons, _SEQUENTIAL)),
         next_item_report.temporal(store),
         item_set_report.item_sets(store),
-        _beyond_accuracy(tables),
+        _beyond_accuracy(store, tables, by_sequences),
         _gaps(store.folder / "gaps.json"),
         _table1(store),
+        _by_the_paper(store),
         _neumf(pairs, comparisons),
         _table2(store),
         _table3(store),
@@ -190,25 +208,9 @@ def write_page(results: Path, page: Path) -> None:
     page.write_text("\n".join(section for section in sections if section))
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """The comparison of one of our models with a baseline."""
-
-    rival: str
-    difference: float
-    """The mean over users of the NDCG@10 of our model minus that of the baseline."""
-    p: float
-    """The p of the paired t-test, adjusted for all comparisons of the page."""
-
-    def text(self) -> str:
-        """The text of the comparison for a table cell."""
-        p = "p < 0.0001" if self.p < 1e-4 else f"p = {self.p:.4f}"
-        return f"{self.difference:+.4f} against {self.rival}, {p}"
-
-
 _Pair = tuple[str, RunResult, str, RunResult]
 """A section of the page, one of our results, the kind of ranking (sampled or full), a baseline."""
-_Comparisons = Mapping[tuple[str, str, str], Sequence[_Comparison]]
+_Comparisons = Mapping[tuple[str, str, str], Sequence[Comparison]]
 """Comparisons by section, name of the run, and kind of ranking (sampled or full)."""
 
 
@@ -230,23 +232,37 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
         for rows in of_data:
             refit = rows[0].refit and data == "ml-1m"
             note = "The next rows are refit with the validation items:\n\n" if refit else ""
+            note += _untrained_note(rows)
             texts.append(note + _compared(rows, comparisons) + _below_start(rows))
         if texts:
             sections.append(f"## {_BEST_TITLES[data]}\n\n" + "\n".join(texts))
     return sections
 
 
-_STARTED_FROM = {
-    "spectral start": ("NBPR", "NeuPR", "NBPR pooled"),
-    "ALS start": ("NBPR from ALS",),
+def _untrained_note(rows: Sequence[RunResult]) -> str:
+    """Says how many test items occur in no training, where a split publishes such items."""
+    counted = [row.payload["data"].get("untrained_test_items", 0) for row in rows]
+    untrained, users = max(counted), rows[0].payload["data"]["test_users"]
+    if not untrained:
+        return ""
+    return (
+        f"The test items of {untrained:,} of the {users:,} test users occur in no training. The "
+        "table has these users, as the published figures do. No method can learn such an item, and "
+        "its place in a list is one of many ties or the effect of a random start.\n\n"
+    )
+
+
+_STARTS = {
+    "spectral start": ("NBPR", "DNCR", "NeuPR", "NBPR pooled"),
+    "ALS start": ("NBPR from ALS", "DNCR from ALS", "NeuPR from ALS"),
 }
 
 
 def _below_start(rows: Sequence[RunResult]) -> str:
-    """Lists the models that training made worse than the untrained start with as many factors."""
+    """Lists the trained models that are below an untrained start with as many factors."""
     by_method = {row.method: row for row in rows}
     below = []
-    for start, methods in _STARTED_FROM.items():
+    for start, methods in _STARTS.items():
         for trained in (by_method[method] for method in methods if method in by_method):
             untrained = by_method.get(start)
             if untrained is None or untrained.factors != trained.factors:
@@ -260,15 +276,30 @@ def _below_start(rows: Sequence[RunResult]) -> str:
                     )
             if figures:
                 below.append(f"- {trained.method} is below `{start}` ({', '.join(figures)}).\n")
-    intro = "Training makes these models worse than their untrained start:\n\n"
+    intro = (
+        "These trained models are below an untrained start with as many factors. NBPR, and with it "
+        "a part of NeuPR, starts at random.\n\n"
+    )
     return f"{intro}{''.join(below)}\n" if below else ""
 
 
-def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
+def _beyond_accuracy(
+    store: ResultsStore,
+    tables: Mapping[str, list[list[RunResult]]],
+    by_sequences: Mapping[str, Sequence[RunResult]],
+) -> str:
     """The section on coverage, novelty and popularity of the lists over all unseen items."""
-    lines, differences = [], []
+    groups: list[tuple[str, Sequence[RunResult]]] = []
     for data, of_data in tables.items():
-        for result in of_data[0] if of_data else ():
+        for rows in of_data:
+            refit = ", refit" if rows[0].refit and data == "ml-1m" else ""
+            groups.append((data + refit, rows))
+    groups += by_sequences.items()
+    groups += [(data, results_of(store, suites.temporal(Selection(data)))) for data in TEMPORAL]
+    groups += [(data, results_of(store, suites.recall(Selection(data)))) for data in ITEM_SETS]
+    lines, differences = [], []
+    for name, results in groups:
+        for result in results:
             statistics = result.list_statistics
             if statistics is None:
                 continue
@@ -279,7 +310,7 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
             figures = [statistics[name] for name in ("coverage", "gini", "novelty")]
             figures.append(statistics["popularity_lift"])
             texts = (f"{figure:.2f}" for figure in figures)
-            lines.append([data, label_of(result) + mark, *texts])
+            lines.append([name, label_of(result) + mark, *texts])
     note = (
         "The figures describe lists of ten over all unseen items, with one list per test user:\n\n"
         "- *Coverage* is the share of the catalogue that occurs in a list.\n"
@@ -288,7 +319,8 @@ def _beyond_accuracy(tables: Mapping[str, list[list[RunResult]]]) -> str:
         "- *Novelty* is the mean of log₂(users / users of the item), in bits.\n"
         "- *Popularity lift* is how much more popular the lists are than the users' own items. "
         "With 0, both are equally popular.\n\n"
-        "`ncr_core/evaluation/beyond_accuracy.py` has the definitions.\n"
+        "`ncr_core/evaluation/beyond_accuracy.py` has the definitions. Rows without stored lists "
+        "are left out.\n"
     )
     if differences:
         note += (
@@ -376,10 +408,27 @@ def _sequential_pairs(by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]
     return pairs
 
 
-def _texts(pairs: Sequence[_Pair], comparisons: _Comparisons, wanted: str) -> dict[str, list[str]]:
-    """The texts of a section's comparisons by the name of the run."""
+def _seed_pairs(store: ResultsStore, by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]:
+    """Pairs of each training seed with the best stored baseline of its data set."""
+    pairs: list[_Pair] = []
+    for data, results in next_item_report.seeded_results(store):
+        others = [result for result in by_data.get(data, ()) if not result.is_ours]
+        if others:
+            rival = max(others, key=lambda other: other.metric("full", "ndcg") or 0.0)
+            pairs += [
+                (_SEEDS, ours, "full", rival)
+                for ours in results
+                if ours.metric("full", "ndcg") is not None
+            ]
+    return pairs
+
+
+def _by_run(
+    pairs: Sequence[_Pair], comparisons: _Comparisons, wanted: str
+) -> dict[str, Sequence[Comparison]]:
+    """A section's comparisons by the name of the run."""
     return {
-        row.name: [c.text() for c in comparisons[section_name, row.name, kind]]
+        row.name: comparisons[section_name, row.name, kind]
         for section_name, row, kind, _ in pairs
         if section_name == wanted
     }
@@ -395,20 +444,35 @@ def _compare(pairs: Sequence[_Pair]) -> _Comparisons:
     """Runs all tests of the page, and adjusts each p for their number."""
     tests = [row.compare(rival, kind, "ndcg") for _, row, kind, rival in pairs]
     adjusted = holm([test.p for test in tests])
-    comparisons: dict[tuple[str, str, str], list[_Comparison]] = {}
+    comparisons: dict[tuple[str, str, str], list[Comparison]] = {}
     for (section, row, kind, rival), test, p in zip(pairs, tests, adjusted, strict=True):
-        comparison = _Comparison(rival.method, test.mean_difference, p)
+        comparison = Comparison(rival.method, test.mean_difference, p)
         comparisons.setdefault((section, row.name, kind), []).append(comparison)
     return comparisons
 
 
+_LEVEL = 0.05  # of significance
+
+
 def _neumf(pairs: Sequence[_Pair], comparisons: _Comparisons) -> str:
     lines: dict[int, list[str]] = {}
+    sizes: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KINDS}
     for section, row, kind, _ in pairs:
         if section == _NEUMF:
-            cells = lines.setdefault(row.factors, [str(row.factors)])
-            cells += [c.text() for c in comparisons[section, row.name, kind]]
-    note = "According to the paper, NeuPR is above NeuMF at every size.\n"
+            compared = comparisons[section, row.name, kind]
+            lines.setdefault(row.factors, [str(row.factors)]).extend(c.text() for c in compared)
+            for c in compared:
+                found = "above NeuMF" if c.difference > 0 else "below NeuMF"
+                if c.p >= _LEVEL:
+                    found = "not significantly different"
+                sizes[kind].setdefault(found, []).append(str(row.factors))
+    note = (
+        "According to the paper, NeuPR is above NeuMF at every size. Here a p below "
+        f"{_LEVEL} counts as significant, and NeuPR is\n\n"
+    )
+    for kind, by_finding in sizes.items():
+        texts = (f"{found} at d = {', '.join(of)}" for found, of in by_finding.items())
+        note += f"- by {kind} NDCG@10 {'; '.join(texts)}.\n"
     head = ["d", "difference of sampled NDCG@10", "difference of full NDCG@10"]
     return make_section("NeuPR against NeuMF: MovieLens 1M, P1", head, list(lines.values()), note)
 
@@ -449,11 +513,29 @@ def _table1(store: ResultsStore) -> str:
         lines += [_beside_paper(result) for result in results]
     note = (
         "Bold figures are above those that the paper prints. All methods are above the paper's "
-        "figures, popularity included, so bold does not compare methods. NeuPR is the form with "
-        "pre-training. The paper's Table 1 prints the form without pre-training, whose figures are "
-        "lower (Table 3).\n"
+        "figures, popularity included, so bold does not compare methods.\n\n"
+        "- NBPR, DNCR and NeuPR have our settings. Starts, schedules, batches and negatives differ "
+        "from those of the paper, which the next section has.\n"
+        "- NeuPR is the form with pre-training. The paper's Table 1 prints the form without "
+        "pre-training. By the paper's Table 3 the HR@10 of that form is lower at each size, and "
+        "its NDCG@10 at 8, 24 and 32 factors.\n"
     )
     return make_section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)
+
+
+def _by_the_paper(store: ResultsStore) -> str:
+    results = results_of(store, suites.paper(Selection()))
+    rounds = {len(h["loss"]) for r in results for h in r.payload["history"]}
+    limit = f"{min(rounds)} to {max(rounds)} iterations" if rounds else ""
+    note = (
+        "The settings are those of the paper's text and of the recipe `paper`: weights from "
+        "N(0, 0.01²), Adam at the rate 1e-3, one negative for each positive, batches of 256, and "
+        "an end when the loss falls by less than 0.1 %, or after 100 iterations. The paper names "
+        "three rates, of which 1e-3 is the largest. NeuPR starts from the other two rows with "
+        f"α = 0.5. The trainings took {limit}.\n"
+    )
+    lines = [_beside_paper(result) for result in results]
+    return make_section("The paper's settings: MovieLens 1M, P1", _BESIDE, lines, note)
 
 
 _BESIDE = [
@@ -463,7 +545,8 @@ _BESIDE = [
 
 
 def _beside_paper(result: RunResult) -> list[str]:
-    paper = PAPER.get(result.method, {}).get(result.factors)
+    method = result.method.removesuffix(" by the paper")
+    paper = PAPER.get(method, {}).get(result.factors)
     cells = [result.method, str(result.factors or "")]
     for column, name in enumerate(PANELS):
         value = result.metric("sampled", name)

@@ -298,7 +298,7 @@ def best(selection: Selection) -> list[RunSpec]:
     alone.
     """
     names = selection.names(
-        ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "NeuPR", *BEYOND)
+        ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "DNCR", "NeuPR", *BEYOND)
     )
     if selection.data in WITHOUT_TIMES:
         names = [name for name in names if name not in ORDERED]

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import RunSpec
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of one of our models with a baseline."""
+
+    rival: str
+    difference: float
+    """The mean over users of the NDCG@10 of our model minus that of the baseline."""
+    p: float
+    """The p of the paired t-test, adjusted for all comparisons of the page."""
+
+    @property
+    def p_text(self) -> str:
+        """The p as text, four decimal places at most."""
+        return "p < 0.0001" if self.p < 1e-4 else f"p = {self.p:.4f}"
+
+    def text(self) -> str:
+        """The text of the comparison for a table cell."""
+        return f"{self.difference:+.4f} against {self.rival}, {self.p_text}"
 
 
 def results_of(store: ResultsStore, runs: Iterable[RunSpec]) -> list[RunResult]:

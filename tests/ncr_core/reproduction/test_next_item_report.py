@@ -15,6 +15,7 @@ from ncr_core.reproduction.report import write_page
 from ncr_core.reproduction.results_store import ResultsStore, RunResult, ranks_as_text
 from ncr_core.reproduction.runner import Runner, summary
 from ncr_core.reproduction.suites import Selection, make_run, sequential, temporal
+from ncr_core.reproduction.tables import Comparison
 from tests.ncr_core.reproduction.conftest import Log, write_sequences, write_timed
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -40,6 +41,10 @@ def test_the_page_has_the_sequential_tables_with_who_was_left_out(
     ours = rows["| **NBPR next-item, d = 256**"]
     assert "against ItemPop, p" in ours[5] or "against Markov, p" in ours[5]
     assert "| *eSASRec (the same)*" in rows
+    best = max(found, key=lambda result: result["metrics"]["full"]["ndcg"])
+    says_so = "- No model that we trained is above" in page
+    assert says_so == (best["configuration"]["method"] != "NBPR next-item")
+    assert "| beauty-s3rec | Markov |" in page  # beyond accuracy
 
 
 def test_the_page_has_the_figures_by_gap(tmp_path: Path, make_runner: MakeRunner) -> None:
@@ -74,17 +79,20 @@ def test_seeds_are_summed_up_by_mean_and_standard_deviation(
         result["metrics"] = {"full": summary([ranks])}
         result["ranks"] = {"full": ranks_as_text(ranks)}
         store.write(result)
-    text = next_item_report.seeds(store)
+    p1 = [make_run("NBPR next-item", Selection(seed=n), 128, refit=False).name for n in (0, 1)]
+    compared = {p1[0]: [Comparison("EASE", 0.2, 1e-5)], p1[1]: [Comparison("EASE", -0.1, 0.03)]}
+    text = next_item_report.seeds(store, compared)
     spread = "0.3000 ± 0.1414 (0.2000–0.4000)"
     assert "| P1 | NBPR next-item, d = 128 | 2 |" + f" {spread} |" * 4 in text
+    assert "| -0.1000 against EASE, p = 0.0300 |" in text  # of the worse seed
     of_sequences = "| split of the SASRec papers | NBPR next-item, d = 128 | 2 |"
-    assert f"{of_sequences} {spread} | {spread} |  |  |" in text
+    assert f"{of_sequences} {spread} | {spread} |  |  |  |" in text
     # Of a figure that only one of the seeds has, there is no spread.
     run = make_run("NBPR next-item", Selection(seed=1), 128, refit=False)
     result |= {"cell": run.name, "configuration": run.configuration()}
     result["metrics"], result["ranks"] = {"sampled": summary([ranks])}, {"sampled": []}
     store.write(result)
-    text = next_item_report.seeds(store)
+    text = next_item_report.seeds(store, {})
     assert f"| P1 | NBPR next-item, d = 128 | 2 |  |  | {spread} | {spread} |" in text
 
 

@@ -18,6 +18,7 @@ from ncr_core.evaluation.protocols import (
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.reproduction.datasets import (
     MAX_NEGATIVES,
+    BenchmarkDataset,
     PublishedSplit,
     load_deepcf_amusic,
     load_ncf,
@@ -125,6 +126,12 @@ def test_the_refit_split(tmp_path: Path) -> None:
     assert (refit.validation == -1).all()
     assert (refit.test == split.test).all()
     assert refit.negatives is split.negatives
+
+
+def test_test_items_that_no_training_has_are_counted(tmp_path: Path) -> None:
+    described = BenchmarkDataset("some", "given", load_published(as_csv(tmp_path))).description()
+    assert described["untrained_test_items"] == 1  # d, of user 1
+    assert described["test_users"] == 3
 
 
 def test_without_times_the_validation_item_is_drawn(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from ncr_core.reproduction.suites import (
     figure5,
     loss,
     make_run,
+    paper,
     runs_of,
     table1,
 )
@@ -404,6 +405,7 @@ def results(quick: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     runner = Runner(write_movielens(folder / "data"), folder / "results", folder / "work")
     runner.run(table1(Selection(factors=(8,), methods=("ItemPop", "NBPR", "DNCR", "NeuPR"))))
+    runner.run(paper(Selection(factors=(8,), methods=("NBPR by the paper",))))
     runner.run(best(Selection(factors=(8,), methods=("EASE",))))
     runner.run(figure5(Selection(factors=(8,), full=False))[:2])
     return folder / "results"
@@ -426,6 +428,8 @@ def test_figures_are_those_of_the_results(results: Path, tmp_path: Path) -> None
     assert f"{stored['metrics']['sampled']['hr']:.4f}" in row
     assert f"{stored['metrics']['full']['ndcg']:.4f}" in row
     assert "| 0.5664 |" in row  # the paper's
+    by_the_paper = next(x for x in text.splitlines() if x.startswith("| NBPR by the paper | 8 |"))
+    assert "| 0.5402 |" in by_the_paper  # the paper's NBPR
     assert "## Figure 3" in text
     assert "## Figure 5" in text
     assert "## Figure 6" not in text  # it was not run
@@ -462,11 +466,20 @@ def test_ours_are_tested_against_the_strongest_baseline(
 ) -> None:
     runner, _ = make_runner()
     runner.run([make_run(name, Selection(), 0) for name in ("ItemPop", "EASE")])
-    runner.run([make_run("NBPR", Selection(), 64)])
+    found = runner.run([make_run(name, Selection(), 64) for name in ("NBPR", "spectral start")])
     page = tmp_path / "results.md"
     write_page(tmp_path / "results", page)
-    row = next(x for x in page.read_text().splitlines() if x.startswith("| **NBPR, d = 64**"))
+    text = page.read_text()
+    row = next(x for x in text.splitlines() if x.startswith("| **NBPR, d = 64**"))
     assert " against EASE, p " in row
+    # The sentence is there if, and only if, the table says the same.
+    start, trained = (
+        next(result for result in found if result["configuration"]["method"] == method)
+        for method in ("spectral start", "NBPR")
+    )
+    kinds = ("sampled", "full")
+    is_below = any(trained["metrics"][k]["ndcg"] < start["metrics"][k]["ndcg"] for k in kinds)
+    assert ("- NBPR is below `spectral start`" in text) == is_below
 
 
 @pytest.mark.slow
