@@ -24,11 +24,13 @@ import torch.distributed as dist
 from ncr_core.errors import DataError, NcrError, lacks_memory
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.phase_files import (
+    ORDER,
     RESULT,
     PhaseOrder,
     remove_outcome,
     save_failure,
     save_outcome,
+    sum_of,
 )
 from ncr_core.training.ranking_files import RANKING, RankingOrder, save_positions
 from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
@@ -67,17 +69,18 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
         order: PhaseOrder | RankingOrder | None = None
-        problem = None
+        problem, checksum = None, ""
         try:
             if (folder / RANKING).exists():
-                order = RankingOrder.load(folder)
+                checksum, order = sum_of(folder / RANKING), RankingOrder.load(folder)
             else:
+                checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
         except OSError as error:
             problem = f"cannot read {error.filename or folder}: {error.strerror}"
         except DataError as error:
             problem = f"cannot read its users: {error}"
-        check_ranks(problem)
+        check_ranks(problem, order=checksum)
         if isinstance(order, RankingOrder):
             found = order.positions(DataParallelRanks())
             if rank == 0:

@@ -425,22 +425,25 @@ def _source_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def check_ranks(problem: str | None = None, version: RankVersion | None = None) -> None:
+def check_ranks(
+    problem: str | None = None, version: RankVersion | None = None, order: str = ""
+) -> None:
     """Compares the versions of all ranks of the process group; every rank has to call it.
 
     Args:
         problem: the reason why this rank cannot train, as the words after its name in a sentence.
         version: the version of this rank; by default that of this process.
+        order: the checksum of the order that this rank has read.
 
     Raises:
-        TrainingError: A rank has a problem, or runs other code than rank 0; the message names its
-            machine. Every rank raises the error.
+        TrainingError: A rank has a problem, or runs other code or has another order than rank 0;
+            the message names its machine. Every rank raises the error.
     """
     own = asdict(version or RankVersion.of_this_process())
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (socket.gethostname(), own, problem))
-    first = every[0][1]
-    for rank, (host, theirs, their_problem) in enumerate(every):
+    dist.all_gather_object(every, (socket.gethostname(), own, problem, order))
+    _, first, _, first_order = every[0]
+    for rank, (host, theirs, their_problem, their_order) in enumerate(every):
         if their_problem is not None:
             raise TrainingError(
                 f"rank {rank} on {host} {their_problem}; all machines of a training must reach "
@@ -452,3 +455,8 @@ def check_ranks(problem: str | None = None, version: RankVersion | None = None) 
                     f"rank {rank} on {host} has {name} {value}, and rank 0 has {first[name]}: "
                     "install the same version on all machines of a training"
                 )
+        if their_order != first_order:
+            raise TrainingError(
+                f"rank {rank} on {host} has another recipe or other data than rank 0: all machines "
+                "of a training must reach the same folder NCR_TRAIN_FOLDER"
+            )

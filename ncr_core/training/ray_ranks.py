@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import threading
@@ -54,6 +55,7 @@ class RayEngine(RankEngine):
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         self._ray = require("ray", "ray")
+        require("ray.train", "ray")
         super().__init__(ranks, tables, folder)
         self._address = address
 
@@ -73,11 +75,8 @@ class RayEngine(RankEngine):
         handlers = [signal.getsignal(number) for number in stops]
         try:
             self._ray.init(**own, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError):
-            raise TrainingError(
-                f"the Ray cluster at {self._address or 'this machine'} does not answer, or "
-                "refuses the worker's token: check `ray status` there and NCR_RAY_ADDRESS"
-            ) from None
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise TrainingError(problem_of(error, self._address)) from None
         finally:  # Ray would end this process at a signal that is for others
             for number, handler in zip(stops, handlers, strict=True):
                 signal.signal(number, handler)
@@ -129,6 +128,22 @@ class RayEngine(RankEngine):
             ended.set()
             follower.join()
         return None
+
+
+def problem_of(error: Exception, address: str | None) -> str:
+    """The sentence for an error of Ray when it joins a cluster."""
+    cluster = f"the Ray cluster at {address or 'this machine'}"
+    versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))
+    if len(versions) == 2:  # as Ray says of a mismatch, first the cluster's
+        theirs, own = (f"Ray {ray} and Python {python}" for ray, python in versions)
+        return (
+            f"{cluster} has {theirs}, and this worker has {own}: install the same versions on all "
+            "machines of a training"
+        )
+    return (
+        f"{cluster} does not answer, or refuses the worker's token: check `ray status` there and "
+        "NCR_RAY_ADDRESS"
+    )
 
 
 def check_address(address: str | None) -> None:

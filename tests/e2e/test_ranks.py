@@ -53,6 +53,11 @@ class Service:
         version: str | None = answer["model_version"]
         return version
 
+    def passed_gate(self, version: str) -> bool:
+        report = self.client.get(f"/admin/models/{version}").raise_for_status().json()
+        passed: bool = report["metrics"]["gate"]["passed"]
+        return passed
+
     def published(self) -> list[str]:
         models = self.client.get("/admin/models").json()["items"]
         return [model["version"] for model in models if model["status"] == "published"]
@@ -116,6 +121,7 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
             assert job["attempt"] == 1
             assert its.published() == [job["model_version"]]
             version = job["model_version"]
+            assert its.passed_gate(version)
             wait_until(lambda: its.served() == version, WAIT_SECONDS, "the model is served")
 
             job_id = submit(its.client, **TRAINING)
@@ -136,10 +142,29 @@ def test_a_lost_rank_costs_an_epoch_and_a_lost_worker_an_attempt(engine: str) ->
 
 
 @pytest.fixture(scope="module")
-def idle() -> Iterator[Service]:
-    """A service whose workers the tests start."""
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that serves a model, and whose workers the tests start."""
     with service("torchrun") as its:
+        log = tmp_path_factory.mktemp("idle") / "worker.log"
+        with NcrWorker(its.env | {"NCR_TRAIN_ENGINE": "local"}, log):
+            job_id = submit(its.client, model="nbpr", epochs=2, force=True)
+            job = wait_for(its.client, job_id, lambda job: job["status"] == "succeeded")
+        version = job["model_version"]
+        wait_until(lambda: its.served() == version, WAIT_SECONDS, "the model is served")
         yield its
+
+
+def test_a_cancelled_training_leaves_no_rank(idle: Service) -> None:
+    before = idle.published()
+    with idle.worker("cancelled") as worker:
+        job_id = submit(idle.client, **TRAINING)
+        wait_for(idle.client, job_id, begun, START_SECONDS["torchrun"])
+        ranks = ranks_below(worker, "torchrun")
+        assert len(ranks) == 2
+        idle.client.post(f"/admin/jobs/{job_id}/cancel").raise_for_status()
+        wait_for(idle.client, job_id, lambda job: job["status"] == "cancelled")
+        wait_until(lambda: not any(map(is_running, ranks)), 20, "end of the ranks")
+    assert idle.published() == before
 
 
 @pytest.mark.parametrize(
@@ -163,4 +188,4 @@ def test_an_engine_that_cannot_train_is_one_sentence(
         job = wait_for(idle.client, job_id, lambda job: job["status"] == "failed")
     assert words in job["error"]
     assert "\n" not in job["error"]
-    assert idle.published() == []
+    assert idle.published() == [idle.served()]

@@ -12,7 +12,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -31,7 +32,9 @@ from ncr_core.data.snapshot import Snapshot
 from ncr_core.errors import ConfigError, DataError, NcrError, TrainingError
 from ncr_core.evaluation.protocols import of_random_users
 from ncr_core.models import PairwiseRanker
+from ncr_core.models.precision import may_use_bfloat16
 from ncr_core.recipes import Recipe, recipe, tuned
+from ncr_core.tensor_files import map_tensors, write_tensors
 from ncr_core.training import History, Progress, phase_files, rank_process, validation
 from ncr_core.training.batches import (
     Batches,
@@ -44,14 +47,16 @@ from ncr_core.training.batches import (
 from ncr_core.training.phase_files import SPLIT, USERS, PhaseOrder, RankParts, load_result
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.rank_process import Tables, end_rank, resource_problem, run_rank
-from ncr_core.training.ranks import RankVersion, check_ranks
+from ncr_core.training.ranks import DataParallelRanks, Ranks, RankVersion, check_ranks
 from ncr_core.training.ray_ranks import check_address
 from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunEngine
 from ncr_core.training.trainer import TrainingPhase, remember, train_loop
 from tests.cluster.process import children_of, is_running, wait_until
 
 RANKS = 2
-TOLERANCE = 1e-6
+GRADIENTS = "gradients.safetensors"
+TOLERANCE = 1e-6  # of weights
+ROUNDING, COARSE_ROUNDING = 1e-4, 2.0**-6  # of gradients: sums in another order
 
 
 @dataclass(frozen=True)
@@ -170,15 +175,36 @@ def _join(rank: int, meeting: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=minute)
 
 
+@contextmanager
+def _first_gradients(kind: type[Ranks]) -> Iterator[dict[str, Tensor]]:
+    """The gradients of the first step of a training by this kind of ranks, added up."""
+    found: dict[str, Tensor] = {}
+    honest = kind.reduce_gradients
+
+    def reduce(ranks: Ranks, model: PairwiseRanker) -> None:
+        honest(ranks, model)
+        if not found:
+            every = ((name, each.grad) for name, each in model.named_parameters())
+            found.update({n: grad.to_dense().clone() for n, grad in every if grad is not None})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "reduce_gradients", reduce)
+        yield found
+
+
 def _train_cases(rank: int, folder: Path) -> None:
     """A rank of all cases, one after the other, and of what each kind of failure looks like."""
     _join(rank, folder / "meeting")
     for name, case in CASES.items():
-        run_rank(folder / name, case.tables, rank, lambda progress: None)
+        with _first_gradients(DataParallelRanks) as gradients:
+            run_rank(folder / name, case.tables, rank, lambda progress: None)
+        if rank == 0:
+            write_tensors(folder / name / GRADIENTS, gradients)
     version = RankVersion.of_this_process()
     for name, call in {
         "version": lambda: check_ranks(version=replace(version, torch=f"9.{rank}")),
         "folder": lambda: run_rank(folder / ("reach", "absent")[rank], "replicated", 0, print),
+        "order": lambda: run_rank(folder / ("diverged", "reach")[rank], "replicated", 0, print),
         "diverged": lambda: run_rank(
             folder / "diverged", "replicated", rank, lambda progress: None
         ),
@@ -197,6 +223,10 @@ class Trained:
     history: History
     by_ranks: PairwiseRanker
     ranks_history: History
+    gradients: dict[str, Tensor]
+    """Of the first step of one process."""
+    ranks_gradients: dict[str, Tensor]
+    """The same of the ranks, added up; empty with sharded tables."""
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +237,8 @@ def trained(
     folder = tmp_path_factory.mktemp("ranks")
     starts: dict[str, PairwiseRanker] = {}
     parts = {name: RankParts(folder / "parts" / name, RANKS) for name in CASES}
-    wild = _case("NBPR", learning_rate=1e30, epochs=3)
-    for name, case in {**CASES, "diverged": wild, "reach": wild}.items():
+    wild, other = (_case("NBPR", learning_rate=1e30, epochs=epochs) for epochs in (3, 2))
+    for name, case in {**CASES, "diverged": wild, "reach": other}.items():
         (folder / name).mkdir()
         part = _split_of(case, split, told)
         starts[name] = start_model(case.recipe.model, case.recipe.training, part)
@@ -225,8 +255,9 @@ def trained(
         for name, case in CASES.items():
             part, alone = _split_of(case, split, told), copy.deepcopy(starts[name])
             torch.manual_seed(case.recipe.training.seed)  # of dropout
-            history = train_loop(alone, part, case.recipe.training, _phase(case.recipe))
-            results[name] = (alone, history)
+            with _first_gradients(Ranks) as gradients:
+                history = train_loop(alone, part, case.recipe.training, _phase(case.recipe))
+            results[name] = (alone, history, gradients)
     finally:
         torch.set_num_threads(threads)
     for rank in ranks:
@@ -234,14 +265,15 @@ def trained(
         assert rank.exitcode == 0
     every, in_parts = {}, set[str]()
     torch.set_num_threads(1)
-    for name, (alone, history) in results.items():
+    for name, (alone, history, gradients) in results.items():
         by_ranks = copy.deepcopy(starts[name])
         ranks_history = load_result(folder / name, by_ranks)
         assert ranks_history is not None
         remember(by_ranks, _split_of(CASES[name], split, told).train)
         if any((folder / "parts" / name).rglob(USERS)):
             in_parts.add(name)
-        every[name] = Trained(alone, history, by_ranks, ranks_history)
+        added_up = map_tensors(folder / name / GRADIENTS)
+        every[name] = Trained(alone, history, by_ranks, ranks_history, gradients, added_up)
     torch.set_num_threads(threads)
     assert in_parts == IN_PARTS
     return every, folder
@@ -264,6 +296,14 @@ def test_two_ranks_learn_what_one_process_learns(
     pairs = zip(each.by_ranks.state_dict().values(), each.alone.state_dict().values(), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+    # Adam's steps do not show the scale of the gradients.
+    assert each.gradients
+    for key, alone in each.gradients.items():
+        rounding = ROUNDING
+        if key == "items.weight" and may_use_bfloat16(alone):
+            rounding = COARSE_ROUNDING  # of products over shared negatives
+        near = rounding * float(alone.abs().max())
+        torch.testing.assert_close(each.ranks_gradients[key], alone, rtol=rounding, atol=near)
     assert each.ranks_history.loss == pytest.approx(each.history.loss, rel=1e-5)
     assert each.ranks_history.ndcg == pytest.approx(each.history.ndcg, abs=1e-3)
     assert each.ranks_history.hr == pytest.approx(each.history.hr, abs=1e-9)
@@ -293,6 +333,9 @@ def test_every_rank_says_what_is_wrong_with_one(trained: tuple[dict[str, Trained
         assert "rank 1 on " in unreachable
         assert "cannot read" in unreachable
         assert "NCR_TRAIN_FOLDER" in unreachable
+        other_order = (folder / f"order.{rank}").read_text()
+        assert "rank 1 on " in other_order
+        assert "has another recipe or other data than rank 0" in other_order
         assert "learning rate 1e+30" in (folder / f"diverged.{rank}").read_text()
     with pytest.raises(TrainingError, match="try a smaller rate"):
         load_result(folder / "diverged", trained[0]["NBPR"].by_ranks)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+import platform
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from ncr_core.evaluation.protocols import full_ranks
 from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.models import ModelConfig
 from ncr_core.recipes import tuned
-from ncr_core.training import Progress, rank_engine
+from ncr_core.training import Progress, rank_engine, ray_ranks
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.ray_ranks import RayEngine
 from ncr_core.training.trainer import TrainingPhase, train_loop
@@ -102,3 +104,15 @@ def test_ranks_find_the_positions_of_held_out_items(
     expected = full_ranks(ranks, split, split.test, 0)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1] == expected[1]
+
+
+def test_a_cluster_of_another_version_is_named(phases: RayEngine) -> None:
+    from ray._private.utils import check_version_info
+
+    theirs = {"ray_version": "2.9.0", "python_version": "3.10.1"}
+    with pytest.raises(RuntimeError) as raised:
+        check_version_info(theirs, "node 10.0.0.2")
+    words = ray_ranks.problem_of(raised.value, "10.0.0.1:6379")
+    assert "the Ray cluster at 10.0.0.1:6379 has Ray 2.9.0 and Python 3.10.1" in words
+    assert f"this worker has Ray {version('ray')} and Python {platform.python_version()}" in words
+    assert "token" in ray_ranks.problem_of(ConnectionError("refused"), None)
