@@ -460,7 +460,7 @@ _NAMED = (
 
 SERVICE_RECIPES = (
     AUTO_RECIPE, "default", "history", *(each.name for each in _AUTO),
-    _NEXT_ITEM_TWO_LAYERS.name, _NEXT_ITEM_NEUPR.name,
+    _NEXT_ITEM_TWO_LAYERS.name, _NEXT_ITEM_NEUPR.name, _NEXT_ITEM_DNCR.name,
 )  # fmt: skip
 """The recipes that a request for training may name."""
 

@@ -409,17 +409,26 @@ def _sequential_pairs(by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]
 
 
 def _seed_pairs(store: ResultsStore, by_data: Mapping[str, Sequence[RunResult]]) -> list[_Pair]:
-    """Pairs of each training seed with the best stored baseline of its data set."""
+    """Pairs of each training seed with the baselines of its method.
+
+    For models without order these are their start and NeuMF among sampled items, and for others
+    the best stored baseline of the data set among all items.
+    """
     pairs: list[_Pair] = []
     for data, results in next_item_report.seeded_results(store):
-        others = [result for result in by_data.get(data, ()) if not result.is_ours]
-        if others:
-            rival = max(others, key=lambda other: other.metric("full", "ndcg") or 0.0)
-            pairs += [
-                (_SEEDS, ours, "full", rival)
-                for ours in results
-                if ours.metric("full", "ndcg") is not None
-            ]
+        kind, of_data = "full", by_data.get(data, ())
+        others = [result for result in of_data if not result.is_ours]
+        best = max(others, key=lambda other: other.metric("full", "ndcg") or 0.0, default=None)
+        rivals = [] if best is None else [best]
+        if results[0].method not in suites.ORDERED and data == "ml-1m":
+            kind, names = "sampled", ("ALS start", "NeuMF")
+            rivals = [other for other in others if other.method in names]
+        pairs += [
+            (_SEEDS, ours, kind, rival)
+            for ours in results
+            for rival in rivals
+            if ours.metric(kind, "ndcg") is not None
+        ]
     return pairs
 
 

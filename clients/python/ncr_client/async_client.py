@@ -548,6 +548,7 @@ class AsyncClient:
             "spectral-neupr",
             "next-item-two-layer-attention",
             "next-item-neupr",
+            "next-item-dncr",
         ]
         | None = None,
         model: Literal["nbpr", "dncr", "neupr"] | None = None,

@@ -200,6 +200,7 @@ RECIPES = [
     "spectral-neupr",
     "next-item-two-layer-attention",
     "next-item-neupr",
+    "next-item-dncr",
 ]
 
 # What clients rely on. A new hyper-parameter adds a line; none of these may change.
