@@ -9,7 +9,7 @@ machine of two. The seconds of ranks include their start and the files between t
 positions that all find are compared.
 
 The rest of the evaluation stays in one process, here with a thread for each core: the held-out
-items of 10,000 users among 100 others, with the draw of these, and the calibration on these pairs.
+items of 10,000 users among 100 others, and the calibration on such pairs. Both draw the others.
 
 NBPR has 64 factors and embeddings at random, as the time of its products does not depend on them.
 NeuPR is the recipe `spectral-neupr` after one epoch with the data of `benchmarks.scale`.

@@ -431,7 +431,9 @@ _NAMED = (
     Recipe(
         "paper",
         ModelConfig(init="paper"),
-        TrainConfig(
+        TrainConfig(  # at most as many iterations as the paper's figure of the loss
+            epochs=100,
+            fine_tune_epochs=100,
             batch_size=256,
             negatives=1,
             learning_rate=1e-3,

@@ -5,8 +5,9 @@ baselines, and the changes on data sets other than MovieLens 1M.
 
 The grids below hold the configurations that were tried: at most eight a method, with the number of
 factors of the grid. Sampled NDCG@10 on the validation items chose the settings, except for the
-linear next-item model, which full NDCG@10 chose. Validation NDCG@10 also chooses the iterations and
-epochs within each run. `ncr reproduce tuning` runs the grids.
+linear next-item model, SASRec and the recipes of `auto`, which full NDCG@10 chose. Validation
+NDCG@10 also chooses the iterations and epochs within each run. `ncr reproduce tuning` runs the
+grids.
 """
 
 from __future__ import annotations
@@ -86,14 +87,13 @@ def _dncr_from_als(factors: int) -> Settings:
 
 
 def _by_the_paper(kind: str) -> Callable[[int], Settings]:
-    """The settings of the recipe `paper`, for as many iterations as the paper's figure of the loss.
+    """The settings of the recipe `paper`.
 
     The parts of NeuPR are trained with them, and so is NeuPR when it starts from its parts.
     """
     settings = _of_recipe("paper")(0)
     rate = settings["training"]["learning_rate"]
-    rounds = {"epochs": 100, "fine_tune_epochs": 100, "fine_tune_rate": rate}
-    changes = {"model": {"kind": kind}, "training": rounds}
+    changes = {"model": {"kind": kind}, "training": {"fine_tune_rate": rate}}
     return lambda factors: merge_sections(settings, changes)
 
 

@@ -120,9 +120,8 @@ def sequential(
         "the validation item.\n"
         "- All items are ranked, except those that the user has had.\n"
         "- The validation items of 2,000 users choose the epochs.\n"
-        "- The settings are those of P1 and of the recipes. For NBPR attention, validation items "
-        "of this split chose the weight of a user's first items, and for NBPR two-layer attention "
-        "all that differs from it.\n"
+        "- The settings are those of P1 and of the recipes. Validation items of this split of "
+        "MovieLens 1M chose some of them, see [the settings](#how-to-read-the-tables).\n"
         "- P1 has the same data in another order. Some validation items of P1 are test items "
         "here.\n"
         "- Rows in italics have the figures that their authors print.\n"
@@ -137,14 +136,16 @@ def _beside_published(data: str, results: Sequence[RunResult]) -> str:
     printed = {name: ndcg for name, _, ndcg in PUBLISHED[data]}
     reached = {result.method: result.metric("full", "ndcg") for result in results}
     lines = [
-        f"- {method}, as trained here, has {found / printed[name]:.0%} of the published NDCG@10. "
-        "The column of comparisons has the training here.\n"
+        f"- {method}, as trained here, has {100 * found / printed[name]:.0f} % of the published "
+        "NDCG@10. The comparisons are with this training.\n"
         for method, name in _TRAINED_HERE.get(data, {}).items()
         if (found := reached.get(method)) is not None
     ]
     best = max(results, key=lambda result: result.metric("full", "ndcg") or 0.0)
     if not best.is_ours:
-        lines.append(f"- No model that we trained is above {label_of(best)} on these data.\n")
+        lines.append(
+            f"- By NDCG@10 no model that we trained is above {label_of(best)} on these data.\n"
+        )
     return "".join(lines) + "\n" if lines else ""
 
 

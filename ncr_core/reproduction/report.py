@@ -81,7 +81,7 @@ INTRO = """# Results
 come from `ncr reproduce`. One section comes from `gaps.json` in the same folder.
 
 - A program computed the figures of all tables, except those of the paper and of other authors. The
-  numbers of trials in *Settings* were typed in.
+  numbers in *Settings* were typed in.
 - Each line of a JSON Lines file holds one run: configuration, seed, data fingerprint, machine,
   versions, commit, seconds and the rank of every user.
 - [Measure a model](how-to/measure.md) describes the commands and the protocols.
@@ -119,15 +119,15 @@ Methods:
 Settings:
 
 - Validation items chose the settings, most of them by sampled NDCG@10. The [grids](#the-grids)
-  below have what was tried.
+  below have a part of what was tried.
 - The linear next-item model, SASRec and the recipes of `auto` were chosen by full NDCG@10, as the
   [experiments](experiments.md) say. Sampled and full figures do not always agree: DNCR history is
   above EASE by recency in the first, and below it in the second.
 - On MovieLens 1M the grids of eALS, BPR, NBPR, DNCR, NeuPR and NeuMF have 8 factors. With more
-  factors these methods have other settings, from trials on validation items that the repository
-  does not store. DNCR has no λ, although one row of its grid is better by less than 0.001.
+  factors most of these methods have other settings, from trials on validation items that the
+  repository does not store. NBPR and DNCR do not have the best λ of their grids.
 - cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
-- On Amazon Music the repository stores no grid of NeuPR and NeuPR from ALS.
+- On Amazon Music the repository stores no grid of DNCR, NeuPR and NeuPR from ALS.
 - On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR from ALS,
   NeuPR from ALS, DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item,
   DNCR from NBPR, NBPR attention, NBPR two-layer attention, NeuPR next-item and NBPR next-item with
@@ -136,10 +136,11 @@ Settings:
   next-item start. DNCR from ALS has the recipe `als-nbpr` in its place. Both NBPRs learn from 4,096
   shared items. The [experiments](experiments.md#a-tower-that-starts-as-a-product) have the
   trials, all of them on validation items.
-- Trials on the validation items of the SASRec papers' split chose settings of three methods, as the
-  [experiments](experiments.md#self-attention) say: all of NBPR two-layer attention, the layer of
-  NBPR attention, and the start of NBPR next-item with start. Of these 6,040 items, 958 are test
-  items of P1.
+- Trials on the validation items of the SASRec papers' split chose settings of three methods: all of
+  NBPR two-layer attention, [the layer](experiments.md#self-attention) of NBPR attention and on that
+  split its weight of a user's first items, and
+  [the start](experiments.md#a-start-beside-the-trained-factors) of NBPR next-item with start. Of
+  these 6,040 items, 958 are test items of P1.
 - The training of NBPR two-layer attention has no weight of a user's first items, which NBPR
   attention has on P1.
 - NBPR next-item with start, NBPR attention and NeuPR next-item are the recipes `next-item-nbpr`,
@@ -150,9 +151,9 @@ Settings:
   same training without them.
 - P2 has the settings of P1, except for iALS and NeuMF.
 - The tests hold HR@10 and NDCG@10 against `success.10` and `ndcg_cut.10` of trec_eval.
-- No choice uses test items. During development, 30 of the results were measured on test items with
+- No choice uses test items. During development, 31 of the results were measured on test items with
   other settings before: 23 of the first 146, all of NeuPR next-item, SASRec on MovieLens 1M,
-  NBPR from ALS on Gowalla, and ALS start and NBPR from ALS on Amazon Music.
+  NBPR from ALS on Gowalla, and ALS start, NBPR from ALS and NeuPR from ALS on Amazon Music.
 
 Protocols:
 
@@ -247,7 +248,7 @@ def _untrained_note(rows: Sequence[RunResult]) -> str:
         return ""
     return (
         f"The test items of {untrained:,} of the {users:,} test users occur in no training. The "
-        "table has these users, as the published figures do. No method can learn such an item, and "
+        "table has these users, as the published split does. No method can learn such an item, and "
         "its place in a list is one of many ties or the effect of a random start.\n\n"
     )
 
@@ -450,12 +451,20 @@ def _p1(tables: Mapping[str, list[list[RunResult]]]) -> list[RunResult]:
 
 
 def _compare(pairs: Sequence[_Pair]) -> _Comparisons:
-    """Runs all tests of the page, and adjusts each p for their number."""
-    tests = [row.compare(rival, kind, "ndcg") for _, row, kind, rival in pairs]
+    """Runs all tests of the page, and adjusts each p for their number.
+
+    A test that several sections have counts once.
+    """
+    different = {(row.name, kind, rival.name): (row, rival) for _, row, kind, rival in pairs}
+    tests = [ours.compare(rival, key[1], "ndcg") for key, (ours, rival) in different.items()]
     adjusted = holm([test.p for test in tests])
+    found = {
+        key: Comparison(rival.method, test.mean_difference, p)
+        for (key, (_, rival)), test, p in zip(different.items(), tests, adjusted, strict=True)
+    }
     comparisons: dict[tuple[str, str, str], list[Comparison]] = {}
-    for (section, row, kind, rival), test, p in zip(pairs, tests, adjusted, strict=True):
-        comparison = Comparison(rival.method, test.mean_difference, p)
+    for section, row, kind, rival in pairs:
+        comparison = found[row.name, kind, rival.name]
         comparisons.setdefault((section, row.name, kind), []).append(comparison)
     return comparisons
 
@@ -480,6 +489,8 @@ def _neumf(pairs: Sequence[_Pair], comparisons: _Comparisons) -> str:
         f"{_LEVEL} counts as significant, and NeuPR is\n\n"
     )
     for kind, by_finding in sizes.items():
+        if not by_finding:
+            continue
         texts = (f"{found} at d = {', '.join(of)}" for found, of in by_finding.items())
         note += f"- by {kind} NDCG@10 {'; '.join(texts)}.\n"
     head = ["d", "difference of sampled NDCG@10", "difference of full NDCG@10"]
@@ -541,7 +552,8 @@ def _by_the_paper(store: ResultsStore) -> str:
         "N(0, 0.01²), Adam at the rate 1e-3, one negative for each positive, batches of 256, and "
         "an end when the loss falls by less than 0.1 %, or after 100 iterations. The paper names "
         "three rates, of which 1e-3 is the largest. NeuPR starts from the other two rows with "
-        f"α = 0.5. The trainings took {limit}.\n"
+        "α = 0.5, and its printed figures are those with pre-training. The trainings took "
+        f"{limit}.\n"
     )
     lines = [_beside_paper(result) for result in results]
     return make_section("The paper's settings: MovieLens 1M, P1", _BESIDE, lines, note)

@@ -440,14 +440,21 @@ def check_ranks(
             the message names its machine. Every rank raises the error.
     """
     own = asdict(version or RankVersion.of_this_process())
+    if order:  # not in the first comparison, which builds of other versions have to understand
+        own["order"] = order
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (socket.gethostname(), own, problem, order))
-    _, first, _, first_order = every[0]
-    for rank, (host, theirs, their_problem, their_order) in enumerate(every):
+    dist.all_gather_object(every, (socket.gethostname(), own, problem))
+    first = every[0][1]
+    for rank, (host, theirs, their_problem) in enumerate(every):
         if their_problem is not None:
             raise TrainingError(
                 f"rank {rank} on {host} {their_problem}; all machines of a training must reach "
                 "the folder NCR_TRAIN_FOLDER under the same path, and nothing may change its files"
+            )
+        if theirs.get("order") != first.get("order"):
+            raise TrainingError(
+                f"rank {rank} on {host} has another recipe or other data than rank 0: all machines "
+                "of a training must reach the same folder NCR_TRAIN_FOLDER"
             )
         for name, value in theirs.items():
             if value != first[name]:
@@ -455,8 +462,3 @@ def check_ranks(
                     f"rank {rank} on {host} has {name} {value}, and rank 0 has {first[name]}: "
                     "install the same version on all machines of a training"
                 )
-        if their_order != first_order:
-            raise TrainingError(
-                f"rank {rank} on {host} has another recipe or other data than rank 0: all machines "
-                "of a training must reach the same folder NCR_TRAIN_FOLDER"
-            )

@@ -6,6 +6,7 @@ import gzip
 import math
 import string
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hits_of_each, recall_of_each, set_ndcg_of_each
+from ncr_core.reproduction.item_set_report import item_sets
 from ncr_core.reproduction.item_sets import load_item_sets
 from ncr_core.reproduction.report import write_page
-from ncr_core.reproduction.results_store import hits_as_text
+from ncr_core.reproduction.results_store import ResultsStore, hits_as_text
 from ncr_core.reproduction.runner import SET_K, Runner
-from ncr_core.reproduction.suites import Selection, recall, runs_of
+from ncr_core.reproduction.suites import Selection, make_run, recall, runs_of
 from tests.ncr_core.reproduction.conftest import Log, write_item_sets
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -137,3 +139,25 @@ def test_the_stored_figures_are_those_of_the_lists(
     validation, found = result["validation"]["ndcg"], result["metrics"]["sets"]["recall"]
     assert f"| ItemPop | {validation:.4f} | {found:.4f} (" in page
     assert "| *LightGCN (He et al. 2020)* |" in page
+    assert "Ahead of all our models" not in page  # there is none of ours
+
+
+def test_methods_ahead_of_ours_are_named(
+    tmp_path: Path, make_runner: Callable[[], tuple[Runner, Log]]
+) -> None:
+    (first,) = make_runner()[0].run([make_run("ItemPop", Selection(), 0)])
+    store = ResultsStore(tmp_path / "results")
+    for method, ndcg in (("ItemPop", 0.11), ("PureSVD", 0.14), ("NBPR", 0.133)):
+        (run,) = recall(Selection("gowalla-lightgcn", methods=(method,)))
+        result = deepcopy(first) | {"cell": run.name, "configuration": run.configuration()}
+        figures = {"recall": ndcg, "ndcg": ndcg}
+        intervals = {f"{name}_interval": [0.0, 1.0] for name in figures}
+        result["metrics"] = {"sets": figures | intervals}
+        store.write(result)
+    page = item_sets(store)
+    (sentence,) = [line for line in page.splitlines() if line.startswith("Ahead of all our")]
+    assert "PureSVD, d = 64" in sentence
+    assert "LightGCN (He et al. 2020)" in sentence
+    assert "Mult-VAE" in sentence
+    assert "NGCF" not in sentence
+    assert "ItemPop" not in sentence

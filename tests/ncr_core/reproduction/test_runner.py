@@ -428,6 +428,7 @@ def test_figures_are_those_of_the_results(results: Path, tmp_path: Path) -> None
     assert f"{stored['metrics']['sampled']['hr']:.4f}" in row
     assert f"{stored['metrics']['full']['ndcg']:.4f}" in row
     assert "| 0.5664 |" in row  # the paper's
+    assert "The trainings took " in text
     by_the_paper = next(x for x in text.splitlines() if x.startswith("| NBPR by the paper | 8 |"))
     assert "| 0.5402 |" in by_the_paper  # the paper's NBPR
     assert "## Figure 3" in text
