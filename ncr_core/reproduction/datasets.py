@@ -430,10 +430,13 @@ class BenchmarkDataset:
             "test_users": int((self.split.test >= 0).sum()),
             "fingerprint": fingerprint(self.split),
         }
-        if isinstance(self.split, PublishedSplit):
-            held_out = self.split.test[self.split.test_users]
-            counts = self.split.with_validation_in_train().train.item_counts()
-            description["untrained_test_items"] = int((counts[held_out] == 0).sum())
+        if not isinstance(self.split, NextItemSplit | ItemSetSplit):
+            learned = self.split.train
+            if isinstance(self.split, PublishedSplit):  # which is refitted
+                learned = self.split.with_validation_in_train().train
+            held_out = self.split.test[self.split.test >= 0]
+            untrained = learned.item_counts()[held_out] == 0
+            description["untrained_test_items"] = int(untrained.sum())
         if isinstance(self.split, NextItemSplit):
             left_out = self.split.untrained_test_items
             if self.protocol == "sasrec":
