@@ -72,13 +72,15 @@ async def with_large_answers(data_dir: Path, protocol: type[BoundedProtocol]) ->
         yield port
 
 
-def pipeline(connections: ExitStack, port: int, buffer_bytes: int = 4096) -> socket.socket:
+def pipeline(
+    connections: ExitStack, port: int, buffer_bytes: int = 4096, requests: int = 40
+) -> socket.socket:
     """A connection with many requests for large answers, of which nothing is read."""
     connection = connections.enter_context(closing(socket.socket()))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     connection.connect(("127.0.0.1", port))
     asked = b"GET /recommend/nobody?n=1000 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    connection.sendall(asked * 40)
+    connection.sendall(asked * requests)
     return connection
 
 
@@ -104,7 +106,7 @@ async def test_connections_whose_answers_nobody_reads_are_closed(data_dir: Path)
     async with with_large_answers(data_dir, Protocol) as port:
         with ExitStack() as connections:
             pipeline(connections, port)
-            slow = pipeline(connections, port, 2**16)
+            slow = pipeline(connections, port, 2**16, 400)  # for longer than the test
             slow.setblocking(False)
             loop = asyncio.get_running_loop()
             end = loop.time() + 3.0
@@ -112,7 +114,7 @@ async def test_connections_whose_answers_nobody_reads_are_closed(data_dir: Path)
             async with asyncio.timeout(30):  # a busy machine makes the answers late
                 while not closed or loop.time() < end:
                     assert await loop.sock_recv(slow, 2**15)  # one who reads slowly is kept
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.01)
                     closed = Protocol.made[0].transport.is_closing()
             assert not Protocol.made[1].transport.is_closing()
 
