@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ncr_core.optional_imports import require
@@ -214,9 +213,8 @@ def seeded_results(store: ResultsStore) -> Iterator[tuple[str, list[RunResult]]]
     for data in _SEEDED:
         target = suites.sequential if data in SEQUENCES else suites.best
         for method in HEADLINES:
-            runs = target(Selection(data, methods=(method,)))
-            runs = [replace(run, seed=seed) for run in runs if not run.refit for seed in SEEDS]
-            results = results_of(store, runs)
+            of_seeds = (target(Selection(data, methods=(method,), seed=seed)) for seed in SEEDS)
+            results = results_of(store, [run for runs in of_seeds for run in runs if not run.refit])
             if len(results) > 1:
                 yield data, results
 
@@ -237,7 +235,7 @@ def seeds(store: ResultsStore, comparisons: Mapping[str, Sequence[Comparison]]) 
         compared = [c for result in results for c in comparisons.get(result.name, ())]
         lines.append([*cells, _least(compared)])
     note = (
-        "The cells are mean ± standard deviation (smallest–largest) over training seeds from 0. "
+        "The cells are mean ± standard deviation (smallest–largest) over training seeds. "
         "The other tables have seed 0. The protocol of SASRec has no sampled items. The last "
         "column has the seed with the smallest difference of NDCG@10. For models without order it "
         "is the sampled NDCG@10, against their start and against NeuMF. For others it is the full "
