@@ -22,6 +22,8 @@ from tests.cluster.servers import NcrServer, ncr_command
 PORT = 6390
 ADDRESSES = ("10.83.0.1", "10.83.0.2")
 TRAINING: dict[str, Any] = {"recipe": "history", "factors": 8, "epochs": 3, "force": True}
+# Epochs of small batches last for seconds, so that the test can kill the worker in them.
+LONGER: dict[str, Any] = {"model": "dncr", "epochs": 6, "batch_size": 8, "force": True}
 
 
 def _ip(*arguments: str) -> None:
@@ -99,7 +101,7 @@ def _machines_of_ranks(pids: list[int]) -> set[str]:
     return found
 
 
-def test_two_machines_train_a_model_that_a_server_loads() -> None:
+def test_two_machines_train_a_model_and_train_it_again_after_a_killed_worker() -> None:
     with ExitStack() as stack:
         place = stack.enter_context(storage("sqlite"))
         names = stack.enter_context(machines())
@@ -129,7 +131,7 @@ def test_two_machines_train_a_model_that_a_server_loads() -> None:
             wait_until(lambda log=log: "Ray runtime started" in log.read_text(), 60, "Ray's start")
         worker = ["ip", "netns", "exec", names[0], *ncr_command("worker")]
         log = place.folder / "worker.log"
-        stack.enter_context(running(worker, environment_with(env), log))
+        worker_pid = stack.enter_context(running(worker, environment_with(env), log))
         server = stack.enter_context(NcrServer(env, place.folder / "server.log"))
         client = stack.enter_context(httpx2.Client(base_url=server.url, timeout=30))
         add_events(server.url)
@@ -150,3 +152,15 @@ def test_two_machines_train_a_model_that_a_server_loads() -> None:
             return bool(answer["model_version"] == version)
 
         wait_until(is_served, WAIT_SECONDS, "the model is served")
+
+        job_id = submit(client, **LONGER)
+        wait_for(client, job_id, lambda job: bool(job["progress"] and job["progress"]["epoch"] > 1))
+        assert len(_machines_of_ranks(pids)) == 2
+        os.kill(worker_pid, 9)
+        wait_until(lambda: not _machines_of_ranks(pids), 20, "end of the ranks")
+        log = place.folder / "second.log"
+        stack.enter_context(running(worker, environment_with(env), log))
+        job = wait_for(client, job_id, lambda job: job["status"] == "succeeded")
+        assert job["attempt"] == 2
+        models = client.get("/admin/models").raise_for_status().json()["items"]
+        assert len([model for model in models if model["status"] == "published"]) == 2
