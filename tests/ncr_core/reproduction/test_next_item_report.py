@@ -41,9 +41,9 @@ def test_the_page_has_the_sequential_tables_with_who_was_left_out(
     ours = rows["| **NBPR next-item, d = 256**"]
     assert "against ItemPop, p" in ours[5] or "against Markov, p" in ours[5]
     assert "| *eSASRec (the same)*" in rows
-    best = max(found, key=lambda result: result["metrics"]["full"]["ndcg"])
+    ahead = max(found, key=lambda result: result["metrics"]["full"]["ndcg"])
     says_so = "- By NDCG@10 no model that we trained is above" in page
-    assert says_so == (best["configuration"]["method"] != "NBPR next-item")
+    assert says_so == (ahead["configuration"]["method"] != "NBPR next-item")
     assert "| beauty-s3rec | Markov |" in page  # beyond accuracy
 
 
@@ -126,7 +126,7 @@ def test_the_worst_seed_is_compared_with_the_best_baseline(
     rows = {line.split(" | ")[1]: line for line in section.splitlines() if line.startswith("| P1")}
     assert "| +0.2000 against linear next-item, p = " in rows["NBPR next-item, d = 128"]
     from_als = rows["NBPR from ALS, d = 64"]
-    assert "| +0.0500 against ALS start, p = " in from_als or "; +0.0500 against ALS" in from_als
+    assert "+0.0500 against ALS start, p = " in from_als
     assert "-0.0500 against NeuMF, p = " in from_als
     assert "linear next-item" not in from_als
     # The seed of the other tables has one p, whatever the number of sections that have it.
