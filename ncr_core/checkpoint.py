@@ -73,6 +73,14 @@ class Checkpoint:
     """The placements of items and users by their attributes, if they were learned."""
 
     @property
+    def trained_users(self) -> int:
+        """The number of users that the model was trained on.
+
+        There may be more than ``user_ids``: a fold-in makes the vectors of pooled users.
+        """
+        return int(self.manifest.get("trained_users", len(self.user_ids)))
+
+    @property
     def temperature(self) -> float:
         """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 for a model without calibration."""
         return _temperature(self.manifest)
@@ -111,6 +119,7 @@ def save_checkpoint(
     calibration: dict[str, Any] | None = None,
     interactions: bytes | None = None,
     content: ContentMaps | None = None,
+    trained_users: int | None = None,
 ) -> str:
     """Writes a checkpoint and returns the SHA-256 of its manifest.
 
@@ -129,6 +138,7 @@ def save_checkpoint(
         calibration: the result of `Calibration.as_dict`, for the manifest.
         interactions: the content of the file of interactions; None: no file.
         content: the placements of items and users by attributes, if they were learned.
+        trained_users: the number of users that the model was trained on; None: all have an id.
 
     Raises:
         CheckpointError: the folder exists already; a version never changes.
@@ -157,6 +167,7 @@ def save_checkpoint(
         "model": model.config.as_dict(),
         "n_users": model.n_users,
         "n_items": model.n_items,
+        "trained_users": model.n_users if trained_users is None else trained_users,
         "reference_items": references.tolist(),
         "metrics": metrics or {},
         "calibration": calibration or {},
@@ -219,6 +230,7 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpo
         n_users, n_items = int(manifest["n_users"]), int(manifest["n_items"])
         references = [int(i) for i in manifest["reference_items"]]
         sums = {name: str(manifest["files"][name]["sha256"]) for name in (WEIGHTS, IDS)}
+        int(manifest.get("trained_users", n_users))
         _temperature(manifest)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"the manifest of {folder} is incomplete: {error!r}") from None

@@ -54,6 +54,8 @@ class Incumbent:
     """The interactions at the time of its training, in the challenger's rows."""
     compared: Interactions | None = None
     """Users and items of the preferences of its training, in the challenger's rows."""
+    names_all_users: bool = True
+    """Whether ``user_ids`` has all users of its training; see ``Checkpoint.trained_users``."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class _IncumbentKnowledge:
         self.snapshot_rows = row_in_snapshot[self.user_rows]
         self._held_out = np.append(snapshot.held_out, [[-1, -1]], axis=0)
         self._trained_on, self._compared = incumbent.trained_on, incumbent.compared
+        self._names_all_users = incumbent.names_all_users
 
     def learned_held_out(self, split: Split, users: IntArray) -> BoolArray:
         """Whether the snapshot has learned a held-out item of each user, or a preference about one.
@@ -180,7 +183,9 @@ class _IncumbentKnowledge:
         # What the incumbent held out was in nothing that its snapshot was trained on.
         rows = self.item_rows[items]
         held_out = (rows[:, None] == self._held_out[self.snapshot_rows[users]]).any(axis=1)
-        known = (self.user_rows[users] >= 0) & (rows >= 0)
+        known = rows >= 0
+        if self._names_all_users:
+            known &= self.user_rows[users] >= 0
         result: BoolArray = data.contains(users, items) & known & ~held_out
         return result
 

@@ -338,7 +338,11 @@ def on_small_data(name: str) -> dict[str, Any]:
 
 
 def auto_recipes(
-    users: int, items: int, interactions: int, on_gpu: bool = False
+    users: int,
+    items: int,
+    interactions: int,
+    on_gpu: bool = False,
+    remembered: int | None = None,
 ) -> tuple[Recipe, ...]:
     """The recipes that ``auto`` tries, the cheapest first; see ``ncr_core.training.selection``.
 
@@ -353,8 +357,9 @@ def auto_recipes(
     ``MAX_TABLE_CELLS`` numbers, unless that leaves fewer than ``MIN_FACTORS`` factors. The closed
     form of many items and interactions takes about a minute, and so does ALS of many users and
     items. The number of factors is a multiple of ``HEADS``, because the heads share the factors.
+    ``remembered`` is the number of users whose pooled vectors a model keeps; None: all.
     """
-    most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(users, items, 1))
+    pooled = users if remembered is None else min(users, remembered)
     few = interactions <= SMALL_DATA
     recipes = [*_AUTO, _NEXT_ITEM_TWO_LAYERS] if on_gpu else list(_AUTO)
     if few:
@@ -367,9 +372,11 @@ def auto_recipes(
     by_als = max(MIN_FACTORS, int((MAX_ALS_CELLS / max(users + items, 1)) ** (1 / 3)))
 
     # The trainings need them too, and then have them at once.
-    kept = affordable_start_factors(RECIPES["next-item-nbpr"].model, users, items, interactions)
+    kept = affordable_start_factors(RECIPES["next-item-nbpr"].model, pooled, items, interactions)
 
     def factors(each: Recipe) -> int:
+        of_users = pooled if each.model.users == "history" else users
+        most = max(MIN_FACTORS, MAX_TABLE_CELLS // max(of_users, items, 1))
         affordable = by_als if each.training.start == "als" else solved
         wanted = max(each.model.factors, kept) if each is recipes[0] else each.model.factors
         most_of_each = min(wanted, most, affordable)
@@ -381,7 +388,8 @@ def auto_recipes(
 def affordable_start_factors(model: ModelConfig, users: int, items: int, interactions: int) -> int:
     """The number of factors of the start that a model keeps beside its trained ones; 0 for none.
 
-    The number is at most ``start_factors``, and bounded as the factors of `auto_recipes` are. Less
+    ``users`` are those whose vectors the model keeps. The number is at most ``start_factors``, and
+    bounded as the factors of `auto_recipes` are. Less
     than twice the trained factors gain too little. At most eight times as many leave a small model
     small.
     """

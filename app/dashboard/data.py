@@ -74,7 +74,7 @@ async def data_page(request: Request) -> Response:
         items=len(catalogue.internal_ids) - len(catalogue.deleted),
         untaken=max(0, len(catalogue.internal_ids) - taken),
         users=users,
-        strangers=None if model is None else max(0, users - len(model.user_rows)),
+        strangers=None if model is None else max(0, users - model.row.users),
         bare=bare[:BARE_ITEMS],
         more_bare=len(bare) > BARE_ITEMS,
         imports=await services.events.imports.last(SHOWN_IMPORTS),

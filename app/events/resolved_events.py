@@ -48,6 +48,23 @@ class ResolvedEvents:
         parts = [self.liked[:, 1], self.disliked[:, 1], self.pairs[:, 1:].flatten()]
         return np.unique(np.concatenate(parts))
 
+    def of_users(self, users: IntArray) -> ResolvedEvents:
+        """The feedback of these users alone."""
+        liked, seen, disliked, pairs = (
+            np.isin(part[:, 0], users)
+            for part in (self.liked, self.seen, self.disliked, self.pairs)
+        )
+        return ResolvedEvents(
+            self.liked[liked],
+            self.liked_weights[liked],
+            self.liked_times[liked],
+            self.seen[seen],
+            self.disliked[disliked],
+            self.disliked_weights[disliked],
+            self.pairs[pairs],
+            self.pair_weights[pairs],
+        )
+
     def interactions(
         self,
         users: IntArray,

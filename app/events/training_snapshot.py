@@ -12,8 +12,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields
-from itertools import islice
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ from ncr_core.data.snapshot import (
     snapshot_folder,
     suitable_parts,
 )
+from ncr_core.data.splits import HashArray, hashes_of
 from ncr_core.errors import DataError
 
 Report = Callable[[str, int, int], None]
@@ -261,8 +262,11 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         if self._n_liked == 0:
             raise DataError(NONE_POSITIVE)
 
-    def interactions(self) -> Interactions:
+    def interactions(self, remembered: int | None = None) -> Interactions:
         """Builds the matrix of interactions, with the users' other feedback.
+
+        If there are more than ``remembered`` users, those with the smallest `hashes_of` come first.
+        They are a sample, whose vectors a model keeps, and have the users to hold out from.
 
         Of a user's events about an item, the latest with a non-zero weight counts, see
         `resolve_feedback`. The matrix leaves out users and items without a client's id, users
@@ -270,7 +274,13 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         another. The users of a part are in the order of their internal ids.
         """
         storage = FileStorage(self._parent)  # these arrays outlive the files of the snapshot
-        return concatenated(self._matrices(), self._n_liked, self._item_ids(), storage)
+        matrices = self._matrices()
+        bound = None if remembered is None else self._hash_bound(remembered)
+        if bound is not None:
+            first = self._matrices(lambda hashes: hashes <= bound, are_last=False)
+            matrices = chain(first, self._matrices(lambda hashes: hashes > bound))
+        matrix = concatenated(matrices, self._n_liked, self._item_ids(), storage)
+        return replace(matrix, remembered=None if bound is None else remembered)
 
     def write(self, folder: Path, report: Report = lambda *_: None) -> SnapshotManifest:
         """Writes the matrix in parts."""
@@ -328,16 +338,39 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         named[:, 1] = row_indices(item_ids, interactions.item_ids)[inverse]
         return named[named[:, 1] >= 0]
 
-    def _matrices(self) -> Iterator[Interactions]:
-        """The matrix of each part, with the same columns."""
+    def _hash_bound(self, n: int) -> np.uint64 | None:
+        """The largest of the ``n`` smallest hashes of users; None for at most ``n`` users."""
+        smallest, n_users = np.empty(0, np.uint64), 0
+        for part in range(self._parts):
+            names = self._names_of(part)["name"]
+            n_users += len(names)
+            smallest = np.concatenate([smallest, hashes_of(Ids(names.combine_chunks()))])
+            if len(smallest) > n:
+                smallest = np.partition(smallest, n - 1)[:n]
+        return smallest.max() if n_users > n else None
+
+    def _matrices(
+        self, choose: Callable[[HashArray], BoolArray] | None = None, *, are_last: bool = True
+    ) -> Iterator[Interactions]:
+        """The matrix of each part, with the same columns.
+
+        Args:
+            choose: Chooses some users by the hashes of their ids; None: all users.
+            are_last: Whether nobody needs the files of a part afterwards.
+        """
         items, item_ids = np.flatnonzero(self._used), self._item_ids()
         for part in range(self._parts):
             path = self._verified(self._path("resolved", part))
             with np.load(path, allow_pickle=False) as arrays:
                 resolved = ResolvedEvents(**{name: arrays[name] for name in arrays.files})
-            path.unlink()
+            if are_last:
+                path.unlink()
             users = resolved.users
             user_ids = _ids_of(users, self._names_of(part))
+            if choose is not None:
+                chosen = np.flatnonzero(choose(hashes_of(user_ids)))
+                users, user_ids = users[chosen], user_ids.take(chosen)
+                resolved = resolved.of_users(users)
             yield resolved.interactions(
                 users, items, user_ids, item_ids, weighted=self._is_weighted
             )

@@ -57,9 +57,10 @@ class Descriptions:
 
     def maps(self, model: PairwiseRanker, interactions: Interactions) -> ContentMaps:
         """The maps for a trained model and the interactions of its training."""
-        user_counts = np.diff(interactions.indptr)
+        user_ids = interactions.user_ids[: model.n_users]
+        user_counts = np.diff(interactions.indptr[: model.n_users + 1])
         of_items = self._objects("items", interactions.item_ids, interactions.item_counts())
-        of_users = self._objects("users", interactions.user_ids, user_counts)
+        of_users = self._objects("users", user_ids, user_counts)
         items = users = None
         if of_items is not None:
             items = map_items(model, *of_items, self._names)

@@ -98,7 +98,13 @@ class IncumbentComparison:
             evaluated = EvaluationSnapshot(checkpoint.model, rows, np.full((len(rows), 2), -1))
         assert self._named is not None  # noqa: S101 - the training has read its users
         known = known_at(self._named, interactions, users, serving.trained_seq)
-        return serving, Incumbent(evaluated, checkpoint.user_ids, checkpoint.item_ids, *known)
+        return serving, Incumbent(
+            evaluated,
+            checkpoint.user_ids,
+            checkpoint.item_ids,
+            *known,
+            names_all_users=len(checkpoint.user_ids) == checkpoint.trained_users,
+        )
 
     async def _load_serving_model(self, features: Features) -> ServingModel | None:
         row = await features.models.serving()

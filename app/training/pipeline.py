@@ -199,7 +199,7 @@ def train_and_evaluate(
         save_checkpoint,
         folder,
         model,
-        user_ids=split.train.user_ids,
+        user_ids=split.train.user_ids[: model.n_users],
         item_ids=split.train.item_ids,
         item_counts=interactions.item_counts(),
         metrics=metrics,
@@ -210,6 +210,7 @@ def train_and_evaluate(
         },
         evaluated=evaluated,
         content=content,
+        trained_users=interactions.n_users,
     )
     checksum = retry.write(folder.parent, save)
     progress.end()
@@ -263,7 +264,7 @@ def _evaluate_baselines(split: Split, held_out: IntArray, device: str, seed: int
     train = split.train
     if train.nnz > MAX_BASELINE_INTERACTIONS:
         return {}
-    closed = auto_recipes(train.n_users, train.n_items, train.nnz)[0]
+    closed = auto_recipes(train.n_users, train.n_items, train.nnz, False, train.remembered)[0]
     if train.nnz > SMALL_DATA:
         closed = closed.with_(factors=min(closed.model.factors, CLOSED_FORM_FACTORS))
     fitted = {"als": recipe("als-nbpr").with_(factors=BASELINE_FACTORS), "next-item": closed}

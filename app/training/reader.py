@@ -153,7 +153,7 @@ class TrainingReader:
         try:
             with ExitStack() as stack:
                 snapshot = stack.enter_context(self.retry(read, *database_errors()))
-                interactions = snapshot.interactions()
+                interactions = snapshot.interactions(MAX_REMEMBERED)
                 stack.pop_all()
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else type(error).__name__
@@ -181,6 +181,13 @@ class TrainingReader:
 
         self.retry.write(folder, try_to_write)
 
+
+MAX_REMEMBERED = 1_000_000
+"""The most users whose pooled vectors a model keeps, see ``Interactions.remembered``.
+
+The vectors of other users are made when they ask. The memory of servers, the checkpoint and the
+time of making the vectors are thus bounded for any number of users.
+"""
 
 # By the peak of benchmarks/results/faults.json, of which the estimate is some half more.
 SURPLUS = 1.5
@@ -288,19 +295,20 @@ def training_bytes(
 def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
     """The recipes that a training may try."""
     if params.recipe == AUTO_RECIPE:
-        recipes = auto_recipes(users, items, events)
+        recipes = auto_recipes(users, items, events, False, MAX_REMEMBERED)
     else:
         recipes = (params.configured_recipe(),)
     # Of repeated events one counts, and less data may keep more factors of the start.
     interactions = min(events, SMALL_DATA) if events <= MAX_REPEATS * SMALL_DATA else events
-    kept = [affordable_start_factors(each.model, users, items, interactions) for each in recipes]
+    remembered = min(users, MAX_REMEMBERED)
+    kept = [affordable_start_factors(r.model, remembered, items, interactions) for r in recipes]
     return [each.with_(start_factors=k) for each, k in zip(recipes, kept, strict=True)]
 
 
 def _pooled_bytes(recipe: Recipe, users: int, items: int) -> int:
     """The size of the vectors of users that are pooled from items, in bytes."""
     with torch.device("meta"):
-        parts = build_model(recipe.model, users, items).user_parts()
+        parts = build_model(recipe.model, min(users, MAX_REMEMBERED), items).user_parts()
     return sum(4 * part.weight.numel() for part in parts if isinstance(part, PooledUsers))
 
 

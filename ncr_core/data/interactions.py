@@ -120,6 +120,8 @@ class Interactions:
     ``feedback`` is the other feedback of these users on these items. ``times`` (nnz,) are the
     entries' times in seconds since 1970; None: only the order is known. ``storage`` makes the
     arrays of copies of this matrix, and of the vectors of users that are pooled from it.
+    ``remembered`` is the number of users, the first ones, whose pooled vectors a model keeps; None:
+    all. A fold-in makes the vectors of all others from their items.
     """
 
     indptr: IntArray
@@ -130,6 +132,7 @@ class Interactions:
     feedback: UserFeedback | None = field(default=None, repr=False)
     times: TimeArray | None = field(default=None, repr=False)
     storage: ArrayStorage = field(default=IN_MEMORY, repr=False)
+    remembered: int | None = None
 
     @classmethod
     def from_arrays(
@@ -171,6 +174,11 @@ class Interactions:
     def n_users(self) -> int:
         """The number of users, the rows."""
         return len(self.user_ids)
+
+    @property
+    def n_remembered(self) -> int:
+        """The number of users whose pooled vectors a model keeps."""
+        return self.n_users if self.remembered is None else min(self.remembered, self.n_users)
 
     @property
     def n_items(self) -> int:
@@ -256,7 +264,7 @@ class Interactions:
             for name, values in arrays.items():
                 values[part] = getattr(self, name)[index]
         theirs = self._with_arrays(indptr, arrays)
-        return replace(theirs, user_ids=[""] * len(rows), feedback=None)
+        return replace(theirs, user_ids=[""] * len(rows), feedback=None, remembered=None)
 
     def _with_arrays(self, indptr: IntArray, arrays: dict[str, npt.NDArray[Any]]) -> Interactions:
         weights, times = arrays.get("weights"), arrays.get("times")

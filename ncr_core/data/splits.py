@@ -53,17 +53,19 @@ def hold_out_users(
     The users to hold out from have the smallest hashes of the users with enough items: the share
     ``share``, but at least ``at_least`` and at most ``at_most`` users. From training to training, a
     user changes sides only if the bound moves. The bound falls where the same number of users is
-    taken from more users. The second mask also holds users with too few items as yet.
+    taken from more users. The second mask also holds users with too few items as yet. Both masks
+    have users alone whose vectors a model keeps, see ``Interactions.remembered``.
     """
-    eligible = np.flatnonzero(np.diff(interactions.indptr) >= MIN_ITEMS)
+    remembered = interactions.n_remembered
+    eligible = np.flatnonzero(np.diff(interactions.indptr[: remembered + 1]) >= MIN_ITEMS)
     n = min(len(eligible), at_most, max(at_least, round(share * len(eligible))))
     chosen = np.zeros(interactions.n_users, dtype=np.bool_)
     hashes = hashes_of(interactions.user_ids)
     chosen[eligible[np.argsort(hashes[eligible], kind="stable")[:n]]] = True
-    if n == len(eligible):
-        return chosen, np.ones_like(chosen)
-    bound = hashes[chosen].max() if n else np.uint64(0)
-    return chosen, hashes <= bound
+    compared = np.arange(len(hashes)) < remembered
+    if n < len(eligible):
+        compared &= hashes <= (hashes[chosen].max() if n else np.uint64(0))
+    return chosen, compared
 
 
 MIN_ITEMS = 3  # one to test on, one to validate on, and at least one to learn from

@@ -17,7 +17,7 @@ from ncr_core.models import NBPR, build_model
 from ncr_core.recipes import affordable_start_factors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.initializers import next_item_start
-from ncr_core.training.trainer import remember, store_pooled_vectors
+from ncr_core.training.trainer import model_for, remember
 
 _OF_ITEMS = ("items.weight", "users.items.weight")
 _BY_FACTOR = (*_OF_ITEMS, "users.weight", "users.gap_offset")
@@ -30,7 +30,7 @@ def start_factors_of(config: ModelConfig, training: TrainConfig, train: Interact
     """
     if training.start != "next-item":
         return 0
-    return affordable_start_factors(config, train.n_users, train.n_items, train.nnz)
+    return affordable_start_factors(config, train.n_remembered, train.n_items, train.nnz)
 
 
 @torch.no_grad()
@@ -68,8 +68,7 @@ def with_start(trained: NBPR, factors: int, train: Interactions, seed: int) -> N
     config = replace(trained.config, start_factors=factors)
     with torch.random.fork_rng(devices=[]):
         start = build_model(start_config, 1, train.n_items)  # its users are not asked for
-        model = build_model(config, train.n_users, train.n_items)
-    store_pooled_vectors(model, train)
+    model = model_for(config, train, seed)
     model.to(trained.device)
     start.to(trained.device)
     next_item_start(start, train, seed)

@@ -37,9 +37,9 @@ from ncr_core.training.trainer import (
     TrainingPhase,
     learn_held_out,
     make_batches,
+    model_for,
     remember,
     seeded,
-    store_pooled_vectors,
     train_epoch,
     train_loop,
 )
@@ -384,9 +384,4 @@ def start_model(
 
 
 def _build(config: ModelConfig, split: Split, seed: int) -> PairwiseRanker:
-    config = replace(config, start_factors=0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build_model(config, split.train.n_users, split.train.n_items)
-    store_pooled_vectors(model, split.train)
-    return model
+    return model_for(replace(config, start_factors=0), split.train, seed)

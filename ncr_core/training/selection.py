@@ -161,7 +161,8 @@ def select_recipe(
     failure: Exception | None = None
     if recipes is None:
         on_gpu = resolve_device(device).type == "cuda"
-        recipes = auto_recipes(split.train.n_users, split.train.n_items, split.train.nnz, on_gpu)
+        train = split.train
+        recipes = auto_recipes(train.n_users, train.n_items, train.nnz, on_gpu, train.remembered)
     recipes = [each.with_(device=device, seed=seed) for each in recipes]
     for recipe in recipes:
         started = clock()

@@ -17,6 +17,8 @@ from torch import Tensor
 from ncr_core.data.interactions import Interactions
 from ncr_core.data.splits import Split
 from ncr_core.errors import ConfigError, TrainingError
+from ncr_core.model_config import ModelConfig
+from ncr_core.models import build_model
 from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.lookups import is_sharded
 from ncr_core.models.user_embeddings import PooledUsers
@@ -417,28 +419,41 @@ def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: Tr
 
 
 def remember(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Recomputes the vectors of pooled users from these interactions, without dropout."""
-    lengths = interactions.indptr[1:] - interactions.indptr[:-1]
-    weights = interactions.weights
+    """Recomputes the vectors of the model's pooled users from their items, without dropout.
+
+    The users are the first ones of these interactions.
+    """
+    pooled = [part for part in model.user_parts() if isinstance(part, PooledUsers)]
+    if not pooled:
+        return
+    indptr, weights = interactions.indptr[: len(pooled[0].weight) + 1], interactions.weights
     is_training = model.training
     model.eval()
     model.remember(
-        torch.from_numpy(interactions.items),
-        torch.from_numpy(lengths),
-        None if weights is None else torch.from_numpy(weights),
+        torch.from_numpy(interactions.items[: indptr[-1]]),
+        torch.from_numpy(np.diff(indptr)),
+        None if weights is None else torch.from_numpy(weights[: indptr[-1]]),
     )
     model.train(is_training)
 
 
-def store_pooled_vectors(model: PairwiseRanker, interactions: Interactions) -> None:
-    """Moves the vectors of pooled users into the storage of these interactions; they become zeros.
+def model_for(config: ModelConfig, interactions: Interactions, seed: int) -> PairwiseRanker:
+    """A model with random parameters for these users and items.
 
-    The vectors are as many as users, and `remember` makes them of the interactions.
+    The vectors of pooled users are zeros in the storage of the interactions, and `remember` makes
+    them of the interactions. The model has those of ``interactions.n_remembered`` users alone.
     """
+    n_users, n_items = interactions.n_users, interactions.n_items
+    if config.users == "history":
+        n_users = interactions.n_remembered
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_model(config, n_users, n_items)
     for part in model.user_parts():
         if isinstance(part, PooledUsers):
             vectors = interactions.storage.zeros(tuple(part.weight.shape), np.float32)
             part.weight = torch.from_numpy(vectors)
+    return model
 
 
 def make_batches(

@@ -29,8 +29,8 @@ from ncr_core.training.pretraining import PhaseRunner, TrainingResult, joined
 from ncr_core.training.trainer import (
     OnProgress,
     TrainingPhase,
+    model_for,
     seeded,
-    store_pooled_vectors,
     train_loop,
 )
 
@@ -100,7 +100,7 @@ def train_warm(
     if architecture.start_factors:
         train = split.train
         most = replace(architecture, start_factors=MANY_FACTORS)
-        kept = affordable_start_factors(most, train.n_users, train.n_items, train.nnz)
+        kept = affordable_start_factors(most, train.n_remembered, train.n_items, train.nnz)
         model = joined(model, kept, split, config, history) if kept else model
     return TrainingResult(model, [history])
 
@@ -111,12 +111,9 @@ def grown_model(base: StartingPoint, split: Split, seed: int) -> PairwiseRanker:
     Raises ConfigError if the base knows none of the users or none of the items.
     """
     config, train = base.model.config, split.train
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build_model(config, train.n_users, train.n_items)
-    store_pooled_vectors(model, train)
+    model = model_for(config, train, seed)
     tables = _tables(config)
-    users = row_indices(train.user_ids, base.user_ids)
+    users = row_indices(train.user_ids[: model.n_users], base.user_ids)
     items = row_indices(train.item_ids, base.item_ids)
     theirs = base.model.state_dict()
     state: dict[str, Tensor] = {}

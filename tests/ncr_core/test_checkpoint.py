@@ -182,6 +182,31 @@ def saved_with_snapshot(folder: Path, config: ModelConfig) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, 6), (9, 9)])
+def test_a_model_may_have_been_trained_on_more_users(
+    tmp_path: Path, given: int | None, found: int
+) -> None:
+    path = tmp_path / "v1"
+    config = ModelConfig(kind="nbpr", factors=2, users="history")
+    save_checkpoint(
+        path,
+        wild_model(config, 6, 5),
+        user_ids=SIX_USERS,
+        item_ids=FIVE_ITEMS,
+        item_counts=np.arange(5),
+        trained_users=given,
+    )
+    checkpoint = load_checkpoint(path)
+    assert (len(checkpoint.user_ids), checkpoint.trained_users) == (6, found)
+    # A checkpoint of an older version does not say it.
+    del checkpoint.manifest["trained_users"]
+    assert checkpoint.trained_users == 6
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"trained_users": "many"}))
+    with pytest.raises(CheckpointError, match="incomplete"):
+        load_checkpoint(path)
+
+
 def test_the_copy_of_every_model_has_its_users_alone(tmp_path: Path, config: ModelConfig) -> None:
     path = saved_with_snapshot(tmp_path, config)
     found = load_evaluation_snapshot(path)

@@ -108,6 +108,28 @@ def test_users_whose_held_out_items_were_learned_or_unknown_are_excluded() -> No
     assert names == ["too little then", "went back"]
 
 
+def test_an_incumbent_that_names_some_of_its_users() -> None:
+    """Of a user without a name the interactions tell what the incumbent has learned."""
+    then = interactions({u: [0, 1, 2, 3] for u in ("named", "old", "back")} | {"few": [0, 1, 2]})
+    now = interactions(
+        {"named": [0, 1, 2, 3, 4, 5], "old": [0, 1, 2, 3], "back": [0, 1, 2, 3, 4, 5]}
+        | {"few": [0, 1, 2], "new": [0, 1, 2]}
+        | {f"more{n}": [4, 5] for n in range(3)}
+    )
+    incumbent, _ = served(then, now, ["named"])
+    kept = replace(incumbent, user_ids=["named"], names_all_users=False)
+    split = leave_latest_out(now)
+    found = fair_hold_out(split, kept)
+    assert [now.user_ids[row] for row in found.users] == ["named", "back", "new"]
+    assert found.incumbent_rows[found.users].tolist() == [0, -1, -1]
+    assert found.has_new_items[found.users].tolist() == [True, True, True]
+    assert found.excluded["held-out item learned by the incumbent"] == 2  # of "old" and "few"
+    assert [now.user_ids[row] for row in np.flatnonzero(leaked_users(split, kept))] == [
+        "old",
+        "few",
+    ]
+
+
 def test_an_incumbent_without_held_out_items_is_compared_on_new_items_only() -> None:
     then = interactions({"old": [0, 1, 2, 3], "new": [0, 1, 2]})
     every = interactions({"old": [0, 1, 2, 3], "new": [0, 1, 2, 3, 4]})

@@ -17,6 +17,7 @@ from app.events.training_snapshot import take_snapshot, write_parts
 from app.wiring import Services, build_services
 from ncr_core.data import Interactions, array_storage
 from ncr_core.data.snapshot import Snapshot
+from ncr_core.data.splits import hashes_of
 from ncr_core.errors import DataError
 from tests.conftest import ON_POSTGRESQL
 
@@ -75,6 +76,10 @@ def assert_same(parts: Interactions, whole: Interactions) -> None:
             assert np.array_equal(mine[order], its), weights
 
 
+def is_ascending(numbers: list[int]) -> bool:
+    return numbers == sorted(numbers)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("half_life", [None, 10.0])
 async def test_parts_are_the_matrix_of_the_snapshot(
@@ -91,6 +96,20 @@ async def test_parts_are_the_matrix_of_the_snapshot(
         await services.close()
     with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
         whole, last_seq = taken.interactions(), taken.last_seq
+    for remembered in (3, 20, 40, 10_000):
+        with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
+            matrix = taken.interactions(remembered)
+        assert_same(matrix, whole)
+        if remembered > whole.n_users:
+            assert matrix.remembered is None
+            assert list(matrix.user_ids) == list(whole.user_ids)
+        else:  # some of the users with the smallest hashes may have liked nothing
+            assert matrix.n_remembered == remembered
+            hashes = hashes_of(matrix.user_ids)
+            splits = [k for k in range(1, remembered + 1) if hashes[:k].max() < hashes[k:].min()]
+            assert splits
+            order = [list(whole.user_ids).index(user) for user in matrix.user_ids]
+            assert any(is_ascending(order[:k]) and is_ascending(order[k:]) for k in splits)
     for parts, hash_seed in ((1, 0), (5, 0), (5, 99), (64, 1)):
         folder = tmp_path / f"{parts}-{hash_seed}"
         manifest = await asyncio.to_thread(

@@ -16,7 +16,8 @@ from fastapi import FastAPI
 from app.core.settings import Settings
 from app.events.training_snapshot import NamedItems, TrainingSnapshot
 from app.inference.new_items import NewItems
-from app.jobs.schemas import TrainParams
+from app.jobs.schemas import JobRow, TrainParams
+from app.training import reader
 from app.training.gate import IncumbentComparison, ServingModel, ServingModelReadError
 from app.training.pipeline import (
     TrainingStart,
@@ -30,7 +31,7 @@ from app.wiring import Services
 from ncr_core.checkpoint import Checkpoint, EvaluationSnapshot
 from ncr_core.data import build_interactions, leave_latest_out
 from ncr_core.data.interactions import IntArray
-from ncr_core.data.splits import Split
+from ncr_core.data.splits import Split, hashes_of
 from ncr_core.evaluation.protocols import Ranks, full_ranks
 from ncr_core.evaluation.vector_ranks import VectorRanks
 from ncr_core.models import ModelConfig, build_model
@@ -40,7 +41,7 @@ from ncr_core.training import History, Progress
 from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.trainer import OnProgress, train_loop
 from ncr_core.training.warm_start import StartingPoint
-from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here
+from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here, thread_worker
 from tests.app.events.given_rows import GivenRows
 from tests.app.recommend.conftest import USERS, ask, ids, post, seen_by, serving
 from tests.conftest import ON_SQLITE
@@ -130,6 +131,59 @@ async def test_free_and_history_models_replace_each_other_through_the_gate(
     assert row.params["users"] == "history"
     fourth = await run_job_here(services, settings, force=True, factors=4)
     assert (fourth.metrics or {})["gate"]["incumbent"] == third.model_version
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@ON_SQLITE
+async def test_a_model_keeps_the_vectors_of_some_users_and_serves_all(
+    app: FastAPI,
+    client: httpx2.AsyncClient,
+    filled: Services,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = app.state.recommend.models
+
+    async def train() -> JobRow:
+        """The closed form, whose lists do not depend on the order of users."""
+        params = TrainParams.model_validate({"recipe": "next-item", "factors": 8, "force": True})
+        job_id = await filled.jobs.submit_training(params)
+        assert await thread_worker(filled, settings).run_once()
+        return await filled.jobs.get(job_id)
+
+    await train()
+    await manager.refresh()
+    assert len(serving(app).user_rows) == len(USERS)
+    whole = {user: ids(await ask(client, user)) for user in USERS}
+
+    monkeypatch.setattr(reader, "MAX_REMEMBERED", 25)
+    job = await train()
+    assert (job.status, job.error) == ("succeeded", None)
+    gate = (job.metrics or {})["gate"]
+    assert gate["users"] == 25  # the model before held out the same and more
+    await manager.refresh()
+    model = serving(app)
+    assert (model.version, model.row.users) == (job.model_version, len(USERS))
+    kept = list(model.user_rows)
+    assert len(kept) == model.trained.checkpoint.model.n_users == 25
+    hashes = dict(zip(USERS, hashes_of(USERS).tolist(), strict=True))
+    assert set(kept) == set(sorted(USERS, key=hashes.__getitem__)[:25])
+    for user in USERS:
+        assert ids(await ask(client, user)) == whole[user]
+        assert await sources(client, user) == {"model" if user in kept else "fold_in"}
+    assert "0 newer than the model" in (await client.get("/dashboard/data")).text
+
+    # The next model is compared on users of whom this one has no vector, by what they did since.
+    monkeypatch.setattr(reader, "MAX_REMEMBERED", 40)
+    for user in USERS:
+        for item in [item for item in seen_by(USERS[3]) if item not in seen_by(user)][:2]:
+            await post(client, "/events", user=user, item=item)
+    job = await train()
+    gate = (job.metrics or {})["gate"]
+    assert gate["incumbent"] == model.version
+    assert 25 < gate["users"] <= 40
+    assert gate["lacking"] == {"items": 0.0, "users": 0.0}
 
 
 N_USERS, N_ITEMS = 20, 12

@@ -366,7 +366,9 @@ def test_a_fault_of_the_program_ends_the_choice(monkeypatch: pytest.MonkeyPatch)
 def test_a_gpu_has_recipes_of_its_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def recipes(users: int, items: int, interactions: int, on_gpu: bool) -> tuple[Recipe, ...]:
+    def recipes(
+        users: int, items: int, interactions: int, on_gpu: bool, remembered: int | None
+    ) -> tuple[Recipe, ...]:
         asked.append(on_gpu)
         return (NEXT_ITEM,)
 
