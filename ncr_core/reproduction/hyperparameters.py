@@ -177,6 +177,7 @@ _SMALL_SIZES = {
     "next-item start": MANY_FACTORS,
     "NBPR next-item": CLOSED_FORM_FACTORS,
     "NBPR next-item with start": CLOSED_FORM_FACTORS,
+    "NeuPR next-item": CLOSED_FORM_FACTORS,
 }
 
 
@@ -228,7 +229,7 @@ OTHER_DATA_SETS: dict[tuple[str, str], Settings] = {
     ("NBPR attention", "ml-1m-sasrec"): {"training": {"early_weight": 1.0}},
     **{
         (method, data): {"training": on_small_data("next-item-nbpr")}
-        for method in ("NBPR next-item", "NBPR next-item with start")
+        for method in ("NBPR next-item", "NBPR next-item with start", "NeuPR next-item")
         for data in _SMALL_SEQUENCES
     },
     **{
