@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from ncr_core.training.trainer import (
     Adam,
     History,
     OnProgress,
+    PhaseRunner,
     TrainingPhase,
     learn_held_out,
     make_batches,
@@ -52,22 +53,6 @@ PROBE_STEPS = 8  # of each phase, to estimate what an epoch takes
 
 
 Parts = tuple[NBPR, DNCR]
-
-
-class PhaseRunner(Protocol):
-    """Trains a model in place, as `train_loop` does in this process."""
-
-    def __call__(
-        self,
-        model: PairwiseRanker,
-        split: Split,
-        config: TrainConfig,
-        phase: TrainingPhase,
-        on_progress: OnProgress | None = None,
-        later_phases: float = 0.0,
-    ) -> History:
-        """Trains the phase and returns its history. Raises TrainingError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -324,7 +309,7 @@ def _with_held_out(
         if model.config.start_factors:
             model = without_start(cast(NBPR, model))
         with seeded(config):
-            learn_held_out(model, interactions, config)
+            learn_held_out(model, interactions, config, run_phase)
         kept = trained.model.config.start_factors
         return with_start(cast(NBPR, model), kept, interactions, config.seed) if kept else model
     nothing = np.full(interactions.n_users, -1, dtype=np.int64)

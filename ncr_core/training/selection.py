@@ -20,14 +20,13 @@ from ncr_core.recipes import MAX_DENSE_ITEMS, Recipe, auto_recipes
 from ncr_core.train_config import resolve_device
 from ncr_core.training.initializers import als_seconds
 from ncr_core.training.pretraining import (
-    PhaseRunner,
     TrainingResult,
     estimated_seconds,
     pretrains,
     start_model,
     train_model,
 )
-from ncr_core.training.trainer import OnProgress
+from ncr_core.training.trainer import OnProgress, PhaseRunner
 from ncr_core.training.validation import validation_ranks
 
 START_FACTORS = 16  # of a start, but ALS, that is looked at before its recipe is trained

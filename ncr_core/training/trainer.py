@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -211,6 +211,22 @@ class TrainingPhase:
     learning_rate: float
 
 
+class PhaseRunner(Protocol):
+    """Trains a model in place, as `train_loop` does in this process."""
+
+    def __call__(
+        self,
+        model: PairwiseRanker,
+        split: Split,
+        config: TrainConfig,
+        phase: TrainingPhase,
+        on_progress: OnProgress | None = None,
+        later_phases: float = 0.0,
+    ) -> History:
+        """Trains the phase and returns its history. Raises TrainingError."""
+        ...
+
+
 def train_loop(
     model: PairwiseRanker,
     split: Split,
@@ -394,15 +410,30 @@ def seeded(config: TrainConfig) -> Iterator[None]:
         yield
 
 
-def learn_held_out(model: PairwiseRanker, interactions: Interactions, config: TrainConfig) -> None:
+def learn_held_out(
+    model: PairwiseRanker,
+    interactions: Interactions,
+    config: TrainConfig,
+    run_phase: PhaseRunner | None = None,
+) -> None:
     """Trains a few passes over all interactions, held-out items included, at the fine-tuning rate.
 
     The function is for a measured model that is to serve: the held-out items are the latest items
     of its users. No items are left for validation, so the passes are few and fixed: two, or as many
-    as make ``HELD_OUT_STEPS`` steps. Raises TrainingError if the loss or a parameter is not finite.
+    as make ``HELD_OUT_STEPS`` steps. ``run_phase`` trains the passes elsewhere; by default this
+    process does. Raises TrainingError if the loss or a parameter is not finite.
     """
     if not model.shares_negatives:
         config = replace(config, shared_negatives=0)
+    if run_phase is not None:
+        positives = int(learned_lengths(interactions).sum())
+        steps = -(-positives // config.batch_size_for(positives))
+        epochs = max(2, -(-HELD_OUT_STEPS // steps))
+        nothing = np.full(interactions.n_users, -1, dtype=np.int64)
+        config = replace(config, schedule="constant", stopping="validation")
+        phase = TrainingPhase("learn the held-out items", epochs, config.fine_tune_rate)
+        run_phase(model, Split(interactions, nothing, nothing), config, phase)
+        return
     batches = make_batches(model, interactions, config, model.device)
     epochs = max(2, -(-HELD_OUT_STEPS // len(batches)))
     model.requires_grad_(True)

@@ -25,9 +25,10 @@ from ncr_core.models import NBPR, ModelConfig, PairwiseRanker, build_model
 from ncr_core.recipes import MANY_FACTORS, affordable_start_factors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.kept_start import without_start
-from ncr_core.training.pretraining import PhaseRunner, TrainingResult, joined
+from ncr_core.training.pretraining import TrainingResult, joined
 from ncr_core.training.trainer import (
     OnProgress,
+    PhaseRunner,
     TrainingPhase,
     model_for,
     seeded,

@@ -50,7 +50,7 @@ from ncr_core.training.rank_process import Tables, end_rank, resource_problem, r
 from ncr_core.training.ranks import DataParallelRanks, Ranks, RankVersion, check_ranks
 from ncr_core.training.ray_ranks import check_address
 from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunEngine
-from ncr_core.training.trainer import TrainingPhase, remember, train_loop
+from ncr_core.training.trainer import TrainingPhase, learn_held_out, remember, train_loop
 from tests.cluster.process import children_of, is_running, wait_until
 
 RANKS = 2
@@ -641,6 +641,20 @@ def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -
     expected = train_loop(alone, odd, each.training, _phase(each))
     assert _difference(model, alone) < TOLERANCE
     assert history.ndcg == pytest.approx(expected.ndcg, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["replicated", "sharded"])
+def test_torchrun_learns_the_held_out_items(tables: Tables, split: Split, tmp_path: Path) -> None:
+    each = _case("NBPR", optimizer="dense", fine_tune_rate=1e-5)
+    model = start_model(each.recipe.model, each.recipe.training, split)
+    alone = copy.deepcopy(model)
+    every = split.all_seen
+    learn_held_out(alone, every, each.recipe.training)
+    before = copy.deepcopy(model)
+    learn_held_out(model, every, each.recipe.training, TorchrunEngine(2, tables, tmp_path))
+    assert _difference(model, before) > 100 * TOLERANCE
+    assert _difference(model, alone) <= (TOLERANCE if tables == "replicated" else 0.0)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,6 +234,27 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     before = evaluate_sampled(ModelRanks(model), test)
     learn_held_out(model, split.all_seen, QUICK)
     assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
+
+
+@pytest.mark.parametrize("method", ["NBPR", "DNCR", "NeuPR history", "NBPR history"])
+def test_held_out_items_are_learned_elsewhere_as_here(method: str, split: Split) -> None:
+    recipe = recipes.tuned(method).with_(factors=4, epochs=1, device="cpu", dropout=0.0)
+    here = train_model(recipe.model, recipe.training, split).model
+    elsewhere, phases = copy.deepcopy(here), []
+
+    def run_phase(*arguments: Any) -> History:
+        phases.append(arguments[3])
+        return train_loop(*arguments)
+
+    learn_held_out(here, split.all_seen, recipe.training)
+    learn_held_out(elsewhere, split.all_seen, recipe.training, run_phase)
+    assert [(each.name, each.learning_rate) for each in phases] == [
+        ("learn the held-out items", recipe.training.fine_tune_rate)
+    ]
+    assert phases[0].epochs > 2  # of so little data
+    for name, value in here.state_dict().items():
+        assert torch.equal(value, elsewhere.state_dict()[name]), name
+    assert not elsewhere.training
 
 
 @pytest.mark.parametrize("further", [False, True])
