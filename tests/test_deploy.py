@@ -319,6 +319,39 @@ def test_the_ray_cluster_asks_for_a_token_and_its_pods_are_kubernetes_pods() -> 
     assert all("podSelector" in peer for peer in rule["from"])
 
 
+def closed(schema: Any) -> Any:
+    """A schema of a CustomResourceDefinition whose objects have no unknown fields."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: closed(value) for key, value in schema.items()}
+    is_open = "additionalProperties" in schema or "x-kubernetes-preserve-unknown-fields" in schema
+    if schema.get("type") == "object" and "properties" in schema and not is_open:
+        result["additionalProperties"] = False
+    return result
+
+
+@pytest.mark.skipif(
+    "KUBERAY_CRD" not in os.environ,
+    reason="KUBERAY_CRD names no file of KubeRay's definition, ray.io_rayclusters.yaml",
+)
+def test_the_ray_cluster_fits_the_schema_of_kuberay() -> None:
+    _, cluster, _ = manifests("raycluster.yaml")
+    definition = yaml.safe_load(Path(os.environ["KUBERAY_CRD"]).read_text())
+    versions = {each["name"]: each for each in definition["spec"]["versions"]}
+    schema = versions["v1"]["schema"]["openAPIV3Schema"]
+    own = schema["properties"].pop("metadata")  # Kubernetes' own
+    assert own == {"type": "object"}
+    validator = jsonschema.Draft202012Validator(closed(schema))
+    del cluster["metadata"]
+    assert [error.json_path for error in validator.iter_errors(cluster)] == []
+    cluster["spec"]["headGroupSpec"]["template"]["spec"]["container"] = []
+    assert [error.json_path for error in validator.iter_errors(cluster)] == [
+        "$.spec.headGroupSpec.template.spec"
+    ]
+
+
 def test_the_ray_cluster_has_a_worker_that_shares_a_folder_with_the_ranks() -> None:
     ranks, cluster, _ = manifests("raycluster.yaml")
     claims = [ranks, *manifests("kubernetes.yaml")]
