@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale [SCRATCH [FACTORS [RANKS [EVENTS ...]]]]
     python -m benchmarks.scale items [SCRATCH [FACTORS [RANKS [ITEMS ...]]]]
+    python -m benchmarks.scale users [SCRATCH [FACTORS [RANKS [EVENTS_A_USER ...]]]]
 
 By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 10 and 100 million events; a user for every 20,
 and 20,000 items. Above 20 million events no more ranks than cores are measured. A user and an item
@@ -26,6 +27,10 @@ No bytes are negative, and without any growth with the data there is no predicti
 
 ``items`` trains 3 million events of 20,000, 200,000 and 2 million items, by default with 0 and 2
 ranks. Other numbers of items have to be multiples of 100.
+
+``users`` trains 10 million events with 5, 20 and 80 events a user, by default with 2 ranks. Only
+these rows tell the bytes of interactions and of users apart. Their result has the lines that are
+fitted to them and to the published rows of the first form.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from benchmarks.harness import publish, run_command
+from benchmarks.harness import publish, published, run_command
 from benchmarks.size import peak_bytes
 from ncr_core.data import Interactions, leave_latest_out
 from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, suitable_parts
@@ -54,6 +59,7 @@ from ncr_core.data.snapshot import Snapshot, SnapshotWriter, snapshot_folder, su
 SIZES, RANKS = (1_000_000, 10_000_000, 100_000_000), "0,2,4"
 MANY_EVENTS = 20_000_000
 EVENTS_BY_ITEMS, NUMBERS_OF_ITEMS = 3_000_000, (20_000, 200_000, 2_000_000)
+EVENTS_BY_USERS, SEVERAL_A_USER = 10_000_000, (5, 20, 80)
 EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
 NEGATIVES, BATCH, JUDGED_USERS, K = 512, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
@@ -84,10 +90,39 @@ def main(
             for number in few:
                 found, peak = measured(Path(folder), number, factors)
                 rows.append([size, number, round(rate), peak, *found])
-                named = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-                cost = fitted(named, factors)
+                cost = fitted(named(rows), factors)
                 publish("scale", COLUMNS, rows, factors=factors, items=ITEMS, cost=cost)
     print(json.dumps(cost, indent=1))
+
+
+def measure_users(
+    scratch: Path = Path("var"), factors: int = 64, ranks: str = "2", a_user: tuple[int, ...] = ()
+) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows: list[list[Any]] = []
+    others = published().get("scale", {"rows": []})["rows"]
+    for events in a_user or SEVERAL_A_USER:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            started = time.perf_counter()
+            snapshot = Path(folder) / "snapshot"
+            written = write_synthetic(snapshot, EVENTS_BY_USERS, a_user=events)
+            rate = written / (time.perf_counter() - started)
+            for number in map(int, ranks.split(",")):
+                found, peak = measured(Path(folder), number, factors)
+                rows.append([events, number, round(rate), peak, *found])
+                own = [
+                    each | {"users": EVENTS_BY_USERS // row[0]}
+                    for row, each in zip(rows, named(rows), strict=True)
+                ]
+                cost = fitted([*others, *own], factors)
+                head = ["events a user", *COLUMNS[1:]]
+                publish("scale-users", head, rows, factors=factors, items=ITEMS, cost=cost)
+    print(json.dumps(cost, indent=1))
+
+
+def named(rows: list[list[Any]]) -> list[dict[str, Any]]:
+    """The rows by the names of the columns."""
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 def measure_items(
@@ -170,7 +205,11 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
     a_triple, first = np.polyfit(triples, [row["epoch s"] for row in alone], 1)
     sizes = np.array(
         [
-            [row["interactions"] / row["ranks"], row["events"] // EVENTS_A_USER, 1.0]
+            [
+                row["interactions"] / row["ranks"],
+                row.get("users", row["events"] // EVENTS_A_USER),
+                1.0,
+            ]
             for row in together
         ]
     )
@@ -200,7 +239,13 @@ def fitted(rows: list[dict[str, Any]], factors: int) -> dict[str, Any]:
     }
 
 
-def write_synthetic(folder: Path, events: int, n_items: int = ITEMS, seed: int = 0) -> int:
+def write_synthetic(
+    folder: Path,
+    events: int,
+    n_items: int = ITEMS,
+    seed: int = 0,
+    a_user: int = EVENTS_A_USER,
+) -> int:
     """A snapshot of about so many interactions, of which one part at a time is in memory."""
     rng = np.random.default_rng(seed)
     parts = suitable_parts(events)
@@ -212,8 +257,8 @@ def write_synthetic(folder: Path, events: int, n_items: int = ITEMS, seed: int =
     with snapshot_folder(folder) as staging:
         writer = SnapshotWriter(staging, n_items, timed=True, weighted=False)
         for part in range(parts):
-            n_users = events // EVENTS_A_USER // parts
-            users = np.repeat(np.arange(n_users), EVENTS_A_USER)
+            n_users = events // a_user // parts
+            users = np.repeat(np.arange(n_users), a_user)
             topics = rng.integers(TOPICS, size=n_users)
             topic = np.where(
                 rng.random(len(users)) < ON_TOPIC,
@@ -297,4 +342,4 @@ def in_topic(model: Any, data: Interactions) -> float:
 
 
 if __name__ == "__main__":
-    run_command(main, items=measure_items, train=train)
+    run_command(main, items=measure_items, users=measure_users, train=train)
