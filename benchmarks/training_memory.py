@@ -1,6 +1,7 @@
 """The memory of three training jobs, one after the other, by the number of events.
 
     python -m benchmarks.training_memory [SCRATCH [EVENTS ...]]
+    python -m benchmarks.training_memory ranks [SCRATCH [RECIPE [EVENTS ...]]]
 
 A database on SQLite has so many events (`World`), one user for every 20, and 20,000 items. The
 jobs train the recipe `next-item-nbpr` with 16 factors for one epoch, because more epochs take no
@@ -16,6 +17,9 @@ The last columns are what the two grew by since the next smaller number of event
 events that came. For a rank these are the events of its own users. `EVENT_BYTES`, `JOB_EVENT_BYTES`
 and `RANK_EVENT_BYTES` of `app/training/reader.py` are to be at least `SURPLUS` times as large.
 
+``ranks`` measures one training with two ranks and nothing served, by default of the recipe
+`als-nbpr`. The result has the name of the recipe.
+
 All events are likes of equal weight, and the users are part of the figures. Events of several
 weights, or preferences, take more.
 """
@@ -25,6 +29,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +40,7 @@ from benchmarks.scale import of_command, of_ranks, watched
 from benchmarks.size import EVENTS_A_USER, run, train
 
 EVENTS, ITEMS = (6_000_000, 12_000_000), 20_000  # above what the baselines are fitted to
-PARAMS = {"recipe": "next-item-nbpr", "factors": 16, "epochs": 1, "force": True}
+PARAMS: dict[str, Any] = {"recipe": "next-item-nbpr", "factors": 16, "epochs": 1, "force": True}
 RANKS = 2
 MAX_SECONDS = 7_200.0
 TRAININGS = (("first", "local"), ("second", "local"), ("third", "torchrun"))
@@ -43,7 +48,12 @@ COLUMNS = ["events", "training", "engine", "own MiB", "rank MiB", "B an event", 
 PROGRAM = "from app.cli.main import main; main()"
 
 
-def trained(folder: Path, world: World) -> list[list[Any]]:
+def trained(
+    folder: Path,
+    world: World,
+    trainings: Sequence[tuple[str, str]] = TRAININGS,
+    recipe: str = PARAMS["recipe"],
+) -> list[list[Any]]:
     """Name and engine of each training on so many events, and what its process and a rank took."""
     # Without a job for candidates between the trainings.
     settings = {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": "", "NCR_PRECOMPUTE_USERS": "0"}
@@ -53,8 +63,8 @@ def trained(folder: Path, world: World) -> list[list[Any]]:
     run(["-c", PROGRAM, "import", str(file)], env, MAX_SECONDS)
     file.unlink()
     rows = []
-    for name, engine in TRAININGS:
-        command = [sys.executable, "-m", "benchmarks.training_memory", "train"]
+    for name, engine in trainings:
+        command = [sys.executable, "-m", "benchmarks.training_memory", "train", recipe]
         (outcome,), peaks = watched(
             command,
             of_job,
@@ -73,11 +83,31 @@ def of_job(pid: int) -> int:
 
 
 def main(scratch: Path = Path("var/training_memory"), events: tuple[int, ...] = EVENTS) -> None:
+    measure(scratch, events, "training_memory", TRAININGS, PARAMS["recipe"])
+
+
+def of_ranks_alone(
+    scratch: Path = Path("var/training_memory"),
+    recipe: str = "als-nbpr",
+    events: tuple[int, ...] = EVENTS,
+) -> None:
+    measure(scratch, events, f"training_memory-{recipe}", (("first", "torchrun"),), recipe)
+
+
+def measure(
+    scratch: Path,
+    events: Sequence[int],
+    result: str,
+    trainings: Sequence[tuple[str, str]],
+    recipe: str,
+) -> None:
+    """Publishes the rows of all sizes."""
     rows: list[list[Any]] = []
     before: dict[str, tuple[int, list[float]]] = {}
     for size in sorted(set(events or EVENTS)):
         with own_place(scratch / str(size), "sqlite", ""):
-            measured = trained((scratch / str(size)).resolve(), world_of(size))
+            folder = (scratch / str(size)).resolve()
+            measured = trained(folder, world_of(size), trainings, recipe)
         for name, engine, *peaks in measured:
             grown: list[float | None] = [None, None]
             if name in before:
@@ -89,7 +119,7 @@ def main(scratch: Path = Path("var/training_memory"), events: tuple[int, ...] = 
                 ]
             rows.append([size, name, engine, *(round(peak) or None for peak in peaks), *grown])
             before[name] = size, peaks
-        publish("training_memory", COLUMNS, rows, items=ITEMS, params=PARAMS)
+        publish(result, COLUMNS, rows, items=ITEMS, params=PARAMS | {"recipe": recipe})
 
 
 def world_of(events: int) -> World:
@@ -97,10 +127,10 @@ def world_of(events: int) -> World:
     return World(events, events // EVENTS_A_USER, ITEMS)
 
 
-def job() -> None:
+def job(recipe: str) -> None:
     """A training job; prints its outcome."""
-    print(json.dumps([train(json.dumps(PARAMS))]))
+    print(json.dumps([train(json.dumps(PARAMS | {"recipe": recipe}))]))
 
 
 if __name__ == "__main__":
-    run_command(main, train=job)
+    run_command(main, ranks=of_ranks_alone, train=job)
