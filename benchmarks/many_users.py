@@ -4,8 +4,8 @@
 
 By default 12 million events of 4 million users on 10,000 items. Many of these users have no event,
 as activity follows a power law. SCRATCH is a folder with room for the database on SQLite and the
-files of a training (6 GB). Both versions use the same database, the old one first, each with a
-model store of its own. The training is the recipe `next-item` with 64 factors, which makes the
+files of a training (8 GB). Each version has a copy of the same database, and no model yet. The
+training is the recipe `next-item` with 64 factors, which makes the
 vectors of all users that a model keeps. Each step is a process of its own:
 
 train       a training job; its peak of memory
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,25 +58,26 @@ def main(
     users: int = 4_000_000,
     items: int = 10_000,
 ) -> None:
-    folder = scratch.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    world = World(events, users, items)
-    file = folder / "events.parquet"
-    world.write(file)
-    settings = {"NCR_DATA_DIR": str(folder), "NCR_DATABASE_URL": "", "NCR_LOG_LEVEL": "error"}
-    env = os.environ | settings | {"NCR_PRECOMPUTE_USERS": "0"}
+    imported = scratch.resolve() / "imported"
+    imported.mkdir(parents=True)
+    file = scratch.resolve() / "events.parquet"
+    World(events, users, items).write(file)
+    settings = {"NCR_DATABASE_URL": "", "NCR_LOG_LEVEL": "error", "NCR_PRECOMPUTE_USERS": "0"}
+    env = os.environ | settings | {"NCR_DATA_DIR": str(imported)}
     subprocess.run([sys.executable, "-c", PROGRAM, "import", str(file)], env=env, check=True)
     file.unlink()
     rows: list[list[Any]] = []
     new = Path.cwd()
     for checkout in (old.resolve(), new):
         os.chdir(checkout)  # the first place where Python looks for a module
+        folder = scratch.resolve() / commit_of(checkout)
+        shutil.copytree(imported, folder)
+        env["NCR_DATA_DIR"] = str(folder)
         env["PYTHONPATH"] = str(checkout)
         command = ["-m", "benchmarks.size", "step", "train", json.dumps(PARAMS)]
         seconds, peak, note = run(command, env, MAX_SECONDS)
-        models = sorted((folder / "models").iterdir(), key=lambda path: path.stat().st_mtime)
-        checkpoint = next(path for path in reversed(models) if (path / "manifest.json").exists())
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        (path,) = (folder / "models").glob("*/manifest.json")
+        manifest = json.loads(path.read_text())
         size = sum(file["bytes"] for file in manifest["files"].values())
         served = subprocess.run(
             [sys.executable, "-c", SERVER, str(folder), str(users)],
@@ -90,6 +92,7 @@ def main(
         )
         rows += [[commit_of(checkout), trained, *step] for step in steps]
         os.chdir(new)
+        shutil.rmtree(folder)
         publish("many_users", COLUMNS, rows, events=events, users=users, items=items, params=PARAMS)
 
 

@@ -81,6 +81,11 @@ class Checkpoint:
         return int(self.manifest.get("trained_users", len(self.user_ids)))
 
     @property
+    def names_all_users(self) -> bool:
+        """Whether ``user_ids`` has all users that the model was trained on."""
+        return len(self.user_ids) >= self.trained_users
+
+    @property
     def temperature(self) -> float:
         """T of P(i preferred to j) = σ((z_ij − z_ji) / 2T); 1 for a model without calibration."""
         return _temperature(self.manifest)

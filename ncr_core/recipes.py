@@ -389,9 +389,8 @@ def affordable_start_factors(model: ModelConfig, users: int, items: int, interac
     """The number of factors of the start that a model keeps beside its trained ones; 0 for none.
 
     ``users`` are those whose vectors the model keeps. The number is at most ``start_factors``, and
-    bounded as the factors of `auto_recipes` are. Less
-    than twice the trained factors gain too little. At most eight times as many leave a small model
-    small.
+    bounded as the factors of `auto_recipes` are. Less than twice the trained factors gain too
+    little. At most eight times as many leave a small model small.
     """
     most = MAX_TABLE_CELLS // max(users, items, 1) - model.factors
     bounds = (items, most, MAX_START_RATIO * model.factors, _solved_factors(items, interactions))

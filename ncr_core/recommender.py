@@ -257,6 +257,7 @@ class Recommender:
             calibration=self._calibration,
             interactions=interactions,
             content=checkpoint.content,
+            trained_users=checkpoint.trained_users,
         )
 
     @classmethod
@@ -304,7 +305,7 @@ class Recommender:
 
     @property
     def user_ids(self) -> Sequence[str]:
-        """The users that the model was trained on."""
+        """The users that the model was trained on, as far as the checkpoint names them."""
         return self.checkpoint.user_ids
 
     @property
@@ -555,7 +556,7 @@ class Recommender:
         row = self._user_rows.get(str(user))
         if row is None:
             raise DataError(
-                f"the model was not trained on user {str(user)!r:.80}: use "
+                f"the model has no vector of user {str(user)!r:.80}: use "
                 "recommend_for(items) for other users"
             )
         return row

@@ -158,7 +158,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         self._parent = parent
         self._folder = self._stack.enter_context(scratch_folder(parent, PREFIX))
         self._parts, self._hash_seed = parts, hash_seed
-        self._latest, self._n_liked = 0, 0
+        self._latest, self._n_liked, self._n_users = 0, 0, 0
         self._used: BoolArray = np.zeros(0, dtype=np.bool_)  # items by internal id
         self._weights: set[float] = set()
         self._sizes: Counter[Path] = Counter()  # of the files with rows, in bytes
@@ -245,6 +245,7 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
             del events, order
             self._used[resolved.items] = True
             self._n_liked += len(resolved.liked)
+            self._n_users += len(resolved.users)
             if len(resolved.liked):
                 low, high = resolved.liked_weights.min(), resolved.liked_weights.max()
                 self._weights |= {float(low), float(high)}
@@ -340,14 +341,22 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
 
     def _hash_bound(self, n: int) -> np.uint64 | None:
         """The largest of the ``n`` smallest hashes of users; None for at most ``n`` users."""
-        smallest, n_users = np.empty(0, np.uint64), 0
+        if self._n_users <= n:
+            return None
+        smallest = np.empty(0, np.uint64)
         for part in range(self._parts):
-            names = self._names_of(part)["name"]
-            n_users += len(names)
-            smallest = np.concatenate([smallest, hashes_of(Ids(names.combine_chunks()))])
+            users = self._resolved(part).users
+            hashes = hashes_of(_ids_of(users, self._names_of(part)))
+            smallest = np.concatenate([smallest, hashes])
             if len(smallest) > n:
                 smallest = np.partition(smallest, n - 1)[:n]
-        return smallest.max() if n_users > n else None
+        bound: np.uint64 = smallest.max()
+        return bound
+
+    def _resolved(self, part: int) -> ResolvedEvents:
+        path = self._verified(self._path("resolved", part))
+        with np.load(path, allow_pickle=False) as arrays:
+            return ResolvedEvents(**{name: arrays[name] for name in arrays.files})
 
     def _matrices(
         self, choose: Callable[[HashArray], BoolArray] | None = None, *, are_last: bool = True
@@ -360,11 +369,9 @@ class TrainingSnapshot(AbstractContextManager["TrainingSnapshot"]):
         """
         items, item_ids = np.flatnonzero(self._used), self._item_ids()
         for part in range(self._parts):
-            path = self._verified(self._path("resolved", part))
-            with np.load(path, allow_pickle=False) as arrays:
-                resolved = ResolvedEvents(**{name: arrays[name] for name in arrays.files})
+            resolved = self._resolved(part)
             if are_last:
-                path.unlink()
+                self._path("resolved", part).unlink()
             users = resolved.users
             user_ids = _ids_of(users, self._names_of(part))
             if choose is not None:

@@ -298,6 +298,11 @@ class LoadedModel:
         """The users whose lists a worker ranked, where the server may serve these lists."""
 
     @property
+    def names_all_users(self) -> bool:
+        """Whether ``user_rows`` has all users of the training, see ``Checkpoint.trained_users``."""
+        return self.trained.checkpoint.names_all_users
+
+    @property
     def places_users(self) -> bool:
         """Whether the model predicts users' vectors from their attributes."""
         return self.trained.checkpoint.content.users is not None

@@ -98,8 +98,11 @@ def user_state(context: RecommendationContext, model: LoadedModel) -> UserState 
         # A trained vector is held to, and fitted to what came since.
         after = 0 if row is None or model.engine.pools_users else model.trained_seq
         evidence = fold_in_evidence(profile, items, after)
+    # A model that stores the vectors of some users was trained on the others too.
+    has_items = evidence is not None and len(evidence.items) > 0
+    is_pooled = was_trained and has_items and not model.names_all_users
     prior = None
-    if row is None and model.places_users and profile.is_described:
+    if row is None and not is_pooled and model.places_users and profile.is_described:
         prior = model.user_prior(profile.attributes)
     if row is None and evidence is None and prior is None:
         return None

@@ -504,8 +504,8 @@ class RecommendedItem(_Details):
     source: Source = Field(
         description="The data behind the place. `model`: the model knows the user and the "
         "item. `fold_in`: the model folds in events or attributes that it was not "
-        "trained on. `popular`: the service knows nothing of the user, or the "
-        "model does not know the item."
+        "trained on, or all events of a user whose vector it does not store. `popular`: the "
+        "service knows nothing of the user, or the model does not know the item."
     )
     preferred_over_next: float | None = Field(
         ge=0,

@@ -103,7 +103,7 @@ class IncumbentComparison:
             checkpoint.user_ids,
             checkpoint.item_ids,
             *known,
-            names_all_users=len(checkpoint.user_ids) == checkpoint.trained_users,
+            names_all_users=checkpoint.names_all_users,
         )
 
     async def _load_serving_model(self, features: Features) -> ServingModel | None:

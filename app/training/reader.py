@@ -278,7 +278,7 @@ def training_bytes(
         max(_model_bytes(each, events, users, items) for each in some)
         for some in (recipes, [each.with_(start_factors=0) for each in recipes])
     )
-    # From other starts, the job's own process learns the held-out items.
+    # The memory of other starts was not measured with ranks.
     only_starts = ranks.elsewhere and all(
         each.training.start == "next-item" and each.training.tower_start == "random"
         for each in recipes

@@ -386,7 +386,7 @@ export interface RecommendedItem {
   rank: number;
   /** The mean probability that the user prefers the item to the reference items of the model. Scores are comparable within a model version. The score is null for `popular`. */
   score: number | null;
-  /** The data behind the place. `model`: the model knows the user and the item. `fold_in`: the model folds in events or attributes that it was not trained on. `popular`: the service knows nothing of the user, or the model does not know the item. */
+  /** The data behind the place. `model`: the model knows the user and the item. `fold_in`: the model folds in events or attributes that it was not trained on, or all events of a user whose vector it does not store. `popular`: the service knows nothing of the user, or the model does not know the item. */
   source: "model" | "fold_in" | "popular";
   /** The probability that the user prefers the item to the item one rank below. The value is null where the probability is unknown, such as for the last item. */
   preferred_over_next: number | null;

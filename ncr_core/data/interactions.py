@@ -424,6 +424,9 @@ def compact(interactions: Interactions) -> Interactions:
         feedback = feedback.reindexed(_renumber(user_rows, interactions.n_users), new_item)
     lengths = np.diff(interactions.indptr)[user_rows]
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    remembered = interactions.remembered
+    if remembered is not None:
+        remembered = int(np.searchsorted(user_rows, remembered))
     items = interactions.storage.zeros(interactions.nnz, np.int64)
     for first in range(0, interactions.nnz, BLOCK):
         part = slice(first, first + BLOCK)
@@ -435,6 +438,7 @@ def compact(interactions: Interactions) -> Interactions:
         user_ids=ids_of_rows(interactions.user_ids, user_rows),
         item_ids=ids_of_rows(interactions.item_ids, item_rows),
         feedback=feedback,
+        remembered=remembered,
     )
 
 

@@ -162,7 +162,8 @@ def spectral_start(model: PairwiseRanker, train: Interactions, seed: int) -> Non
     for part, (users, items) in enumerate(embeddings):
         rank = min(items.embedding_dim, vectors.shape[1])
         history_items, ranked_items = vectors[:, :rank] / power, vectors[:, :rank] * power
-        pooled = _pooled(history_items, train)
+        n_users = train.n_users if isinstance(users, FreeUsers) else train.n_remembered
+        pooled = _pooled(history_items, train, n_users)
         if _is_element_wise(model, part):
             user_scale = item_scale = math.sqrt(SCORE_SCALE)
         else:
@@ -206,7 +207,7 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
         if _is_element_wise(model, part):
             user_scale = item_scale = math.sqrt(_likeliest_scale(users, ranked_items, train))
         else:
-            user_scale = TOWER_STD / float(_pooled(history_items, train).std())
+            user_scale = TOWER_STD / float(_pooled(history_items, train, train.n_remembered).std())
             item_scale = TOWER_STD / float(ranked_items.std())
         items.weight[:, :rank] = ranked_items * item_scale
         users.items.weight.mul_(user_scale)
@@ -287,11 +288,14 @@ def _set_users(users: FreeUsers | PooledUsers, items: Tensor, pooled: Tensor) ->
         matrix.copy_(torch.eye(len(matrix)) if window == longest else torch.zeros_like(matrix))
 
 
-def _pooled(items: Tensor, train: Interactions) -> Tensor:
-    """(n_items, d) → (n_users, d) Σ_k items_k / n_u^½ over each user's items k."""
-    lengths = torch.from_numpy(train.indptr[1:] - train.indptr[:-1]).to(items.device)
-    sums = items.new_zeros(train.n_users, items.shape[1])
-    rows, columns = (torch.from_numpy(x).to(items.device) for x in (train.users, train.items))
+def _pooled(items: Tensor, train: Interactions, n_users: int) -> Tensor:
+    """(n_items, d) → (n_users, d) Σ_k items_k / n_u^½ over the items k of the first users."""
+    lengths = torch.from_numpy(np.diff(train.indptr[: n_users + 1])).to(items.device)
+    sums = items.new_zeros(n_users, items.shape[1])
+    entries = slice(0, train.indptr[n_users])
+    rows, columns = (
+        torch.from_numpy(x[entries]).to(items.device) for x in (train.users, train.items)
+    )
     sums.index_add_(0, rows, items[columns])
     return sums / lengths.clamp(min=1).sqrt().unsqueeze(1)
 

@@ -139,6 +139,7 @@ class PhaseOrder:
             "model": self.model.config.as_dict(),
             "users": split.train.n_users,
             "items": split.train.n_items,
+            "remembered": split.train.remembered,
             "training": self.config.as_dict(),
             "phase": asdict(self.phase),
             "later_phases": self.later_phases,
@@ -174,7 +175,8 @@ class PhaseOrder:
             part = TrainingPart(_positives_of(of_parts, share), share)
         tensors = map_tensors(verified(folder / SPLIT, sums))
         held_out = tensors["validation"].numpy(), tensors["test"].numpy()
-        split = Split(_interactions(tensors, items), *held_out)
+        train = replace(_interactions(tensors, items), remembered=order["remembered"])
+        split = Split(train, *held_out)
         return cls(
             model,
             split,

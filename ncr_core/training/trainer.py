@@ -389,7 +389,7 @@ class _ValidationFigures:
         """
         if self._positions is None and self._ranks.size > 1:
             return None  # of several ranks, nobody reads these vectors
-        whole = self._ranks.whole(model, self._train.n_users)
+        whole = self._ranks.whole(model, self._train.n_remembered)
         if whole is not None:
             remember(whole, self._train)
         if self._positions is None:

@@ -16,6 +16,7 @@ from app.core.settings import Settings
 from app.inference import new_items as module
 from app.inference.new_items import NewItems
 from app.main import create_app
+from app.training import reader
 from app.wiring import Services
 from tests.app.conftest import client_of, run_job_here, until
 from tests.app.recommend.conftest import ask, ids, serving, sources
@@ -205,6 +206,29 @@ async def test_attributes_of_a_trained_user_change_no_list(
     await client.put("/users/user-0", json={"attributes": {"team": "blue"}})
     after = await ask(client, "user-0")
     assert after["items"] == before["items"]
+
+
+async def test_attributes_of_a_trained_user_without_a_stored_vector_change_no_list(
+    app: FastAPI, client: httpx2.AsyncClient, world: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MAX_REMEMBERED", 40)
+    await train(world, app, users="history")
+    model = serving(app)
+    assert model.places_users
+    assert not model.names_all_users
+    users = [f"user-{n}" for n in range(USERS_EACH * len(COLOURS))]
+    others = [user for user in users if user not in model.user_rows]
+    assert len(others) == len(users) - 40
+    for user in others[:3]:
+        before = await ask(client, user)
+        assert set(sources(before)) == {"fold_in"}
+        colour = colour_of(int(user.removeprefix("user-")) + 1)
+        await client.put(f"/users/{user}", json={"attributes": {"team": colour}})
+        assert (await ask(client, user))["items"] == before["items"]
+    # A stranger gets the list of the attributes.
+    await client.put("/users/anna", json={"attributes": {"team": "red"}})
+    answer = await ask(client, "anna", n=8)
+    assert {colour_of(int(item.removeprefix("item-"))) for item in ids(answer)} == {"red"}
 
 
 async def test_other_servers_and_a_restart_give_the_same_lists(

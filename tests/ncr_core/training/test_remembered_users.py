@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
 from ncr_core.data import Interactions, Split, leave_latest_out
+from ncr_core.data.interactions import compact
 from ncr_core.data.splits import hold_out_users
 from ncr_core.models import ModelConfig
 from ncr_core.models.user_embeddings import pooled_tables
 from ncr_core.recipes import Recipe, auto_recipes
 from ncr_core.training import TrainConfig, train_model
-from ncr_core.training.pretraining import learn_everything
+from ncr_core.training.pretraining import learn_everything, start_model
 from ncr_core.training.warm_start import StartingPoint, train_warm
 from tests.ncr_core.conftest import config_name
 
@@ -51,8 +53,10 @@ def splits(synthetic: Interactions) -> tuple[Split, Split]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=config_name)
 def test_the_training_is_the_same(config: ModelConfig, splits: tuple[Split, Split]) -> None:
-    shared = 30 if config.kind == "nbpr" else 0
-    recipe = Recipe("few", config, replace(FEW, shared_negatives=shared))
+    training = FEW
+    if config.kind != "nbpr":  # a start scales towers by the vectors of the first users alone
+        training = replace(FEW, shared_negatives=0, start="random")
+    recipe = Recipe("few", config, training)
     models, of_users = [], []
     for split in splits:
         result = train_model(recipe.model, recipe.training, split)
@@ -83,6 +87,28 @@ def test_a_warm_start_keeps_the_vectors_of_the_first_users(splits: tuple[Split, 
     smaller = StartingPoint(train_model(HISTORY, FEW, some).model, ids[0][:REMEMBERED], ids[1])
     again = train_warm(smaller, FEW, some).model.state_dict()
     assert torch.equal(again["users.weight"], first)
+
+
+@pytest.mark.parametrize("start", ["spectral", "next-item"])
+def test_a_start_of_a_tower_needs_the_first_users(
+    start: Literal["spectral", "next-item"], splits: tuple[Split, Split]
+) -> None:
+    config = replace(HISTORY, kind="dncr", layers=2)
+    training = replace(FEW, shared_negatives=0, start=start)
+    every, some = (start_model(config, training, split).state_dict() for split in splits)
+    assert len(some["users.weight"]) == REMEMBERED
+    scale = every["users.items.weight"].std() / some["users.items.weight"].std()
+    assert scale == pytest.approx(1.0, abs=0.2)
+    torch.testing.assert_close(every["users.items.weight"], scale * some["users.items.weight"])
+    assert torch.equal(every["items.weight"], some["items.weight"])
+
+
+def test_rarer_users_leave_the_first_users(synthetic: Interactions) -> None:
+    few = replace(synthetic, remembered=REMEMBERED)
+    gone = np.isin(few.users, [3, 5, REMEMBERED - 1, REMEMBERED, REMEMBERED + 7])
+    kept = compact(few.select(~gone))
+    assert kept.n_users == few.n_users - 5
+    assert kept.remembered == REMEMBERED - 3
 
 
 def test_free_vectors_are_those_of_all_users(splits: tuple[Split, Split]) -> None:
