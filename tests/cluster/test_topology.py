@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import httpx2
@@ -98,11 +99,18 @@ def test_events_of_many_users_are_seen_by_the_other_server(trained: Topology) ->
     assert row["missing with min_seq"] == 0
 
 
+def errors_of(topology: Topology) -> list[str]:
+    """What the servers have logged as errors; their logs are gone after the test."""
+    lines = chain.from_iterable(server.log_text().splitlines() for server in topology.servers)
+    return [line for line in lines if '"level": "error"' in line]
+
+
 def test_service_survives_outages_of_redis_and_postgresql(trained: Topology) -> None:
     pace = outages.Pace(calm=0.5, away=1.0, back=2.0)
     for values in outages.run(trained, 1, pace):
         row = dict(zip(outages.COLUMNS, values, strict=True))
-        assert row["wrong answers"] == row["other errors"] == row["of them lost"] == 0, row
+        is_right = row["wrong answers"] == row["other errors"] == row["of them lost"] == 0
+        assert is_right, (row, errors_of(trained))
         assert row["answers"] > 50
         assert row["good answers from then on"] >= outages.MIN_GOOD_ANSWERS
         assert row["acknowledged events"] > 0
