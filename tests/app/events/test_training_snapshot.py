@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from app.core.settings import Settings
+from app.events import training_snapshot
 from app.events.schemas import NewEvent
 from app.events.snapshot_query import _copied
 from app.events.training_snapshot import take_snapshot, write_parts
@@ -92,19 +93,21 @@ async def test_parts_are_the_matrix_of_the_snapshot(
         await services.close()
     with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
         whole, last_seq = taken.interactions(), taken.last_seq
-    for remembered in (3, 20, 40, 10_000):
-        with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
-            matrix = taken.interactions(remembered)
-        assert_same(matrix, whole)
-        if remembered > whole.n_users:
-            assert matrix.remembered is None
-            assert list(matrix.user_ids) == list(whole.user_ids)
-        else:
+    for number in (1, 30):  # some of the 30 parts have no user
+        monkeypatch.setattr(training_snapshot, "suitable_parts", lambda *_, n=number, **__: n)
+        for remembered in (10_000, 3, 20, 40):
+            with await asyncio.to_thread(take_snapshot, changed, tmp_path) as taken:
+                matrix = taken.interactions(remembered)
+            assert_same(matrix, whole)
+            if remembered > whole.n_users:
+                assert matrix.remembered is None
+                users = np.array(matrix.user_ids)  # part after part
+                continue
             assert matrix.n_remembered == remembered
-            hashes = hashes_of(whole.user_ids)
+            hashes = hashes_of(users.tolist())
             smallest = hashes <= np.sort(hashes)[remembered - 1]
-            order = [*np.flatnonzero(smallest), *np.flatnonzero(~smallest)]
-            assert list(matrix.user_ids) == [whole.user_ids[row] for row in order]
+            assert list(matrix.user_ids) == [*users[smallest], *users[~smallest]]
+        assert (list(users) == list(whole.user_ids)) == (number == 1)
     for parts, hash_seed in ((1, 0), (5, 0), (5, 99), (64, 1)):
         folder = tmp_path / f"{parts}-{hash_seed}"
         manifest = await asyncio.to_thread(
