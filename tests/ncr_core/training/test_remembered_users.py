@@ -15,23 +15,14 @@ from ncr_core.data.splits import hold_out_users
 from ncr_core.models import ModelConfig
 from ncr_core.models.user_embeddings import pooled_tables
 from ncr_core.recipes import Recipe, auto_recipes
-from ncr_core.training import TrainConfig, train_model
+from ncr_core.training import train_model
 from ncr_core.training.pretraining import learn_everything, start_model
 from ncr_core.training.warm_start import StartingPoint, train_warm
 from tests.ncr_core.conftest import config_name
+from tests.ncr_core.training.test_kept_start import FEW
 
 REMEMBERED = 70
 HISTORY = ModelConfig(kind="nbpr", factors=4, users="history", windows=(1, 3, 0), by_length=True)
-FEW = TrainConfig(
-    start="next-item",
-    epochs=2,
-    learning_rate=1e-3,
-    loss="listwise",
-    shared_negatives=30,
-    batch_size=256,
-    validation="full",
-    device="cpu",
-)
 CONFIGS = [
     HISTORY,
     replace(HISTORY, by_gap=True, start_factors=10, item_bias=True),
