@@ -3,8 +3,8 @@
 The settings of our models come from ``ncr_core.recipes``. This module has the settings of the
 baselines, and the changes on data sets other than MovieLens 1M.
 
-The grids below hold the configurations that were tried: at most eight a method, with the number of
-factors of the grid. Sampled NDCG@10 on the validation items chose the settings, except for the
+The grids below hold configurations that were tried: at most eight a method and number of factors.
+Sampled NDCG@10 on the validation items chose the settings, except for the
 linear next-item model, SASRec and the recipes of `auto`, which full NDCG@10 chose. Validation
 NDCG@10 also chooses the iterations and epochs within each run. `ncr reproduce tuning` runs the
 grids.
@@ -267,10 +267,9 @@ _FACTORS = _training(
     {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
 )
 
-_MOVIELENS: dict[str, tuple[int, Grid]] = {
-    "eALS": (
-        8,
-        [
+_MOVIELENS: dict[str, dict[int, Grid]] = {
+    "eALS": {
+        8: [
             {"c0": c0, "alpha": alpha, "l2": l2}
             for c0, alpha, l2 in (
                 (512, 0.5, 0.01),
@@ -283,19 +282,26 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
                 (512, 0.0, 10.0),
             )
         ],
-    ),
-    "EASE": (0, [{"l2": l2} for l2 in (250.0, 500.0, 800.0, 1320.0, 2000.0, 3000.0)]),
-    "EASE by recency": (
-        0,
-        [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
-    ),
-    "linear next-item": (
-        0,
-        [{"l2": l2} for l2 in (50.0, 100.0, 300.0, 500.0, 1000.0, 2000.0, 4000.0)],
-    ),
-    "iALS": (
-        192,
-        [
+        64: [
+            {"c0": c0, "l2": l2}
+            for c0, l2 in ((512, 10.0), (512, 1.0), (512, 30.0), (128, 10.0), (2048, 10.0))
+        ],
+    },
+    "cornac BPR": {
+        64: [
+            {"learning_rate": rate, "regularisation": l2}
+            for rate, l2 in ((0.05, 0.005), (0.05, 0.01), (0.05, 0.02), (0.02, 0.01), (0.02, 0.005))
+        ]
+    },
+    "EASE": {0: [{"l2": l2} for l2 in (250.0, 500.0, 800.0, 1320.0, 2000.0, 3000.0)]},
+    "EASE by recency": {
+        0: [{"half_life": h} for h in (100.0, 30.0, 10.0, 7.0, 5.0, 3.0, 2.0)],
+    },
+    "linear next-item": {
+        0: [{"l2": l2} for l2 in (50.0, 100.0, 300.0, 500.0, 1000.0, 2000.0, 4000.0)],
+    },
+    "iALS": {
+        192: [
             {"alpha0": alpha0, "l2": l2}
             for alpha0, l2 in (
                 (0.3, 0.007),
@@ -308,10 +314,9 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
                 (1.0, 0.005),
             )
         ],
-    ),
-    "NeuMF": (
-        8,
-        [
+    },
+    "NeuMF": {
+        8: [
             {"pretrain": True, "learning_rate": 1e-2, "l2": 0.0},
             {"pretrain": True, "learning_rate": 3e-3, "l2": 0.0},
             {"pretrain": True, "learning_rate": 1e-2, "l2": 1e-3},
@@ -321,12 +326,25 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
             {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-3},
             {"pretrain": False, "learning_rate": 1e-2, "l2": 1e-2},
         ],
-    ),
-    "BPR": (8, _FACTORS),
-    "NBPR": (8, _FACTORS),
-    "DNCR": (
-        8,
-        [
+        64: [
+            {"pretrain": True, "l2": 1.2e-2},
+            {"pretrain": True, "l2": 6e-3},
+            {"pretrain": True, "l2": 3e-2},
+            {"pretrain": False, "l2": 1.2e-2},
+        ],
+    },
+    "BPR": {8: _FACTORS},
+    "NBPR": {
+        8: _FACTORS,
+        64: _training(
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 1e-2, "l2": 2e-2},
+            {"learning_rate": 1e-2, "l2": 5e-3},
+            {"learning_rate": 3e-3, "l2": 1e-2},
+        ),
+    },
+    "DNCR": {
+        8: [
             {"training": {"start": "random", "epochs": 10, "learning_rate": 2e-2}},
             {"training": {"start": "random", "epochs": 10, "learning_rate": 1e-2}},
             {"training": {"learning_rate": 1e-2, "batch_size": 4096}},
@@ -334,52 +352,72 @@ _MOVIELENS: dict[str, tuple[int, Grid]] = {
             {"training": {"learning_rate": 5e-3}, "model": {"activation": "relu"}},
             {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
         ],
-    ),
-    "NeuPR": (
-        8,
-        _training(
+        64: _training(
+            {"learning_rate": 5e-3},
+            {"learning_rate": 2e-3},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 5e-3, "l2": 1e-3},
+        ),
+    },
+    "NeuPR": {
+        8: _training(
             {"fine_tune_rate": 1e-3},
             {"fine_tune_rate": 2e-3},
             {"fine_tune_rate": 5e-3},
             {"fine_tune_rate": 2e-3, "alpha": 0.3},
         ),
-    ),
-    "NeuPR without pre-training": (
-        8,
-        _training({"learning_rate": 5e-3}, {"learning_rate": 1e-2, "l2": 1e-3}),
-    ),
-    "NBPR pooled": (
-        64,
-        _training(
+        64: _training({"fine_tune_rate": 1e-3}, {"fine_tune_rate": 2e-3}, {"fine_tune_rate": 5e-3}),
+    },
+    "NeuPR without pre-training": {
+        8: _training({"learning_rate": 5e-3}, {"learning_rate": 1e-2, "l2": 1e-3}),
+    },
+    "NBPR pooled": {
+        64: _training(
             {"start": "random", "learning_rate": 1e-2},
             {"learning_rate": 1e-2},
             {"learning_rate": 3e-3},
             {"learning_rate": 1e-3},
         ),
-    ),
-    "NBPR history": (
-        64,
-        _training(
+    },
+    "NBPR from ALS": {
+        64: _training(
+            {"learning_rate": 1e-3, "l2": 1e-3},
+            {"learning_rate": 4e-4, "l2": 1e-3},
+            {"learning_rate": 2e-3, "l2": 1e-3},
+            {"learning_rate": 1e-3, "l2": 1e-2},
+        ),
+    },
+    "NBPR history": {
+        64: _training(
             {"start": "random", "learning_rate": 1e-2},
             {"learning_rate": 1e-2},
             {"learning_rate": 5e-3},
             {"learning_rate": 1e-2, "dropout": 0.5},
         ),
-    ),
+    },
+    "DNCR history": {
+        16: _training(
+            {"learning_rate": 5e-3},
+            {"learning_rate": 2e-3},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 5e-3, "l2": 1e-3},
+        ),
+    },
+    "NeuPR history": {
+        16: _training({"fine_tune_rate": 1e-3}, {"fine_tune_rate": 5e-4}, {"fine_tune_rate": 2e-3}),
+    },
 }
 
-_AMAZON: dict[str, tuple[int, Grid]] = {
-    "eALS": (
-        64,
-        [
+_AMAZON: dict[str, dict[int, Grid]] = {
+    "eALS": {
+        64: [
             {"c0": c0, "l2": l2}
             for c0, l2 in ((512, 10.0), (512, 1.0), (128, 1.0), (2048, 1.0), (512, 0.1))
         ],
-    ),
-    "EASE": (0, [{"l2": l2} for l2 in (30.0, 100.0, 300.0, 1000.0)]),
-    "iALS": (
-        192,
-        [
+    },
+    "EASE": {0: [{"l2": l2} for l2 in (30.0, 100.0, 300.0, 1000.0)]},
+    "iALS": {
+        192: [
             {"alpha0": alpha0, "l2": l2}
             for alpha0, l2 in (
                 (0.3, 0.01),
@@ -392,10 +430,9 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
                 (0.07, 0.015),
             )
         ],
-    ),
-    "NeuMF": (
-        64,
-        [
+    },
+    "NeuMF": {
+        64: [
             {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
             {"pretrain": True, "epochs": 8, "l2": 3e-2},
             {"pretrain": True, "epochs": 8, "l2": 3e-3},
@@ -405,19 +442,17 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
             {"pretrain": False, "epochs": 20, "l2": 1.2e-2},
             {"pretrain": False, "epochs": 20, "l2": 3e-2, "learning_rate": 3e-3},
         ],
-    ),
-    "NBPR": (
-        64,
-        _training(
+    },
+    "NBPR": {
+        64: _training(
             {"learning_rate": 1e-2, "l2": 1e-2},
             {"learning_rate": 3e-3, "l2": 1e-2},
             {"learning_rate": 1e-2, "l2": 3e-2},
             {"learning_rate": 3e-3, "l2": 3e-2},
         ),
-    ),
-    "NBPR pooled": (
-        64,
-        _training(
+    },
+    "NBPR pooled": {
+        64: _training(
             {"loss": "listwise", "shared_negatives": 1024},
             {
                 "loss": "listwise",
@@ -434,21 +469,19 @@ _AMAZON: dict[str, tuple[int, Grid]] = {
             },
             {"loss": "bce", "shared_negatives": 256},
         ),
-    ),
-    "NBPR from ALS": (
-        64,
-        _training(
+    },
+    "NBPR from ALS": {
+        64: _training(
             {"loss": "bce", "shared_negatives": 0, "batch_size": 0, "dropout": 0.0},
             {},
         ),
-    ),
+    },
 }
 
-_PUBLISHED: dict[str, tuple[int, Grid]] = {
+_PUBLISHED: dict[str, dict[int, Grid]] = {
     "iALS": _MOVIELENS["iALS"],
-    "NeuMF": (
-        64,
-        [
+    "NeuMF": {
+        64: [
             {"pretrain": True, "epochs": 8, "l2": 1.2e-2},
             {"pretrain": False, "epochs": 8, "l2": 1.2e-2},
             {"pretrain": False, "epochs": 12, "l2": 1.2e-2},
@@ -458,10 +491,10 @@ _PUBLISHED: dict[str, tuple[int, Grid]] = {
             {"pretrain": True, "epochs": 8, "l2": 6e-3},
             {"pretrain": True, "epochs": 16, "l2": 1.2e-2},
         ],
-    ),
+    },
 }
 
-GRIDS: dict[str, dict[str, tuple[int, Grid]]] = {
+GRIDS: dict[str, dict[str, dict[int, Grid]]] = {
     "ml-1m": _MOVIELENS,
     "ncf-ml-1m": _PUBLISHED,  # the rest are the choices of P1
     "amusic-deepcf": _AMAZON,

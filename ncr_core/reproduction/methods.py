@@ -156,7 +156,10 @@ def _fit_graph_filter(request: FitRequest) -> FittedMethod:
 
 def _fit_cornac(request: FitRequest) -> FittedMethod:
     fitted = _timed(
-        request, lambda: fit_cornac_bpr(request.split.train, request.factors, seed=request.seed)
+        request,
+        lambda: fit_cornac_bpr(
+            request.split.train, request.factors, seed=request.seed, **request.settings
+        ),
     )
     seconds = getattr(fitted.ranks, "seconds", fitted.seconds)
     return FittedMethod(fitted.ranks, seconds, fitted.validation)

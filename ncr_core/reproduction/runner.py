@@ -26,7 +26,14 @@ from ncr_core.evaluation.metrics import (
     recall_of_each,
     set_ndcg_of_each,
 )
-from ncr_core.evaluation.protocols import K, Metrics, Ranks, full_lists, ranks_of
+from ncr_core.evaluation.protocols import (
+    K,
+    Metrics,
+    Ranks,
+    evaluate_full,
+    full_lists,
+    ranks_of,
+)
 from ncr_core.evaluation.significance import Evaluation, bootstrap_interval
 from ncr_core.manifest import read_manifest
 from ncr_core.models import DNCR, NBPR, ModelConfig, PairwiseRanker
@@ -151,6 +158,8 @@ class Runner:
             return None
         if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
             return None
+        if spec.compares_full and "validation_full" not in result:
+            return None
         return result
 
     def _with_same_settings(self, spec: RunSpec) -> Payload | None:
@@ -190,6 +199,9 @@ class Runner:
             "seconds": _seconds(fitted),
             "history": [_rounded(vars(phase)) for phase in fitted.history],
         }
+        if spec.compares_full:
+            over_all = evaluate_full(fitted.ranks, data.split, data.split.validation, 0)
+            result["validation_full"] = _rounded_metrics(over_all)
         if spec.test:
             started = time.perf_counter()
             result |= self._measure(spec, data, fitted)

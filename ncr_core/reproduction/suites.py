@@ -63,6 +63,11 @@ class RunSpec:
         slug = "-".join(re.sub(r"[^a-z0-9.=+]+", "-", w.lower()).strip("-") for w in words if w)
         return f"{self.group}/{self.data}/{slug}"
 
+    @property
+    def compares_full(self) -> bool:
+        """Whether the run ranks each user's validation item over all unseen items too."""
+        return self.group == "tuning" and self.full
+
     def with_parts(self, nbpr: RunSpec, dncr: RunSpec) -> RunSpec:
         """The run of a NeuPR that starts from the models of these two runs."""
         return replace(self, parts=(nbpr, dncr))
@@ -373,8 +378,9 @@ def tuning(selection: Selection) -> list[RunSpec]:
     runs = []
     grids = GRIDS.get(selection.data, {})
     for name in selection.names(tuple(grids)):
-        size, grid = grids[name]
-        for d in selection.sizes((size,)):
+        for d, grid in grids[name].items():
+            if d not in selection.sizes((d,)):
+                continue
             for number, overrides in enumerate(grid, 1):
                 runs.append(
                     make_run(

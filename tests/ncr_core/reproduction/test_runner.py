@@ -14,7 +14,9 @@ import pytest
 
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
+from ncr_core.evaluation.protocols import evaluate_full
 from ncr_core.reproduction import runner as run_module
+from ncr_core.reproduction.baselines.scoring import fit_ease
 from ncr_core.reproduction.datasets import ITEM_SETS, SEQUENCES, TEMPORAL, load_dataset
 from ncr_core.reproduction.report import write_page
 from ncr_core.reproduction.results_store import (
@@ -244,6 +246,35 @@ def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
     assert len(results) == 6
     assert all("metrics" not in r and "ranks" not in r for r in results)
     assert all(r["validation"]["ndcg"] > 0 for r in results)
+
+
+def test_a_grid_measures_validation_items_over_all_items(
+    make_runner: MakeRunner, root: Path, tmp_path: Path
+) -> None:
+    runs = TARGETS["tuning"](Selection(methods=("EASE",)))
+    results = make_runner()[0].run(runs)
+    split = load_dataset("ml-1m", root).split
+    ranker = fit_ease(split.train, l2=250.0)
+    expected = evaluate_full(ranker, split, split.validation, 0)
+    assert results[0]["validation_full"] == {
+        "hr": round(expected.hr, 5),
+        "ndcg": round(expected.ndcg, 5),
+        "users": int((split.validation >= 0).sum()),
+    }
+
+    # A result of before this figure was stored is measured again.
+    store = ResultsStore(tmp_path / "results")
+    store.write({k: v for k, v in results[0].items() if k != "validation_full"})
+    runner, log = make_runner()
+    assert runner.run(runs)[0]["validation_full"] == results[0]["validation_full"]
+    assert log.ran == ["ease-grid1"]
+
+
+def test_a_grid_has_its_own_numbers_of_factors() -> None:
+    runs = TARGETS["tuning"](Selection(methods=("NBPR",)))
+    assert {run.factors for run in runs} == {8, 64}
+    only = TARGETS["tuning"](Selection(methods=("NBPR",), factors=(64,)))
+    assert only == [run for run in runs if run.factors == 64]
 
 
 @pytest.mark.parametrize(
