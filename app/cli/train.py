@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -87,6 +87,21 @@ def train(
     min_interactions: Annotated[
         int, typer.Option(min=1, help="The minimum number of interactions of an item.")
     ] = 10,
+    ranks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="The number of processes of this machine that train the model together, started "
+            "by torchrun. With 1 the command's own process trains.",
+        ),
+    ] = 1,
+    tables: Annotated[
+        Literal["replicated", "sharded"],
+        typer.Option(
+            help="With several processes: whether each has whole embedding tables, or some rows of "
+            "every table."
+        ),
+    ] = "replicated",
     format_: FormatOption = "auto",
     user_column: UserColumn = "user",
     item_column: ItemColumn = "item",
@@ -102,6 +117,7 @@ def train(
     from ncr_core.errors import CheckpointError, ConfigError
     from ncr_core.recipes import AUTO_RECIPE, recipe
     from ncr_core.training.offline import train_checkpoint
+    from ncr_core.training.torchrun import TorchrunEngine
 
     if out.exists():  # before an hour of training is spent
         raise CheckpointError(f"{out} exists already; the command never overwrites a checkpoint")
@@ -124,6 +140,7 @@ def train(
             on_progress=lambda progress: lines.show(vars(progress)),
             device=base.training.device,
             seed=base.training.seed,
+            run_phase=TorchrunEngine(ranks, tables, out.parent) if ranks > 1 else None,
         )
     for tried in training.tried:
         typer.echo(tried.line())

@@ -16,7 +16,7 @@ from ncr_core.recipes import Recipe
 from ncr_core.training.gaps import learn_gaps
 from ncr_core.training.pretraining import refit_config, train_model
 from ncr_core.training.selection import TriedRecipe, select_recipe
-from ncr_core.training.trainer import History, OnProgress
+from ncr_core.training.trainer import History, OnProgress, PhaseRunner
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def train_checkpoint(
     on_progress: OnProgress | None = None,
     device: str = "auto",
     seed: int = 0,
+    run_phase: PhaseRunner | None = None,
 ) -> OfflineTraining:
     """Trains a recipe on a split and writes the checkpoint.
 
@@ -86,6 +87,7 @@ def train_checkpoint(
         on_progress: Called after each epoch.
         device: The device without a recipe; a recipe names its own device.
         seed: The seed without a recipe; a recipe names its own seed.
+        run_phase: As in `train_model`.
 
     Raises:
         CheckpointError: The folder exists already.
@@ -98,10 +100,14 @@ def train_checkpoint(
     tried: Sequence[TriedRecipe] = ()
     try:
         if recipe is None:
-            selection = select_recipe(split, device=device, seed=seed, on_progress=on_progress)
+            selection = select_recipe(
+                split, device=device, seed=seed, on_progress=on_progress, run_phase=run_phase
+            )
             recipe, trained, tried = selection.recipe, selection.trained, selection.tried
         else:
-            trained = train_model(recipe.model, recipe.training, split, on_progress)
+            trained = train_model(
+                recipe.model, recipe.training, split, on_progress, run_phase=run_phase
+            )
         history = trained.history
         if refit:
             config = refit_config(recipe.model, recipe.training, history)
@@ -110,6 +116,7 @@ def train_checkpoint(
                 config,
                 split.with_validation_in_train(),
                 on_progress,
+                run_phase=run_phase,
                 start_factors=trained.model.config.start_factors,
             )
     except TrainingError as error:

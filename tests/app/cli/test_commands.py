@@ -40,7 +40,7 @@ OPTIONS = {
     *("--shared-embeddings", "--shared-towers", "--protocol", "--refit", "--min-interactions"),
     "--quantile",
     *("--device", "--format", "--user-column", "--item-column", "--rating-column"),
-    *("--recipe", "--timestamp-column"),
+    *("--recipe", "--timestamp-column", "--ranks", "--tables"),
 }
 
 

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+import typer
+from typer.testing import CliRunner
 
+from app.cli import train
 from app.core.settings import Settings
 from app.transfer.snapshot import write_snapshot
 from app.wiring import Services
+from ncr_core.checkpoint import load_checkpoint
 from ncr_core.data.dataset import load_interactions
 from ncr_core.data.snapshot import MANIFEST, Snapshot, part_name
 from ncr_core.errors import DataError, StoreUnavailable
@@ -62,3 +67,26 @@ async def test_a_snapshot_in_object_storage_is_verified_and_never_overwritten(
     objects.stop()
     with pytest.raises(StoreUnavailable, match=r"cannot be read: the store cannot be reached$"):
         snapshot.read([0])
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_two_processes_train_on_a_snapshot_as_one_does(
+    services: Services, settings: Settings, tmp_path: Path
+) -> None:
+    await add_small_data(services)
+    folder = tmp_path / "snapshot"
+    await asyncio.to_thread(write_snapshot, settings, str(folder), parts=3)
+    small_steps = ("--learning-rate", "1e-5", "--dropout", "0", "--epochs", "2")
+    models, cli = {}, typer.Typer()
+    train.register(cli)
+    for ranks in (1, 2):
+        out = tmp_path / f"checkpoint-{ranks}"
+        command = ["train", "--data", str(folder), "--out", str(out), "--recipe", "history"]
+        command += [*small_steps, "--device", "cpu", "--ranks", str(ranks)]
+        result = await asyncio.to_thread(CliRunner().invoke, cli, command)
+        assert result.exit_code == 0, result.output
+        models[ranks] = load_checkpoint(out).model.state_dict()
+    for name, expected in models[1].items():
+        assert torch.allclose(models[2][name], expected, rtol=0.0, atol=1e-6), name
+    assert not list(tmp_path.glob("ncr-phase*"))
