@@ -64,7 +64,10 @@ class RayEngine(RankEngine):
         self._ray.shutdown()
 
     def _connect(self) -> None:
-        """Joins the cluster, or starts one. Raises TrainingError if there are too few CPUs."""
+        """Joins the cluster, or starts one.
+
+        Raises TrainingError if that fails, or if there are too few CPUs.
+        """
         if self._ray.is_initialized():
             return
         own: dict[str, Any] = {"address": self._address}
@@ -75,7 +78,10 @@ class RayEngine(RankEngine):
         handlers = [signal.getsignal(number) for number in stops]
         try:
             self._ray.init(**own, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (
+            *(ConnectionError, RuntimeError, ValueError, TimeoutError),
+            self._ray.exceptions.RayError,
+        ) as error:
             raise TrainingError(problem_of(error, self._address)) from None
         finally:  # Ray would end this process at a signal that is for others
             for number, handler in zip(stops, handlers, strict=True):
@@ -118,11 +124,9 @@ class RayEngine(RankEngine):
         try:
             trainer.fit()
         except Exception as error:  # those of Ray have no common root
-            reason = resource_problem(error)
-            what = f"a rank {reason}" if reason else f"at last by {type(error).__name__}"
             return (
-                f"the Ray cluster lost the ranks {1 + MAX_RESTARTS} times: {what}; the logs of "
-                "Ray have their output"
+                f"the Ray cluster lost the ranks {1 + MAX_RESTARTS} times: {loss_of(error)}; the "
+                "logs of Ray have their output"
             )
         finally:
             ended.set()
@@ -130,9 +134,30 @@ class RayEngine(RankEngine):
         return None
 
 
+def loss_of(error: Exception) -> str:
+    """The words for the loss of ranks: the rank with the first known reason, or the last error.
+
+    Ray names the ranks of a loss, but not those that it lost together with their machine.
+    """
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    for rank, failure in failures.items():
+        if reason := resource_problem(failure):
+            return f"rank {rank} {reason}"
+    if reason := resource_problem(error):
+        return f"a rank {reason}"
+    for rank, failure in failures.items():
+        return f"rank {rank} at last by {type(failure).__name__}"
+    return f"at last by {type(error).__name__}"
+
+
 def problem_of(error: Exception, address: str | None) -> str:
     """The sentence for an error of Ray when it joins a cluster."""
     cluster = f"the Ray cluster at {address or 'this machine'}"
+    if "no authentication token" in str(error):
+        return (
+            f"{cluster} needs a token, and the worker has none: set RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH for the worker"
+        )
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(error))
     if len(versions) == 2:  # as Ray says of a mismatch, first the cluster's
         theirs, own = (f"Ray {ray} and Python {python}" for ray, python in versions)

@@ -6,6 +6,8 @@ import copy
 import os
 import platform
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
@@ -116,3 +118,39 @@ def test_a_cluster_of_another_version_is_named(phases: RayEngine) -> None:
     assert "the Ray cluster at 10.0.0.1:6379 has Ray 2.9.0 and Python 3.10.1" in words
     assert f"this worker has Ray {version('ray')} and Python {platform.python_version()}" in words
     assert "token" in ray_ranks.problem_of(ConnectionError("refused"), None)
+
+
+def test_a_worker_without_a_token_is_told_so() -> None:
+    """In a process of its own, because Ray reads the token when it is imported."""
+    code = (
+        "from pathlib import Path; from ncr_core.errors import TrainingError\n"
+        "from ncr_core.training.ray_ranks import RayEngine\n"
+        "engine = RayEngine(2, 'replicated', Path('.'), '10.0.0.1:6379')\n"
+        "try: engine._connect()\n"
+        "except TrainingError as error: print(error)\n"
+    )
+    secrets = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "HOME")
+    own = {name: value for name, value in os.environ.items() if name not in secrets}
+    own |= {"RAY_AUTH_MODE": "token", "HOME": "/nonexistent"}
+    own["PYTHONPATH"] = str(Path(ray_ranks.__file__).parents[2])
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == (
+        "the Ray cluster at 10.0.0.1:6379 needs a token, and the worker has none: set "
+        "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH for the worker\n"
+    ), found.stderr
+
+
+def test_a_lost_rank_is_named_with_the_reason() -> None:
+    from ray.train import WorkerGroupError
+
+    killed, full = ValueError("it is gone"), MemoryError()
+    assert ray_ranks.loss_of(WorkerGroupError("lost", {0: killed, 3: full})).startswith(
+        "rank 3 has too little memory: use a machine with more memory"
+    )
+    assert (
+        ray_ranks.loss_of(WorkerGroupError("lost", {2: killed})) == "rank 2 at last by ValueError"
+    )
+    assert ray_ranks.loss_of(MemoryError()).startswith("a rank has too little memory")
+    assert ray_ranks.loss_of(KeyError("x")) == "at last by KeyError"
