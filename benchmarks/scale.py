@@ -3,6 +3,7 @@
     python -m benchmarks.scale [SCRATCH [FACTORS [RANKS [EVENTS ...]]]]
     python -m benchmarks.scale items [SCRATCH [FACTORS [RANKS [ITEMS ...]]]]
     python -m benchmarks.scale users [SCRATCH [FACTORS [RANKS [EVENTS_A_USER ...]]]]
+    python -m benchmarks.scale batches [SCRATCH [FACTORS [RANKS [BATCH ...]]]]
 
 By default 0, 2 and 4 ranks, as in `0,2,4`, for 1, 10 and 100 million events; a user for every 20,
 and 20,000 items. Above 20 million events no more ranks than cores are measured. A user and an item
@@ -31,6 +32,11 @@ ranks. Other numbers of items have to be multiples of 100.
 ``users`` trains 10 million events with 5, 20 and 80 events a user, by default with 2 ranks. Only
 these rows tell the bytes of interactions and of users apart. Their result has the lines that are
 fitted to them and to the published rows of the first form.
+
+``batches`` trains 3 million events with batches of 4,096 and 32,768 events, by default with 0 and 2
+ranks. These rows tell what ranks share out, the rows of a step, from what each rank does for a
+step, as Adam, and from the messages. Their result has the lines that are fitted to them, and what
+they say of a billion events.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ SIZES, RANKS = (1_000_000, 10_000_000, 100_000_000), "0,2,4"
 MANY_EVENTS = 20_000_000
 EVENTS_BY_ITEMS, NUMBERS_OF_ITEMS = 3_000_000, (20_000, 200_000, 2_000_000)
 EVENTS_BY_USERS, SEVERAL_A_USER = 10_000_000, (5, 20, 80)
+EVENTS_BY_BATCHES, BATCHES = 3_000_000, (4_096, 32_768)
 EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
 NEGATIVES, BATCH, JUDGED_USERS, K = 512, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
@@ -144,10 +151,60 @@ def measure_items(
                 publish("scale-items", head, rows, factors=factors, events=EVENTS_BY_ITEMS)
 
 
-def measured(folder: Path, ranks: int, factors: int) -> tuple[list[Any], float | None]:
+def measure_batches(
+    scratch: Path = Path("var"),
+    factors: int = 64,
+    ranks: str = "0,2",
+    batches: tuple[int, ...] = (),
+) -> None:
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows: list[list[Any]] = []
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        started = time.perf_counter()
+        written = write_synthetic(Path(folder) / "snapshot", EVENTS_BY_BATCHES)
+        rate = written / (time.perf_counter() - started)
+        for batch in batches or BATCHES:
+            for number in map(int, ranks.split(",")):
+                found, peak = measured(Path(folder), number, factors, batch)
+                rows.append([batch, number, round(rate), peak, *found])
+                head = ["batch", *COLUMNS[1:]]
+                cost = seconds_of_steps([dict(zip(head, row, strict=True)) for row in rows])
+                publish("scale-batches", head, rows, factors=factors, items=ITEMS, cost=cost)
+    print(json.dumps(cost, indent=1))
+
+
+def seconds_of_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The seconds of a step by events of a rank, by what every rank does, and by messages."""
+    seconds = [row["epoch s"] / -(-row["interactions"] // row["batch"]) for row in rows]
+    of_rows = [[row["batch"] / max(row["ranks"], 1), 1.0, float(row["ranks"] > 1)] for row in rows]
+    if len(rows) < len(of_rows[0]):
+        return {}
+    (an_event, beside, messages), _ = nnls(np.array(of_rows), np.array(seconds))
+    fit = np.array(of_rows) @ [an_event, beside, messages]
+    largest = max(row["batch"] for row in rows)
+    own = largest / PREDICTED_RANKS
+    return {
+        "microseconds an event of a rank": 1e6 * an_event,
+        "milliseconds a step beside": 1e3 * beside,
+        "milliseconds a step for messages": 1e3 * messages,
+        "fitted / measured": [round(f / s, 3) for f, s in zip(fit, seconds, strict=True)],
+        "prediction, unmeasured": {
+            "events": PREDICTED_EVENTS,
+            "ranks": PREDICTED_RANKS,
+            "batch": largest,
+            "hours an epoch, a thread a rank": (
+                PREDICTED_EVENTS / largest * (an_event * own + beside + messages) / 3_600
+            ),
+        },
+    }
+
+
+def measured(
+    folder: Path, ranks: int, factors: int, batch: int = BATCH
+) -> tuple[list[Any], float | None]:
     """What `train` prints in a process of its own, and the peak of the largest rank in MiB."""
     command = [sys.executable, "-m", "benchmarks.scale", "train"]
-    command += [str(folder), str(ranks), str(factors)]
+    command += [str(folder), str(ranks), str(factors), str(batch)]
     own_network = ["unshare", "--map-root-user", "--net"]
     has_tools = shutil.which("unshare") and shutil.which("ip")
     tried = [*own_network, "ip", "link"]
@@ -280,7 +337,7 @@ def write_synthetic(
     return total
 
 
-def train(folder: Path, ranks: int, factors: int) -> None:
+def train(folder: Path, ranks: int, factors: int, batch: int = BATCH) -> None:
     """Trains with so many ranks; prints figures."""
     import resource
 
@@ -296,7 +353,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     split = leave_latest_out(data, np.zeros(data.n_users, dtype=np.bool_))
     epochs = 1 if data.nnz > MANY_EVENTS else 2
     config = TrainConfig(
-        shared_negatives=NEGATIVES, loss="listwise", epochs=epochs, batch_size=BATCH
+        shared_negatives=NEGATIVES, loss="listwise", epochs=epochs, batch_size=batch
     )
     model_config = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunEngine(ranks, "replicated", folder / "ranks") if ranks else None
@@ -305,7 +362,7 @@ def train(folder: Path, ranks: int, factors: int) -> None:
     sent = sent_bytes() - before
     epoch = min(result.history[0].seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    steps = epochs * -(-data.nnz // BATCH)
+    steps = epochs * -(-data.nnz // batch)
     wire = sent / steps / 1e6 if ranks and is_own_network() else None
     rates = [round(read), round(NEGATIVES * data.nnz / epoch)]
     print(json.dumps([*rates, epoch, peak, wire, data.nnz, in_topic(result.model, data)]))
@@ -342,4 +399,6 @@ def in_topic(model: Any, data: Interactions) -> float:
 
 
 if __name__ == "__main__":
-    run_command(main, items=measure_items, users=measure_users, train=train)
+    run_command(
+        main, items=measure_items, users=measure_users, batches=measure_batches, train=train
+    )
