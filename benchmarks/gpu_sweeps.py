@@ -1,11 +1,12 @@
-"""Trains for the results page what takes hours on a CPU: gSASRec, and towers of 24 and 32 factors.
+"""Trains for the results page what takes hours on a CPU: SASRec, and towers of 24 and 32 factors.
 
     python -m benchmarks.gpu_sweeps ROOT RESULTS [SEED]
     python -m benchmarks.gpu_sweeps rank ROOT
 
 ROOT holds ml-1m and ml-1m-sasrec. The results are lines of ``RESULTS/cells``, as those of
 `ncr reproduce`, and models lie in ``RESULTS/work``. A repeated command goes on where the one before
-ended. Seed 0 trains gSASRec too. Several seeds can run at once on one GPU, with a folder for each.
+ended. SASRec with cross-entropy is trained with each seed, and gSASRec with seed 0, as the last.
+Several seeds can run at once on one GPU, with a folder for each.
 
 ``rank`` trains the recipe `next-item-nbpr` by one rank of torchrun, with NCCL, and by this process.
 """
@@ -13,6 +14,7 @@ ended. Seed 0 trains gSASRec too. Several seeds can run at once on one GPU, with
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,9 +35,9 @@ def sweep(seed: int) -> list[RunSpec]:
     """The runs of a seed."""
     selection = Selection(seed=seed)
     runs = [make_run(name, selection, d) for d in SIZES for name in TOWERS]
-    if seed == 0:
-        runs = [*sequential(Selection("ml-1m-sasrec", methods=("gSASRec",))), *runs]
-    return runs
+    by_sequences = partial(Selection, "ml-1m-sasrec", seed=seed)
+    runs = [*sequential(by_sequences(methods=("SASRec CE",))), *runs]
+    return [*runs, *sequential(by_sequences(methods=("gSASRec",)))] if seed == 0 else runs
 
 
 def main(root: Path, results: Path, seed: int = 0) -> None:
