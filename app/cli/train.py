@@ -119,6 +119,8 @@ def train(
     from ncr_core.training.offline import train_checkpoint
     from ncr_core.training.torchrun import TorchrunEngine
 
+    if tables == "sharded" and ranks == 1:
+        raise ConfigError("--tables sharded is for several processes: give --ranks 2 or more")
     if out.exists():  # before an hour of training is spent
         raise CheckpointError(f"{out} exists already; the command never overwrites a checkpoint")
     fixed = sorted(hyperparameters.keys() - {"seed", "device"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli import train
 from app.cli.train import with_hyperparameters
+from ncr_core.errors import ConfigError
 from ncr_core.recipes import recipe
 
 LIGHT_MODULES = (
@@ -68,3 +70,12 @@ def test_only_what_was_given_reaches_the_recipe() -> None:
         "kind": "nbpr", "users": "history", "windows": (1, 0), "factors": 8, "pretrain": False,
     }  # fmt: skip
     assert recipe("default").with_(**seen).model.windows == (1, 0)
+
+
+def test_sharded_tables_need_several_processes(tmp_path: Path) -> None:
+    app = typer.Typer()
+    train.register(app)
+    command = ["--data", str(tmp_path), "--out", str(tmp_path / "new"), "--tables", "sharded"]
+    result = CliRunner().invoke(app, ["train", *command])
+    assert isinstance(result.exception, ConfigError)
+    assert "give --ranks 2 or more" in str(result.exception)
