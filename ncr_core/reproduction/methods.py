@@ -12,7 +12,6 @@ from typing import Any
 from ncr_core.data.splits import NextItemSplit, Split
 from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import (
-    NEGATIVES,
     CandidateSet,
     Metrics,
     ModelRanks,
@@ -21,7 +20,7 @@ from ncr_core.evaluation.protocols import (
     evaluate_sampled,
     of_random_users,
 )
-from ncr_core.models import PairwiseRanker
+from ncr_core.models import ModelConfig, PairwiseRanker
 from ncr_core.optional_imports import require
 from ncr_core.recipes import Recipe, from_sections
 from ncr_core.reproduction.baselines.als import EALSConfig, IALSConfig, fit_eals, fit_ials
@@ -41,7 +40,11 @@ from ncr_core.reproduction.datasets import fingerprint
 from ncr_core.training import History, OnProgress, train_model
 from ncr_core.training.pretraining import Parts, pretrains
 from ncr_core.training.trainer import remember
-from ncr_core.training.validation import FULL_VALIDATION_USERS, validation_candidates
+from ncr_core.training.validation import (
+    FULL_VALIDATION_USERS,
+    validated,
+    validation_candidates,
+)
 
 MethodSettings = Mapping[str, Any]
 
@@ -104,7 +107,9 @@ def _fit_ranker(request: FitRequest) -> FittedMethod:
     return FittedMethod(
         ModelRanks(trained.model),
         seconds,
-        _best_epoch_metrics(last, request.split, full=recipe.training.validation == "full"),
+        _best_epoch_metrics(
+            last, validated(recipe.model, request.split, recipe.training.validation)
+        ),
         cpu_seconds,
         last.best_epoch,
         trained.history,
@@ -199,7 +204,7 @@ def _fit_neumf(request: FitRequest) -> FittedMethod:
     return FittedMethod(
         fitted,
         seconds,
-        _best_epoch_metrics(last_phase, request.split),
+        _best_epoch_metrics(last_phase, validated(ModelConfig(), request.split, "sampled")),
         None,
         last_phase.best_epoch,
         list(fitted.history),
@@ -341,9 +346,9 @@ def _validation(request: FitRequest) -> CandidateSet | None:
     return validation_candidates(request.split, request.seed)
 
 
-def _best_epoch_metrics(history: History, split: Split, *, full: bool = False) -> Metrics | None:
+def _best_epoch_metrics(history: History, measured: tuple[int, int]) -> Metrics | None:
+    """The metrics of the best epoch, of so many users among so many items."""
     if history.best is None:
         return None
     best_ndcg, best_hr = history.best
-    users = int((split.validation >= 0).sum())
-    return Metrics(best_hr, best_ndcg, users, split.train.n_items if full else NEGATIVES + 1)
+    return Metrics(best_hr, best_ndcg, *measured)

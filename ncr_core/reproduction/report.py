@@ -12,13 +12,13 @@ from ncr_core.errors import DataError
 from ncr_core.evaluation.significance import holm
 from ncr_core.optional_imports import require
 from ncr_core.recipes import SIZES
-from ncr_core.reproduction import item_set_report, next_item_report, suites
-from ncr_core.reproduction.datasets import DATASETS, ITEM_SETS, TEMPORAL
-from ncr_core.reproduction.hyperparameters import GRIDS
+from ncr_core.reproduction import choice_report, item_set_report, next_item_report, suites
+from ncr_core.reproduction.datasets import ITEM_SETS, TEMPORAL
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import Selection
 from ncr_core.reproduction.tables import (
     Comparison,
+    bold_figure,
     figure_text,
     label_of,
     make_section,
@@ -105,8 +105,9 @@ Statistics:
 - Intervals are 95 % bootstrap intervals over users.
 - Each p is the result of a paired t-test over users. Holm's method adjusts p for all comparisons
   of this page.
-- Every row is one training with one seed. Intervals and p say nothing about another training. One
-  section has several seeds of some rows.
+- Every row is one training with the seed 0. Intervals and p say nothing about another training.
+  [One section](#training-seeds) has several seeds of some rows, and says where the seed 0 is the
+  best of them.
 
 Methods:
 
@@ -119,19 +120,20 @@ Methods:
 Settings:
 
 - Validation items chose the settings, most of them by sampled NDCG@10. The [grids](#the-grids)
-  below have a part of what was tried.
+  below have a part of what was tried, by sampled and by full NDCG@10.
+- Where both choose other settings for a baseline, the row *(full choice)* has those of full
+  NDCG@10. Our models keep the settings of sampled NDCG@10.
 - The linear next-item model, SASRec and the recipes of `auto` were chosen by full NDCG@10, as the
   [experiments](experiments.md) say. Sampled and full figures do not always agree: DNCR history is
   above EASE by recency in the first, and below it in the second.
-- On MovieLens 1M the grids of eALS, BPR, NBPR, DNCR, NeuPR and NeuMF have 8 factors. With more
-  factors most of these methods have other settings, from trials on validation items that the
-  repository does not store. NBPR and DNCR do not have the best λ of their grids.
-- cornac's BPR has its default settings. The repository stores no grid of cornac's BPR.
+- Validation and test items do not always agree either:
+  [one section](#validation-against-test) has the pairs.
+- With 16 to 32 factors most methods have settings from trials on validation items that the
+  repository does not store. Of settings within 0.001 of each other any was taken.
 - On Amazon Music the repository stores no grid of DNCR, NeuPR and NeuPR from ALS.
-- On MovieLens 1M the repository stores no grid of these methods: NBPR from ALS, DNCR from ALS,
-  NeuPR from ALS, DNCR history, NeuPR history, the forms of equations 7–9 and 24, NBPR next-item,
-  DNCR from NBPR, NBPR attention, NBPR two-layer attention, NeuPR next-item and NBPR next-item with
-  start.
+- On MovieLens 1M the repository stores no grid of these methods: DNCR from ALS, NeuPR from ALS, the
+  forms of equations 7–9 and 24, NBPR next-item, DNCR from NBPR, NBPR attention, NBPR two-layer
+  attention, NeuPR next-item and NBPR next-item with start.
 - DNCR from NBPR is the recipe `next-item-dncr`, whose tower starts as the product of an NBPR with a
   next-item start. DNCR from ALS has the recipe `als-nbpr` in its place. Both NBPRs learn from 4,096
   shared items. The [experiments](experiments.md#a-tower-that-starts-as-a-product) have the
@@ -149,9 +151,13 @@ Settings:
 - *With start* means up to 1,024 factors of the untrained next-item start beside the d trained ones,
   as the [experiments](experiments.md#a-start-beside-the-trained-factors) say. NBPR next-item is the
   same training without them.
-- P2 has the settings of P1, except for iALS and NeuMF.
+- P2 has the settings of P1, except for iALS and NeuMF. On Amazon Music cornac's BPR has its default
+  settings.
 - The tests hold HR@10 and NDCG@10 against `success.10` and `ndcg_cut.10` of trec_eval.
-- No choice uses test items. During development, 31 of the results were measured on test items with
+- No choice used the test items of its own split. The 958 items above are the one case of test
+  items of another split. Without the users of these items NBPR two-layer attention is
+  [as far ahead](experiments.md#self-attention) of the linear next-item model.
+- During development, 31 of the results were measured on test items with
   other settings before: 23 of the first 146, all of NeuPR next-item, SASRec on MovieLens 1M,
   NBPR from ALS on Gowalla, and ALS start, NBPR from ALS and NeuPR from ALS on Amazon Music.
 
@@ -183,6 +189,7 @@ def write_page(results: Path, page: Path) -> None:
         *_seed_pairs(store, {**by_sequences, "ml-1m": _p1(tables)}),
     ]
     comparisons = _compare(pairs)
+    by_section = _by_section(store, tables, by_sequences)
     sections = [
         INTRO,
         *_best(tables, comparisons),
@@ -191,7 +198,7 @@ def write_page(results: Path, page: Path) -> None:
         next_item_report.sequential(by_sequences, _by_run(pairs, comparisons, _SEQUENTIAL)),
         next_item_report.temporal(store),
         item_set_report.item_sets(store),
-        _beyond_accuracy(store, tables, by_sequences),
+        _beyond_accuracy(by_section),
         _gaps(store.folder / "gaps.json"),
         _table1(store),
         _by_the_paper(store),
@@ -202,7 +209,8 @@ def write_page(results: Path, page: Path) -> None:
         *(_figure(store, plots, name) for name in FIGURES_TITLE),
         _loss(store, plots),
         _forms(store),
-        _tuning(store),
+        choice_report.reversals(by_section),
+        choice_report.grids(store),
         _machines(store),
     ]
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +242,9 @@ def _best(tables: Mapping[str, list[list[RunResult]]], comparisons: _Comparisons
             refit = rows[0].refit and data == "ml-1m"
             note = "The next rows are refit with the validation items:\n\n" if refit else ""
             note += _untrained_note(rows)
-            texts.append(note + _compared(rows, comparisons) + _below_start(rows))
+            below = _below_start(rows)
+            below = f"{_BELOW_START}{below}\n" if below else ""
+            texts.append(note + _compared(rows, comparisons) + below)
         if texts:
             sections.append(f"## {_BEST_TITLES[data]}\n\n" + "\n".join(texts))
     return sections
@@ -259,7 +269,13 @@ _STARTS = {
 }
 
 
-def _below_start(rows: Sequence[RunResult]) -> str:
+_BELOW_START = (
+    "These trained models are below an untrained start with as many factors. NBPR, and with it a "
+    "part of NeuPR, starts at random.\n\n"
+)
+
+
+def _below_start(rows: Sequence[RunResult], where: str = "") -> str:
     """Lists the trained models that are below an untrained start with as many factors."""
     by_method = {row.method: row for row in rows}
     below = []
@@ -276,20 +292,17 @@ def _below_start(rows: Sequence[RunResult]) -> str:
                         f"{kind} NDCG@10 {figure_text(ours)} against {figure_text(begun)}"
                     )
             if figures:
-                below.append(f"- {trained.method} is below `{start}` ({', '.join(figures)}).\n")
-    intro = (
-        "These trained models are below an untrained start with as many factors. NBPR, and with it "
-        "a part of NeuPR, starts at random.\n\n"
-    )
-    return f"{intro}{''.join(below)}\n" if below else ""
+                figures_text = ", ".join(figures)
+                below.append(f"- {trained.method}{where} is below `{start}` ({figures_text}).\n")
+    return "".join(below)
 
 
-def _beyond_accuracy(
+def _by_section(
     store: ResultsStore,
     tables: Mapping[str, list[list[RunResult]]],
     by_sequences: Mapping[str, Sequence[RunResult]],
-) -> str:
-    """The section on coverage, novelty and popularity of the lists over all unseen items."""
+) -> list[tuple[str, Sequence[RunResult]]]:
+    """The results of each data set and protocol, with its name."""
     groups: list[tuple[str, Sequence[RunResult]]] = []
     for data, of_data in tables.items():
         for rows in of_data:
@@ -298,8 +311,13 @@ def _beyond_accuracy(
     groups += by_sequences.items()
     groups += [(data, results_of(store, suites.temporal(Selection(data)))) for data in TEMPORAL]
     groups += [(data, results_of(store, suites.recall(Selection(data)))) for data in ITEM_SETS]
+    return groups
+
+
+def _beyond_accuracy(by_section: Sequence[tuple[str, Sequence[RunResult]]]) -> str:
+    """The section on coverage, novelty and popularity of the lists over all unseen items."""
     lines, differences = [], []
-    for name, results in groups:
+    for name, results in by_section:
         for result in results:
             statistics = result.list_statistics
             if statistics is None:
@@ -321,7 +339,8 @@ def _beyond_accuracy(
         "- *Popularity lift* is how much more popular the lists are than the users' own items. "
         "With 0, both are equally popular.\n\n"
         "`ncr_core/evaluation/beyond_accuracy.py` has the definitions. Rows without stored lists "
-        "are left out.\n"
+        "are left out. They are towers: their lists over all items take 10 to 30 minutes, because "
+        "they compare pairs of items.\n"
     )
     if differences:
         note += (
@@ -459,7 +478,7 @@ def _compare(pairs: Sequence[_Pair]) -> _Comparisons:
     tests = [ours.compare(rival, key[1], "ndcg") for key, (ours, rival) in different.items()]
     adjusted = holm([test.p for test in tests])
     found = {
-        key: Comparison(rival.method, test.mean_difference, p)
+        key: Comparison(rival.label, test.mean_difference, p)
         for (key, (_, rival)), test, p in zip(different.items(), tests, adjusted, strict=True)
     }
     comparisons: dict[tuple[str, str, str], list[Comparison]] = {}
@@ -527,10 +546,11 @@ def _compared(rows: list[RunResult], comparisons: _Comparisons) -> str:
 
 
 def _table1(store: ResultsStore) -> str:
-    lines = []
-    for method in suites.PAPER_METHODS:
+    lines, every = [], []
+    for method in (*suites.PAPER_METHODS, suites.START):
         results = results_of(store, suites.table1(Selection(methods=(method,))))
         lines += [_beside_paper(result) for result in results]
+        every += results
     note = (
         "Bold figures are above those that the paper prints. All methods are above the paper's "
         "figures, popularity included, so bold does not compare methods.\n\n"
@@ -540,6 +560,12 @@ def _table1(store: ResultsStore) -> str:
         "pre-training. By the paper's Table 3 the HR@10 of that form is lower at each size, and "
         "its NDCG@10 at 8, 24 and 32 factors.\n"
     )
+    by_size: dict[int, list[RunResult]] = {}
+    for result in every:
+        by_size.setdefault(result.factors, []).append(result)
+    below = "".join(_below_start(rows, f" at d = {size}") for size, rows in by_size.items())
+    if below:
+        note += f"\n{_BELOW_START}{below}"
     return make_section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)
 
 
@@ -572,7 +598,7 @@ def _beside_paper(result: RunResult) -> list[str]:
     for column, name in enumerate(PANELS):
         value = result.metric("sampled", name)
         ahead = value is not None and paper is not None and value > paper[column]
-        cells += [_bold(value, ahead), f"{paper[column]:.4f}" if paper else ""]
+        cells += [bold_figure(value, ahead), f"{paper[column]:.4f}" if paper else ""]
     cells += [figure_text(result.metric("full", name)) for name in PANELS]
     return [*cells, result.seconds_text]
 
@@ -600,7 +626,8 @@ def _table3(store: ResultsStore) -> str:
 
 
 def _figure3(store: ResultsStore, plots: Path) -> str:
-    results = [r for r in results_of(store, suites.figure3(Selection())) if r.method != "ItemPop"]
+    without = ("ItemPop", suites.START)
+    results = [r for r in results_of(store, suites.figure3(Selection())) if r.method not in without]
     if not results:
         return ""
     x = list(range(1, 11))
@@ -677,31 +704,6 @@ def _forms(store: ResultsStore) -> str:
     return make_section("Forms of the paper's equations 7–9 and 24, d = 8", _BESIDE, lines)
 
 
-def _tuning(store: ResultsStore) -> str:
-    sections = []
-    for data, method in ((d, m) for d in DATASETS for m in GRIDS.get(d, {})):
-        results = results_of(store, suites.tuning(Selection(data, methods=(method,))))
-        if not results:
-            continue
-        best = max(results, key=lambda r: r.validation or 0.0)
-        rows = [
-            [_changes(r), _bold(r.validation, r is best), str(r.payload["rounds"] or ""),
-             r.seconds_text]
-            for r in results
-        ]  # fmt: skip
-        size = f", d = {results[0].factors}" if results[0].factors else ""
-        head = ["settings", "validation NDCG@10", "rounds", "training, s"]
-        sections.append(f"### {method}{size}, {data}\n\n{make_table(head, rows)}")
-    if not sections:
-        return ""
-    note = (
-        "The figures are sampled NDCG@10 on the validation items, with one seed. A method has at "
-        "most eight configurations. The column *rounds* has the epoch or iteration that the same "
-        "items chose.\n\n"
-    )
-    return "## The grids\n\n" + note + "\n".join(sections)
-
-
 def _machines(store: ResultsStore) -> str:
     machines = set()
     for result in store:
@@ -715,19 +717,6 @@ def _machines(store: ResultsStore) -> str:
     lines = [list(machine) for machine in sorted(machines, key=str)]
     head = ["processor", "threads", "GPU", "torch", "commit"]
     return make_section("Machines", head, lines)
-
-
-def _changes(result: RunResult) -> str:
-    """The settings of a grid's configuration, flat."""
-    flat: dict[str, object] = {}
-    for key, value in result.settings.items():
-        flat |= value if isinstance(value, dict) else {key: value}
-    return ", ".join(f"{k} {v}" for k, v in flat.items() if k != "kind")
-
-
-def _bold(value: float | None, bold: bool) -> str:
-    text = figure_text(value)
-    return f"**{text}**" if bold else text
 
 
 def _plot(path: Path, panels: Mapping[str, Lines], x_label: str) -> None:

@@ -30,7 +30,7 @@ from ncr_core.errors import DataError
 from ncr_core.evaluation.metrics import FloatArray, hit_of_each, hit_ratio, ndcg, ndcg_of_each
 from ncr_core.evaluation.protocols import K
 from ncr_core.evaluation.significance import PairedTest, paired_t_test
-from ncr_core.reproduction.suites import RunSpec
+from ncr_core.reproduction.suites import FULL_CHOICE, RunSpec
 
 FORMAT = "ncr-cell/1"
 _OUTSIDE = "."
@@ -78,6 +78,12 @@ class RunResult:
         return str(self.payload["configuration"]["method"])
 
     @property
+    def label(self) -> str:
+        """The method, and whether full NDCG@10 chose settings that sampled NDCG@10 did not."""
+        of_full = self.name.removesuffix("-refit").endswith(f"-{FULL_CHOICE}")
+        return f"{self.method} ({FULL_CHOICE.replace('-', ' ')})" if of_full else self.method
+
+    @property
     def factors(self) -> int:
         """d, the number of predictive factors; 0 for a method without factors."""
         return int(self.payload["configuration"]["factors"])
@@ -102,6 +108,12 @@ class RunResult:
     def validation(self) -> float | None:
         """NDCG@10 on the validation items."""
         metrics = self.payload["validation"]
+        return None if metrics is None else float(metrics["ndcg"])
+
+    @property
+    def full_validation(self) -> float | None:
+        """NDCG@10 on the validation items among all unseen items; None if not measured."""
+        metrics = self.payload.get("validation_full")
         return None if metrics is None else float(metrics["ndcg"])
 
     @property

@@ -12,10 +12,12 @@ from ncr_core.errors import ConfigError
 from ncr_core.recipes import SIZES, merge_sections
 from ncr_core.reproduction.datasets import ITEM_SETS, SEQUENCES, TEMPORAL
 from ncr_core.reproduction.hyperparameters import (
+    CHOSEN_IN_FULL,
     GRIDS,
     METHODS,
     PARTS,
     SIZELESS,
+    Settings,
     settings_of,
     size_of,
 )
@@ -95,10 +97,13 @@ class RunSpec:
         return configuration
 
 
+FULL_CHOICE = "full-choice"
+"""The variant of a baseline with the settings of ``CHOSEN_IN_FULL``."""
 PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
 STRONG = (
     "cornac BPR", "PureSVD", "iALS", "EASE", "EASE by recency", "Markov", "linear next-item"
 )  # fmt: skip
+START = "spectral start"
 STARTS = ("spectral start", "ALS start", "next-item start")
 BEYOND = (
     "NBPR pooled", "NBPR from ALS", "DNCR from ALS", "NeuPR from ALS", "NBPR history",
@@ -205,8 +210,8 @@ def make_run(
 
 
 def table1(selection: Selection) -> list[RunSpec]:
-    """HR@10 and NDCG@10 of every method by the number of predictive factors."""
-    names = selection.names(PAPER_METHODS)
+    """HR@10 and NDCG@10 of every method, and of a start, by the number of predictive factors."""
+    names = selection.names((*PAPER_METHODS, START))
     once = [make_run(name, selection, 0) for name in names if name in SIZELESS]
     sized = [name for name in names if name not in SIZELESS]
     return once + [make_run(name, selection, d) for d in selection.sizes(SIZES) for name in sized]
@@ -300,7 +305,7 @@ def best(selection: Selection) -> list[RunSpec]:
     """Our models and the strongest baselines.
 
     On P1 each method also has a refit with the validation items. The other protocols have the refit
-    alone.
+    alone. Baselines of ``CHOSEN_IN_FULL`` have runs with these settings too.
     """
     names = selection.names(
         ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "DNCR", "NeuPR", *BEYOND)
@@ -310,9 +315,14 @@ def best(selection: Selection) -> list[RunSpec]:
     runs = []
     for name in names:
         for d in selection.sizes((size_of(name, selection.data),)):
-            runs.append(make_run(name, selection, d))
-            if selection.data == "ml-1m":
-                runs.append(make_run(name, selection, d, refit=True))
+            choices: dict[str, Settings] = {"": {}}
+            if (name, selection.data) in CHOSEN_IN_FULL:
+                choices[FULL_CHOICE] = CHOSEN_IN_FULL[name, selection.data]
+            for variant, overrides in choices.items():
+                runs += [
+                    make_run(name, selection, d, variant=variant, overrides=overrides, refit=refit)
+                    for refit in ((False, True) if selection.data == "ml-1m" else (None,))
+                ]
     return runs
 
 

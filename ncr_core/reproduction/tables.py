@@ -36,7 +36,7 @@ def results_of(store: ResultsStore, runs: Iterable[RunSpec]) -> list[RunResult]:
 
 def label_of(result: RunResult) -> str:
     """The method and its number of factors."""
-    return f"{result.method}, d = {result.factors}" if result.factors else result.method
+    return f"{result.label}, d = {result.factors}" if result.factors else result.label
 
 
 def row_label(result: RunResult) -> str:
@@ -55,6 +55,12 @@ def with_interval(result: RunResult, kind: str, name: str) -> str:
 def figure_text(value: float | None) -> str:
     """A figure with four decimal places; empty for None."""
     return "" if value is None else f"{value:.4f}"
+
+
+def bold_figure(value: float | None, bold: bool) -> str:
+    """A figure as `figure_text` gives it, bold or not."""
+    text = figure_text(value)
+    return f"**{text}**" if bold else text
 
 
 def make_section(title: str, head: Sequence[str], lines: list[list[str]], note: str = "") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import (
+    NEGATIVES,
     CandidateSet,
     K,
     ModelRanks,
@@ -130,6 +133,16 @@ def validation_ranks(
     held_out = _ranked_items(model.ranks_catalogue, split, most)
     users = np.flatnonzero(held_out >= 0)
     return users, full_ranks(model, split, held_out, seed=0)[0]
+
+
+def validated(
+    config: ModelConfig, split: Split, validation: Literal["sampled", "full"]
+) -> tuple[int, int]:
+    """How many users a training measures, and among how many items (P1 or the whole catalogue)."""
+    if validation == "full":
+        held_out = _ranked_items(is_product(config), split, FULL_VALIDATION_USERS)
+        return int((held_out >= 0).sum()), split.train.n_items
+    return min(int((split.validation >= 0).sum()), VALIDATION_USERS), NEGATIVES + 1
 
 
 def is_product(config: ModelConfig) -> bool:

@@ -27,7 +27,9 @@ def store(tmp_path: Path) -> ResultsStore:
     return ResultsStore(tmp_path / "results")
 
 
-def write(store: ResultsStore, run: RunSpec, hits: int, **data: Any) -> None:
+def write(
+    store: ResultsStore, run: RunSpec, hits: int, validation: float | None = None, **data: Any
+) -> None:
     """Stores a result with so many users whose item is the first, and others without it."""
     first = store.read("cells/ml-1m/itempop")
     assert first is not None
@@ -36,6 +38,8 @@ def write(store: ResultsStore, run: RunSpec, hits: int, **data: Any) -> None:
     result["metrics"] = {kind: summary([ranks]) for kind in ("sampled", "full")}
     result["ranks"] = {"sampled": [ranks_as_text(ranks)], "full": ranks_as_text(ranks)}
     result["data"] |= data
+    if validation is not None:
+        result["validation"] = {"hr": validation, "ndcg": validation, "users": USERS, "items": 101}
     store.write(result)
 
 
@@ -57,3 +61,46 @@ def test_test_items_that_no_training_has_are_named(store: ResultsStore, tmp_path
     write_page(store.folder, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
     assert f"The test items of 7 of the {USERS} test users occur in no training." in text
+
+
+def test_pairs_that_test_items_order_otherwise_than_validation_items_are_listed(
+    store: ResultsStore, tmp_path: Path
+) -> None:
+    runs = {
+        run.method: run
+        for run in best(Selection(methods=("EASE", "PureSVD", "NBPR")))
+        if not run.refit and not run.variant
+    }
+    write(store, runs["EASE"], 100, validation=0.4)
+    write(store, runs["PureSVD"], 50, validation=0.3)
+    write(store, runs["NBPR"], 80, validation=0.41)
+    write_page(store.folder, tmp_path / "page.md")
+    section = (tmp_path / "page.md").read_text().split("## Validation against test\n")[1]
+    rows = [line for line in section.split("\n## ")[0].splitlines() if "NBPR" in line]
+    assert rows == ["| ml-1m | NBPR, d = 64 | EASE | sampled | 0.4100 / 0.4000 | 0.4000 / 0.5000 |"]
+
+
+def test_models_below_their_start_are_named_by_size(store: ResultsStore, tmp_path: Path) -> None:
+    for factors, ours, start in ((8, 90, 80), (16, 70, 80)):
+        write(store, make_run("DNCR", Selection(), factors), ours)
+        write(store, make_run("spectral start", Selection(), factors), start)
+    write_page(store.folder, tmp_path / "page.md")
+    table = (tmp_path / "page.md").read_text().split("## Table 1: ")[1].split("\n## ")[0]
+    assert "- DNCR at d = 16 is below `spectral start` (sampled NDCG@10 0.3500" in table
+    assert "DNCR at d = 8 is below" not in table
+
+
+def test_the_page_says_where_the_first_seed_is_the_best(
+    store: ResultsStore, tmp_path: Path
+) -> None:
+    write(store, make_run("ItemPop", Selection(), 0), 10)
+    for seed, (high, low) in enumerate([(90, 70), (80, 80), (85, 90)]):
+        selection = Selection(seed=seed)
+        write(store, make_run("NBPR attention", selection, 128), high)
+        write(store, make_run("NBPR next-item", selection, 128), low)
+    write_page(store.folder, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert (
+        "By full NDCG@10 the seed 0 is the best of its row for NBPR attention, d = 128 (P1). It is "
+        "the worst for NBPR next-item, d = 128 (P1)."
+    ) in text

@@ -243,7 +243,7 @@ def test_a_pretrained_neupr_is_refitted_from_refitted_parts(make_runner: MakeRun
 def test_a_grid_never_looks_at_test_items(make_runner: MakeRunner) -> None:
     runner, _ = make_runner()
     results = runner.run(TARGETS["tuning"](Selection(methods=("EASE",))))
-    assert len(results) == 6
+    assert len(results) == 8
     assert all("metrics" not in r and "ranks" not in r for r in results)
     assert all(r["validation"]["ndcg"] > 0 for r in results)
 

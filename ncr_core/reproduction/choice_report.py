@@ -1,0 +1,120 @@
+"""The sections of docs/results.md on what validation items chose, and how test items differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncr_core.errors import ConfigError
+from ncr_core.evaluation.protocols import NEGATIVES
+from ncr_core.reproduction import suites
+from ncr_core.reproduction.datasets import DATASETS
+from ncr_core.reproduction.hyperparameters import GRIDS, settings_of
+from ncr_core.reproduction.methods import resolved_settings
+from ncr_core.reproduction.results_store import ResultsStore, RunResult
+from ncr_core.reproduction.suites import Selection
+from ncr_core.reproduction.tables import (
+    bold_figure,
+    figure_text,
+    label_of,
+    make_section,
+    make_table,
+    results_of,
+)
+
+
+def reversals(by_section: Sequence[tuple[str, Sequence[RunResult]]]) -> str:
+    """The section on pairs that validation and test items order differently; empty without any."""
+    lines = []
+    for name, results in by_section:
+        if name.endswith(", refit"):  # the same validation as before the refit
+            continue
+        measured = [result for result in results if result.validation is not None]
+        others = [result for result in measured if not result.is_ours]
+        for ours in (result for result in measured if result.is_ours):
+            for other in others:
+                kind, ndcg = _validated(ours), ours.metric(_validated(ours), "ndcg")
+                rival = other.metric(kind, "ndcg")
+                if _validated(other) != kind or ndcg is None or rival is None:
+                    continue
+                ahead = (ours.validation or 0.0) - (other.validation or 0.0)
+                if ahead * (ndcg - rival) < 0:
+                    figures = [(ours.validation, other.validation), (ndcg, rival)]
+                    texts = (" / ".join(map(figure_text, pair)) for pair in figures)
+                    lines.append([name, label_of(ours), label_of(other), kind, *texts])
+    note = (
+        "In these pairs one of our models is ahead of a baseline on the validation items and "
+        "behind it on the test items, or the reverse. On Amazon Beauty, Amazon Sports and "
+        "MovieLens 100K the settings of small data favour the validation items. A tower with full "
+        "validation is measured on fewer users, see "
+        "[the protocol](#next-items-the-protocol-of-sasrec).\n"
+    )
+    head = ["data set", "ours", "baseline", "NDCG@10", "validation: ours / baseline"]
+    return make_section(
+        "Validation against test", [*head, "test: ours / baseline"], lines, note if lines else ""
+    )
+
+
+def _validated(result: RunResult) -> str:
+    """The kind of ranking of a result's validation: sampled or full."""
+    is_sampled = result.payload["validation"]["items"] <= NEGATIVES + 1
+    return "sampled" if is_sampled else "full"
+
+
+def grids(store: ResultsStore) -> str:
+    """The section on the configurations that were tried; empty without results."""
+    sections = []
+    for data, method in ((d, m) for d in DATASETS for m in GRIDS.get(d, {})):
+        results = results_of(store, suites.tuning(Selection(data, methods=(method,))))
+        for factors in dict.fromkeys(result.factors for result in results):
+            size = f", d = {factors}" if factors else ""
+            grid = [result for result in results if result.factors == factors]
+            sections.append(f"### {method}{size}, {data}\n\n{_grid(grid)}")
+    if not sections:
+        return ""
+    note = (
+        "The figures are NDCG@10 on the validation items, with one seed: sampled, and among all "
+        "items that the user did not interact with. The best of each column is bold. A method has "
+        "at most eight configurations with the same number of factors. The column *rounds* has the "
+        "epoch or iteration that the same items chose, by sampled NDCG@10. The tables of this page "
+        "have the settings that are marked as *used*; without a mark, they have settings from "
+        "other trials.\n\n"
+    )
+    return "## The grids\n\n" + note + "\n".join(sections)
+
+
+def _grid(results: Sequence[RunResult]) -> str:
+    """The table of the runs of one grid."""
+    best = max((r.validation or 0.0) for r in results)
+    best_full = max((r.full_validation or 0.0) for r in results)
+    rows = [
+        [
+            _changes(r),
+            "used" if _is_used(r) else "",
+            bold_figure(r.validation, r.validation == best),
+            bold_figure(r.full_validation, r.full_validation == best_full),
+            str(r.payload["rounds"] or ""),
+            r.seconds_text,
+        ]
+        for r in results
+    ]
+    head = ["settings", "", "NDCG@10", "full NDCG@10", "rounds", "training, s"]
+    return make_table(head, rows)
+
+
+def _is_used(result: RunResult) -> bool:
+    """Whether the other tables of the page have these settings."""
+    data = str(result.payload["configuration"]["data"])
+    used = settings_of(result.method, result.factors, data)
+    try:
+        resolved = resolved_settings(used, result.method, result.factors)
+    except ConfigError:  # the library of a baseline is not installed
+        return False
+    return bool(resolved == result.payload["resolved"])
+
+
+def _changes(result: RunResult) -> str:
+    """The settings of a grid's configuration, flat."""
+    flat: dict[str, object] = {}
+    for key, value in result.settings.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return ", ".join(f"{k} {v}" for k, v in flat.items() if k != "kind")
