@@ -34,9 +34,9 @@ these rows tell the bytes of interactions and of users apart. Their result has t
 fitted to them and to the published rows of the first form.
 
 ``batches`` trains 3 million events with batches of 4,096 and 32,768 events, by default with 0 and 2
-ranks. These rows tell what ranks share out, the rows of a step, from what each rank does for a
-step, as Adam, and from the messages. Their result has the lines that are fitted to them, and what
-they say of a billion events.
+ranks, and by one process with two threads. The rows with a thread for each process tell what ranks
+share out, the rows of a step, from what each rank does for a step, as Adam, and from the messages.
+Their result has the lines that are fitted to them, and what they say of a billion events.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SIZES, RANKS = (1_000_000, 10_000_000, 100_000_000), "0,2,4"
 MANY_EVENTS = 20_000_000
 EVENTS_BY_ITEMS, NUMBERS_OF_ITEMS = 3_000_000, (20_000, 200_000, 2_000_000)
 EVENTS_BY_USERS, SEVERAL_A_USER = 10_000_000, (5, 20, 80)
-EVENTS_BY_BATCHES, BATCHES = 3_000_000, (4_096, 32_768)
+EVENTS_BY_BATCHES, BATCHES, MANY_THREADS = 3_000_000, (4_096, 32_768), 2
 EVENTS_A_USER, ITEMS, TOPICS, ON_TOPIC = 20, 20_000, 100, 0.9
 NEGATIVES, BATCH, JUDGED_USERS, K = 512, 4_096, 500, 10
 PREDICTED_EVENTS, PREDICTED_RANKS, PREDICTED_ITEMS = 1_000_000_000, 8, 10_000_000
@@ -164,11 +164,13 @@ def measure_batches(
         written = write_synthetic(Path(folder) / "snapshot", EVENTS_BY_BATCHES)
         rate = written / (time.perf_counter() - started)
         for batch in batches or BATCHES:
-            for number in map(int, ranks.split(",")):
-                found, peak = measured(Path(folder), number, factors, batch)
-                rows.append([batch, number, round(rate), peak, *found])
-                head = ["batch", *COLUMNS[1:]]
-                cost = seconds_of_steps([dict(zip(head, row, strict=True)) for row in rows])
+            processes = [(int(number), 1) for number in ranks.split(",")] + [(0, MANY_THREADS)]
+            for number, threads in processes:
+                found, peak = measured(Path(folder), number, factors, batch, threads)
+                rows.append([batch, threads, number, round(rate), peak, *found])
+                head = ["batch", "threads", *COLUMNS[1:]]
+                of_one = [dict(zip(head, row, strict=True)) for row in rows if row[1] == 1]
+                cost = seconds_of_steps(of_one)
                 publish("scale-batches", head, rows, factors=factors, items=ITEMS, cost=cost)
     print(json.dumps(cost, indent=1))
 
@@ -200,7 +202,7 @@ def seconds_of_steps(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measured(
-    folder: Path, ranks: int, factors: int, batch: int = BATCH
+    folder: Path, ranks: int, factors: int, batch: int = BATCH, threads: int = 1
 ) -> tuple[list[Any], float | None]:
     """What `train` prints in a process of its own, and the peak of the largest rank in MiB."""
     command = [sys.executable, "-m", "benchmarks.scale", "train"]
@@ -210,19 +212,24 @@ def measured(
     tried = [*own_network, "ip", "link"]
     if not has_tools or subprocess.run(tried, capture_output=True, check=False).returncode:
         own_network = []
-    found, (peak,) = watched(own_network + command, lambda pid: of_ranks(pid, peak_bytes))
+    found, (peak,) = watched(
+        own_network + command, lambda pid: of_ranks(pid, peak_bytes), threads=threads
+    )
     return found, peak / 2**20 if ranks else None
 
 
 def watched(
-    command: list[str], *readings: Callable[[int], int], env: Mapping[str, str] = os.environ
+    command: list[str],
+    *readings: Callable[[int], int],
+    env: Mapping[str, str] = os.environ,
+    threads: int = 1,
 ) -> tuple[list[Any], list[int]]:
     """What a command prints last, and the largest of each reading of its process in bytes (Linux).
 
-    The command gets a thread, and is read 20 times a second.
+    The command gets so many threads, and is read 20 times a second.
     """
-    threads = {**env, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True)
+    env = {**env, "OMP_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     largest = [0] * len(readings)
     while process.poll() is None:
         for place, reading in enumerate(readings):
