@@ -117,6 +117,7 @@ def train(
     from ncr_core.errors import CheckpointError, ConfigError
     from ncr_core.recipes import AUTO_RECIPE, recipe
     from ncr_core.training.offline import train_checkpoint
+    from ncr_core.training.ranks import SHARDED_KINDS
     from ncr_core.training.torchrun import TorchrunEngine
 
     if tables == "sharded" and ranks == 1:
@@ -130,6 +131,8 @@ def train(
     base = recipe("default" if name == AUTO_RECIPE else name).with_(**hyperparameters)
     base.training.torch_device()
     chosen = None if name == AUTO_RECIPE else base
+    if tables == "sharded" and chosen is not None and chosen.model.kind not in SHARDED_KINDS:
+        raise ConfigError(f"--tables sharded is for {' and '.join(SHARDED_KINDS)}")
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
     split, description = read_split(data, protocol, format_, columns, min_interactions, quantile)
     with EpochLines() as lines:

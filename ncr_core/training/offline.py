@@ -87,7 +87,7 @@ def train_checkpoint(
         on_progress: Called after each epoch.
         device: The device without a recipe; a recipe names its own device.
         seed: The seed without a recipe; a recipe names its own seed.
-        run_phase: As in `train_model`.
+        run_phase: As in `train_model`. Of a training by ranks that fails no epoch is kept.
 
     Raises:
         CheckpointError: The folder exists already.

@@ -168,11 +168,14 @@ def resource_problem(error: BaseException) -> str | None:
     if lacks_memory(error):
         return (
             "has too little memory: use a machine with more memory, fewer ranks on it, "
-            "NCR_TRAIN_TABLES=sharded, or fewer factors"
+            "sharded tables (NCR_TRAIN_TABLES, or --tables), or fewer factors"
         )
     text = str(error).lower()
     if "no space left" in text or "quota exceeded" in text:
-        return "has too little disk: the folder NCR_TRAIN_FOLDER takes about 15 times the tables"
+        return (
+            "has too little disk: the folder of the ranks (NCR_TRAIN_FOLDER, or that of --out) "
+            "takes about 15 times the tables"
+        )
     return None
 
 

@@ -33,6 +33,8 @@ from ncr_core.models.user_embeddings import PooledUsers, pooled_tables
 from ncr_core.tensor_files import TensorLayout, map_tensors, write_tensors
 from ncr_core.training.batches import WHOLE, Share, TrainingPart
 
+SHARDED_KINDS = ("nbpr", "dncr")
+"""The kinds of models whose tables can be sharded by rows."""
 Count = Callable[[], Tensor | float]
 """A function that counts the rows of a mean by their weights; only several ranks call it."""
 
@@ -287,10 +289,9 @@ class ShardedTables(_Group):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard
 
-        if model.config.kind not in ("nbpr", "dncr"):
-            raise ConfigError(
-                f"tables sharded by rows are for nbpr and dncr, not {model.config.kind}"
-            )
+        if model.config.kind not in SHARDED_KINDS:
+            kinds = " and ".join(SHARDED_KINDS)
+            raise ConfigError(f"tables sharded by rows are for {kinds}, not {model.config.kind}")
         self._device = device
         mesh = init_device_mesh(device.type, (self.size,))
         for part in model.modules():

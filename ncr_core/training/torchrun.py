@@ -86,7 +86,7 @@ def _worse(problem: str | None, message: dict[str, Any]) -> str | None:
     lost = message["lost"]
     return problem or (
         f"rank {lost['rank']} was lost by {lost['by']} after {MAX_RESTARTS} restarts: the machine "
-        "may lack memory for so many ranks; the log of the worker has their output"
+        "may lack memory for so many ranks; the log has their output"
     )
 
 

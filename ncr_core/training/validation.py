@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 
@@ -11,7 +9,6 @@ from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.evaluation.protocols import (
-    NEGATIVES,
     CandidateSet,
     K,
     ModelRanks,
@@ -135,14 +132,12 @@ def validation_ranks(
     return users, full_ranks(model, split, held_out, seed=0)[0]
 
 
-def validated(
-    config: ModelConfig, split: Split, validation: Literal["sampled", "full"]
-) -> tuple[int, int]:
-    """How many users a training measures, and among how many items (P1 or the whole catalogue)."""
-    if validation == "full":
-        held_out = _ranked_items(is_product(config), split, FULL_VALIDATION_USERS)
-        return int((held_out >= 0).sum()), split.train.n_items
-    return min(int((split.validation >= 0).sum()), VALIDATION_USERS), NEGATIVES + 1
+def validated_users(split: Split, config: ModelConfig | None = None) -> int:
+    """How many users a training measures: of sampled items, or of a model over the catalogue."""
+    if config is None:
+        return min(int((split.validation >= 0).sum()), VALIDATION_USERS)
+    held_out = _ranked_items(is_product(config), split, FULL_VALIDATION_USERS)
+    return int((held_out >= 0).sum())
 
 
 def is_product(config: ModelConfig) -> bool:

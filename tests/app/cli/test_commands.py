@@ -72,10 +72,14 @@ def test_only_what_was_given_reaches_the_recipe() -> None:
     assert recipe("default").with_(**seen).model.windows == (1, 0)
 
 
-def test_sharded_tables_need_several_processes(tmp_path: Path) -> None:
+def test_sharded_tables_need_several_processes_and_a_model_that_has_them(tmp_path: Path) -> None:
     app = typer.Typer()
     train.register(app)
     command = ["--data", str(tmp_path), "--out", str(tmp_path / "new"), "--tables", "sharded"]
-    result = CliRunner().invoke(app, ["train", *command])
-    assert isinstance(result.exception, ConfigError)
-    assert "give --ranks 2 or more" in str(result.exception)
+    for options, words in (
+        ([], "give --ranks 2 or more"),
+        (["--ranks", "2", "--model", "neupr"], "sharded is for nbpr and dncr"),
+    ):
+        result = CliRunner().invoke(app, ["train", *command, *options])
+        assert isinstance(result.exception, ConfigError)
+        assert words in str(result.exception)
