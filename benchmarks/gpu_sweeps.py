@@ -1,4 +1,4 @@
-"""Trains for the results page what takes hours on a CPU: SASRec, and towers of 24 and 32 factors.
+"""Trains what a CPU has little time for: SASRec over seeds, gSASRec, towers of 24 and 32 factors.
 
     python -m benchmarks.gpu_sweeps ROOT RESULTS [SEED]
     python -m benchmarks.gpu_sweeps rank ROOT
@@ -42,7 +42,7 @@ def sweep(seed: int) -> list[RunSpec]:
 
 def main(root: Path, results: Path, seed: int = 0) -> None:
     if not torch.cuda.is_available():
-        raise SystemExit("torch finds no GPU, and on a CPU these trainings take hours")
+        raise SystemExit("torch finds no GPU, and on a CPU gSASRec takes days")
     callbacks = RunnerCallbacks(
         started=lambda run, number, count: print(run.name, flush=True),
         progress=lambda p: print(p.phase, p.epoch, p.ndcg, f"{p.eta_s:.0f} s left", flush=True),

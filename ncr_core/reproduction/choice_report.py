@@ -43,9 +43,8 @@ def reversals(by_section: Sequence[tuple[str, Sequence[RunResult]]]) -> str:
                     lines.append([name, label_of(ours), label_of(other), kind, *texts])
     note = (
         "In these pairs one of our models is ahead of a baseline on the validation items and "
-        "behind it on the test items, or the reverse. On Amazon Beauty, Amazon Sports and "
-        "MovieLens 100K the settings of small data favour the validation items. A tower with full "
-        "validation is measured on fewer users, see "
+        "behind it on the test items, or the reverse. NeuPR next-item is measured on fewer "
+        "validation users than the baselines on Beauty and Sports, see "
         "[the protocol](#next-items-the-protocol-of-sasrec).\n"
     )
     head = ["data set", "ours", "baseline", "NDCG@10", "validation: ours / baseline"]

@@ -12,6 +12,7 @@ from typing import Any
 from ncr_core.data.splits import NextItemSplit, Split
 from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import (
+    NEGATIVES,
     CandidateSet,
     Metrics,
     ModelRanks,
@@ -42,7 +43,7 @@ from ncr_core.training.pretraining import Parts, pretrains
 from ncr_core.training.trainer import remember
 from ncr_core.training.validation import (
     FULL_VALIDATION_USERS,
-    validated,
+    validated_users,
     validation_candidates,
 )
 
@@ -108,7 +109,7 @@ def _fit_ranker(request: FitRequest) -> FittedMethod:
         ModelRanks(trained.model),
         seconds,
         _best_epoch_metrics(
-            last, validated(recipe.model, request.split, recipe.training.validation)
+            last, request.split, recipe.model if recipe.training.validation == "full" else None
         ),
         cpu_seconds,
         last.best_epoch,
@@ -204,7 +205,7 @@ def _fit_neumf(request: FitRequest) -> FittedMethod:
     return FittedMethod(
         fitted,
         seconds,
-        _best_epoch_metrics(last_phase, validated(ModelConfig(), request.split, "sampled")),
+        _best_epoch_metrics(last_phase, request.split),
         None,
         last_phase.best_epoch,
         list(fitted.history),
@@ -346,9 +347,12 @@ def _validation(request: FitRequest) -> CandidateSet | None:
     return validation_candidates(request.split, request.seed)
 
 
-def _best_epoch_metrics(history: History, measured: tuple[int, int]) -> Metrics | None:
-    """The metrics of the best epoch, of so many users among so many items."""
+def _best_epoch_metrics(
+    history: History, split: Split, in_full: ModelConfig | None = None
+) -> Metrics | None:
+    """The metrics of the best epoch; ``in_full`` is the model of a validation over all items."""
     if history.best is None:
         return None
     best_ndcg, best_hr = history.best
-    return Metrics(best_hr, best_ndcg, *measured)
+    items = NEGATIVES + 1 if in_full is None else split.train.n_items
+    return Metrics(best_hr, best_ndcg, validated_users(split, in_full), items)

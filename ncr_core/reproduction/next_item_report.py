@@ -267,7 +267,7 @@ def _best_seeds(seeded: Iterable[tuple[str, Sequence[RunResult]]]) -> str:
     return (
         "\nBy full NDCG@10 the seed 0 is the best of its row for "
         f"{', '.join(best) or 'no method'}. It is the worst for {', '.join(worst) or 'no method'}. "
-        "The other tables and their tests are then kinder or harder than a mean of seeds.\n"
+        "The other tables and their tests then have figures above or below the mean over seeds.\n"
     )
 
 

@@ -158,7 +158,7 @@ class Runner:
             return None
         if spec.test and ("lists" if spec.full else "sampled") not in result.get("metrics", {}):
             return None
-        if spec.compares_full and "validation_full" not in result:
+        if spec.validates_in_full and "validation_full" not in result:
             return None
         return result
 
@@ -199,7 +199,7 @@ class Runner:
             "seconds": _seconds(fitted),
             "history": [_rounded(vars(phase)) for phase in fitted.history],
         }
-        if spec.compares_full:
+        if spec.validates_in_full:
             over_all = evaluate_full(fitted.ranks, data.split, data.split.validation, 0)
             result["validation_full"] = _rounded_metrics(over_all)
         if spec.test:

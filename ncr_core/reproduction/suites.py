@@ -66,7 +66,7 @@ class RunSpec:
         return f"{self.group}/{self.data}/{slug}"
 
     @property
-    def compares_full(self) -> bool:
+    def validates_in_full(self) -> bool:
         """Whether the run ranks each user's validation item over all unseen items too."""
         return self.group == "tuning" and self.full
 

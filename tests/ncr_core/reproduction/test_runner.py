@@ -271,9 +271,9 @@ def test_a_grid_measures_validation_items_over_all_items(
 
 
 def test_a_grid_has_its_own_numbers_of_factors() -> None:
-    runs = TARGETS["tuning"](Selection(methods=("NBPR",)))
+    runs = TARGETS["tuning"](Selection(methods=("eALS",)))
     assert {run.factors for run in runs} == {8, 64}
-    only = TARGETS["tuning"](Selection(methods=("NBPR",), factors=(64,)))
+    only = TARGETS["tuning"](Selection(methods=("eALS",), factors=(64,)))
     assert only == [run for run in runs if run.factors == 64]
 
 

@@ -77,6 +77,8 @@ def test_each_user_is_measured_by_one_rank(
     assert (whole > 0).all()
     expected = 5 if protocol == "full" and kind != "nbpr" else most
     assert len(whole) == min(expected, (split.validation >= 0).sum())
+    counted = validation.validated_users(split, model.config if protocol == "full" else None)
+    assert counted == len(whole)
     for size in (2, 11):  # of which some may have no user
         found = [_found(model, split, config, rank, size) for rank in range(size)]
         assert np.sum(found, axis=0).tolist() == whole.tolist()
