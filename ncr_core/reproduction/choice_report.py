@@ -76,7 +76,7 @@ def grids(store: ResultsStore) -> str:
         "at most eight configurations with the same number of factors. The column *rounds* has the "
         "epoch or iteration that the same items chose, by sampled NDCG@10. The tables of this page "
         "have the settings that are marked as *used*; without a mark, they have settings from "
-        "other trials.\n\n"
+        "other trials. Empty cells were not measured.\n\n"
     )
     return "## The grids\n\n" + note + "\n".join(sections)
 
