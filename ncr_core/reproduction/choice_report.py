@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncr_core.errors import ConfigError
 from ncr_core.evaluation.protocols import NEGATIVES
 from ncr_core.reproduction import suites
 from ncr_core.reproduction.datasets import DATASETS
 from ncr_core.reproduction.hyperparameters import GRIDS, settings_of
-from ncr_core.reproduction.methods import resolved_settings
+from ncr_core.reproduction.methods import with_defaults
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import Selection
 from ncr_core.reproduction.tables import (
@@ -104,11 +103,7 @@ def _is_used(result: RunResult) -> bool:
     """Whether the other tables of the page have these settings."""
     data = str(result.payload["configuration"]["data"])
     used = settings_of(result.method, result.factors, data)
-    try:
-        resolved = resolved_settings(used, result.method, result.factors)
-    except ConfigError:  # the library of a baseline is not installed
-        return False
-    return bool(resolved == result.payload["resolved"])
+    return bool(with_defaults(used, result.method, result.factors) == result.payload["resolved"])
 
 
 def _changes(result: RunResult) -> str:

@@ -237,9 +237,19 @@ def _fit_sasrec(request: FitRequest) -> FittedMethod:
 
 
 def resolved_settings(settings: MethodSettings, method: str, factors: int) -> dict[str, Any]:
-    """All settings of a method, including the defaults, as JSON values.
+    """All settings of a method that is to be fitted, see `with_defaults`.
 
     Raises ConfigError if the settings do not fit, or a library is not installed.
+    """
+    if method in _EXTRAS:
+        require(*_EXTRAS[method])
+    return with_defaults(settings, method, factors)
+
+
+def with_defaults(settings: MethodSettings, method: str, factors: int) -> dict[str, Any]:
+    """All settings of a method, including the defaults, as JSON values.
+
+    Raises ConfigError if the settings do not fit.
     """
     if "model" in settings:
         recipe = from_sections(method, settings, factors)
@@ -248,8 +258,6 @@ def resolved_settings(settings: MethodSettings, method: str, factors: int) -> di
             "training": recipe.training.as_dict(),
         }
     else:
-        if method in _EXTRAS:
-            require(*_EXTRAS[method])
         every = dict(settings)
         if method in _CONFIGS:
             every = asdict(_CONFIGS[method](**{**settings, "factors": factors}))
