@@ -127,6 +127,6 @@ def _check_users(split: Split, ranks: int) -> None:
     users = int(np.count_nonzero(np.diff(split.train.indptr)))
     if users < ranks:
         raise TrainingError(
-            f"{ranks} ranks are more than the {users} users to train on: set NCR_TRAIN_RANKS (or "
-            f"--ranks of ncr train) to {users} or less"
+            f"{ranks} ranks are more than the {users} users to train on: set NCR_TRAIN_RANKS to "
+            f"{users} or less, or --ranks of ncr train"
         )

@@ -236,7 +236,15 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
 
 
-@pytest.mark.parametrize("method", ["NBPR", "DNCR", "NeuPR history", "NBPR history"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "NBPR",
+        "DNCR",
+        pytest.param("NeuPR history", marks=pytest.mark.slow),
+        pytest.param("NBPR history", marks=pytest.mark.slow),
+    ],
+)
 def test_held_out_items_are_learned_elsewhere_as_here(method: str, split: Split) -> None:
     recipe = recipes.tuned(method).with_(factors=4, epochs=1, device="cpu", dropout=0.0)
     here = train_model(recipe.model, recipe.training, split).model
