@@ -4,10 +4,9 @@ The settings of our models come from ``ncr_core.recipes``. This module has the s
 baselines, and the changes on data sets other than MovieLens 1M.
 
 The grids below hold configurations that were tried: at most eight a method and number of factors.
-Sampled NDCG@10 on the validation items chose the settings, except for the
-linear next-item model, SASRec and the recipes of `auto`, which full NDCG@10 chose. Validation
-NDCG@10 also chooses the iterations and epochs within each run. `ncr reproduce tuning` runs the
-grids.
+Sampled NDCG@10 on the validation items chose the settings, except for the linear next-item model,
+SASRec and the recipes of `auto`, which full NDCG@10 chose. Validation NDCG@10 also chooses the
+iterations and epochs within each run. `ncr reproduce tuning` runs the grids.
 """
 
 from __future__ import annotations
