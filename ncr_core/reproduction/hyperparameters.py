@@ -361,7 +361,15 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
         ],
     },
     "BPR": {8: _FACTORS},
-    "NBPR": {8: _FACTORS},
+    "NBPR": {
+        8: _FACTORS,
+        64: _training(
+            {"learning_rate": 1e-2, "l2": 1e-2},
+            {"learning_rate": 1e-2, "l2": 2e-2},
+            {"learning_rate": 1e-2, "l2": 5e-3},
+            {"learning_rate": 3e-3, "l2": 1e-2},
+        ),
+    },
     "DNCR": {
         8: [
             {"training": {"start": "random", "epochs": 10, "learning_rate": 2e-2}},
@@ -371,6 +379,12 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
             {"training": {"learning_rate": 5e-3}, "model": {"activation": "relu"}},
             {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
         ],
+        64: _training(
+            {"learning_rate": 5e-3},
+            {"learning_rate": 2e-3},
+            {"learning_rate": 1e-2},
+            {"learning_rate": 5e-3, "l2": 1e-3},
+        ),
     },
     "NeuPR": {
         8: _training(
@@ -379,6 +393,7 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
             {"fine_tune_rate": 5e-3},
             {"fine_tune_rate": 2e-3, "alpha": 0.3},
         ),
+        64: _training({"fine_tune_rate": 1e-3}, {"fine_tune_rate": 2e-3}, {"fine_tune_rate": 5e-3}),
     },
     "NeuPR without pre-training": {
         8: _training({"learning_rate": 5e-3}, {"learning_rate": 1e-2, "l2": 1e-3}),
@@ -414,6 +429,9 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
             {"learning_rate": 1e-2},
             {"learning_rate": 5e-3, "l2": 1e-3},
         ),
+    },
+    "NeuPR history": {
+        16: _training({"fine_tune_rate": 1e-3}, {"fine_tune_rate": 5e-4}, {"fine_tune_rate": 2e-3}),
     },
 }
 
