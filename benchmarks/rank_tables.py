@@ -53,6 +53,7 @@ def own_bytes(pid: int) -> int:
 
 def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> None:
     """Trains with so many ranks; prints figures."""
+    from ncr_core.data.array_storage import FileStorage, storing_tables
     from ncr_core.models import ModelConfig
     from ncr_core.training import TrainConfig, train_model
     from ncr_core.training.torchrun import TorchrunEngine
@@ -72,7 +73,8 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
     model = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunEngine(ranks, "sharded" if tables == "sharded" else "replicated", folder)
     split = leave_latest_out(data)
-    history = train_model(model, config, split, shrink=False, run_phase=phases).history[0]
+    with storing_tables(FileStorage(folder)):
+        history = train_model(model, config, split, shrink=False, run_phase=phases).history[0]
     print(json.dumps([history.seconds[0]]))
 
 

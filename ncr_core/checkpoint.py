@@ -323,6 +323,8 @@ def load_evaluation_snapshot(
 ) -> EvaluationSnapshot | None:
     """Read and verify the snapshot of a checkpoint; None for a checkpoint without snapshot.
 
+    On a CPU, the parameters of its model are the file mapped into memory.
+
     Raises CheckpointError if the snapshot is damaged or does not fit its checkpoint.
     """
     manifest = read_manifest(folder)
@@ -330,20 +332,20 @@ def load_evaluation_snapshot(
     if entry is None:
         return None
     try:
-        tensors = load(read_verified(folder / EVALUATED, str(entry["sha256"])))
+        verify_file(folder / EVALUATED, str(entry["sha256"]))
+        tensors = map_tensors(folder / EVALUATED)
         rows, held_out = tensors.pop(ROWS).numpy(), tensors.pop(HELD_OUT).numpy()
         config = ModelConfig.from_dict(manifest["model"])
         n_users, n_items = int(manifest["n_users"]), int(manifest["n_items"])
-    except (KeyError, TypeError, ValueError, SafetensorError, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{EVALUATED} of {folder} cannot be read: {error!r}") from None
     fits = held_out.shape == (len(rows), 2) and _within(rows, n_users, 0)
     if not fits or not _within(held_out, n_items, -1) or (np.diff(rows) <= 0).any():
         raise CheckpointError(f"{EVALUATED} of {folder} does not fit its checkpoint")
-    if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+    if not all(is_finite(value) for value in tensors.values()):
         raise CheckpointError(f"{EVALUATED} of {folder} holds values that are not finite")
-    model = build_model(config, len(rows), n_items)
     try:
-        model.load_state_dict(tensors)
+        model = model_of(config, len(rows), n_items, tensors)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise CheckpointError(f"{EVALUATED} of {folder} does not fit: {reason}") from None

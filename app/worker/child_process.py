@@ -309,6 +309,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     from app.training.progress import phase_progress
     from app.training.reader import Retry, TrainingReader
     from app.worker.precompute import precompute
+    from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
     from ncr_core.errors import CheckpointError
 
     # What is not in the task is as the environment says, which the worker's is too.
@@ -332,7 +333,10 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
     interactions, snapshot = reader.read_events(task.params)
-    with snapshot:
+    # Tables that no rank holds whole may be larger than the memory of this process, too.
+    are_large = engine is not None and engine.tables == "sharded"
+    storage = FileStorage(settings.trainings_folder) if are_large else IN_MEMORY
+    with snapshot, storing_tables(storage):
         wanted = task.params.attributes
         names = settings.attribute_names if wanted is None else None if wanted == "auto" else wanted
         descriptions = None if names == [] else Descriptions.of(reader, names)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,9 +21,18 @@ ZEROS = 2**24  # bytes written at once where a file system cannot reserve room
 class ArrayStorage:
     """Makes arrays in the memory of the process."""
 
+    in_files = False
+    """Whether large arrays are in files."""
+
     def zeros(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A new array of zeros."""
         return np.zeros(shape, dtype)
+
+    def copy(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A copy of an array, contiguous by rows."""
+        copied = self.zeros(array.shape, array.dtype)
+        copied[...] = array
+        return copied
 
 
 IN_MEMORY = ArrayStorage()
@@ -32,6 +44,8 @@ class FileStorage(ArrayStorage):
     The files have no names. They disappear with their arrays, also after a kill. Arrays of less
     than ``MIN_BYTES`` are in the memory of the process.
     """
+
+    in_files = True
 
     def __init__(self, folder: Path) -> None:
         """Stores the folder of the files, which must exist by the first array."""
@@ -62,3 +76,24 @@ def _reserve(file: IO[bytes], size: int) -> None:
     for start in range(0, size, ZEROS):
         file.write(zeros[: size - start])
     file.flush()
+
+
+_of_tables: ContextVar[ArrayStorage] = ContextVar("storage of tables", default=IN_MEMORY)
+
+
+@contextmanager
+def storing_tables(storage: ArrayStorage) -> Iterator[None]:
+    """Lets this thread make tables of embeddings, and what is as large, in a storage.
+
+    In files, a table may be larger than the memory of the process.
+    """
+    before = _of_tables.set(storage)
+    try:
+        yield
+    finally:
+        _of_tables.reset(before)
+
+
+def table_storage() -> ArrayStorage:
+    """The storage of tables, see `storing_tables`; by default the memory of the process."""
+    return _of_tables.get()

@@ -9,29 +9,22 @@ its length. The file is a cache, and has no checksum.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import time
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ncr_core.atomic_files import atomic_file
 from ncr_core.errors import CheckpointError
 from ncr_core.models.base import PairwiseRanker
-from ncr_core.models.scoring_tables import PairTables
 from ncr_core.ranking.margins import Margins
+from ncr_core.ranking.table_blocks import TableBlocks
 from ncr_core.tensor_files import TensorLayout, map_tensors
 
 FORMAT = "1"
-BLOCK_ITEMS = 2**16  # computed at a time
 KEPT_SECONDS = 86_400.0  # of files that no server has begun to use since
-
-Tree = TypeVar("Tree")
 
 
 class SharedTables:
@@ -53,50 +46,35 @@ class SharedTables:
             OSError: The file cannot be written.
         """
         path = self.path(key, "tables.safetensors")
-        template = _both(_of_items(model, slice(0, 1)))
+        tables = TableBlocks(model)
         try:
-            mapped = self._mapped(path, template, model.n_items)
+            mapped = self._mapped(path, tables)
         except CheckpointError:  # there is none, or it is cut off
             path.unlink(missing_ok=True)
-            self._write(path, model, template)
-            mapped = self._mapped(path, template, model.n_items)
+            self._write(path, tables)
+            mapped = self._mapped(path, tables)
         with contextlib.suppress(OSError):  # a folder that others write
             os.utime(path)
-        double, single = with_tensors(template, lambda name, own: mapped.get(name, own))
-        return Margins(double, single)
+        return tables.margins(mapped)
 
     def path(self, key: str, kind: str) -> Path:
         """The file of a kind for a model."""
         # Other versions of torch may round differently.
         return self._folder / f"{key[:32]}-{FORMAT}-torch{torch.__version__}.{kind}"
 
-    def _mapped(
-        self, path: Path, template: tuple[PairTables, PairTables], n_items: int
-    ) -> dict[str, Tensor]:
+    def _mapped(self, path: Path, tables: TableBlocks) -> dict[str, Tensor]:
         tensors = map_tensors(path)
-        expected = {
-            name: (tensor.dtype, (n_items, *tensor.shape[1:]))
-            for name, tensor in _of_rows(template).items()
-        }
-        if {n: (t.dtype, tuple(t.shape)) for n, t in tensors.items()} != expected:
+        if {n: (t.dtype, tuple(t.shape)) for n, t in tensors.items()} != tables.shapes:
             raise CheckpointError(f"{path.name} holds other tables")
         return tensors
 
-    def _write(
-        self, path: Path, model: PairwiseRanker, template: tuple[PairTables, PairTables]
-    ) -> None:
-        layout = TensorLayout(
-            {
-                name: (tensor.dtype, (model.n_items, *tensor.shape[1:]))
-                for name, tensor in _of_rows(template).items()
-            }
-        )
+    def _write(self, path: Path, tables: TableBlocks) -> None:
+        layout = TensorLayout(tables.shapes)
         with contextlib.suppress(FileExistsError), atomic_file(path) as file:
             layout.begin(file)
-            for start in range(0, model.n_items, BLOCK_ITEMS):
-                stop = min(start + BLOCK_ITEMS, model.n_items)
-                for name, rows in _of_rows(_both(_of_items(model, slice(start, stop)))).items():
-                    layout.write(file, name, rows, start)
+            for rows, tensors in tables:
+                for name, values in tensors.items():
+                    layout.write(file, name, values, rows.start)
         self._remove_old(path)
 
     def _remove_old(self, new: Path) -> None:
@@ -105,60 +83,3 @@ class SharedTables:
             with contextlib.suppress(OSError):
                 if other != new and other.stat().st_mtime < time.time() - KEPT_SECONDS:
                     other.unlink()
-
-
-def with_tensors(tree: Tree, change: Callable[[str, Tensor], Tensor], name: str = "") -> Tree:
-    """A tree of dataclasses and tuples with the tensors that ``change`` gives by their names."""
-    result: Any = tree
-    if isinstance(tree, Tensor):
-        result = change(name, tree)
-    elif isinstance(tree, tuple):
-        result = tuple(with_tensors(e, change, f"{name}.{i}") for i, e in enumerate(tree))
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        parts = {
-            field.name: with_tensors(getattr(tree, field.name), change, f"{name}.{field.name}")
-            for field in fields(tree)
-        }
-        result = replace(tree, **parts)
-    kept: Tree = result
-    return kept
-
-
-def _both(model: PairwiseRanker) -> tuple[PairTables, PairTables]:
-    """A model's tables in float64 and in float32."""
-    tables = model.tables()
-    return tables.to(torch.float64), tables.to(torch.float32)
-
-
-_ITEM_FIELDS = (".items", ".first", ".second")
-
-
-def _of_rows(tables: tuple[PairTables, PairTables]) -> dict[str, Tensor]:
-    """The tensors with a row for each item, by their names."""
-    found: dict[str, Tensor] = {}
-
-    def look(name: str, tensor: Tensor) -> Tensor:
-        in_layers = ".layers." in name or name.endswith("user_bias")
-        if not in_layers and name.endswith((*_ITEM_FIELDS, ".bias")):
-            found[name] = tensor
-        return tensor
-
-    with_tensors(tables, look)
-    return found
-
-
-def _of_items(model: PairwiseRanker, rows: slice) -> PairwiseRanker:
-    """The model with a part of its items, for `PairwiseRanker.tables` alone."""
-    part = copy.copy(model)
-    part._modules, part._parameters = dict(model._modules), dict(model._parameters)
-    for name in model.item_tables:
-        owner, _, leaf = name.rpartition(".")
-        module: nn.Module = part
-        if owner:
-            module = copy.copy(model.get_submodule(owner))
-            module._parameters = dict(module._parameters)
-            part._modules[owner] = module
-        table = module._parameters[leaf]
-        if table is not None:
-            module._parameters[leaf] = nn.Parameter(table.detach()[rows], requires_grad=False)
-    return part

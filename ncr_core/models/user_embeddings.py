@@ -6,9 +6,11 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.models.lookups import table_rows
 from ncr_core.models.self_attention import CausalEncoder
 
@@ -29,9 +31,17 @@ def gap_class(seconds: float) -> int:
 
 def embedding(rows: int, size: int, std: float = EMBEDDING_STD) -> nn.Embedding:
     """An embedding table initialised from N(0, std²)."""
-    table = nn.Embedding(rows, size)
+    table = nn.Embedding(rows, size, _weight=_stored_table(rows, size))
     nn.init.normal_(table.weight, std=std)
     return table
+
+
+def _stored_table(rows: int, size: int) -> Tensor | None:
+    """The weight of a new `nn.Embedding` in `table_storage`; None: torch makes it."""
+    if not table_storage().in_files or torch.get_default_device().type != "cpu":
+        return None
+    # The numbers that torch would draw: what is drawn later does not depend on the storage.
+    return nn.init.normal_(torch.from_numpy(table_storage().zeros((rows, size), np.float32)))
 
 
 @dataclass(frozen=True)
@@ -295,7 +305,7 @@ class FreeUsers(nn.Embedding):
     """U_u is an embedding of its own, initialised from N(0, 0.01²)."""
 
     def __init__(self, n_users: int, size: int) -> None:
-        super().__init__(n_users, size)
+        super().__init__(n_users, size, _weight=_stored_table(n_users, size))
         nn.init.normal_(self.weight, std=EMBEDDING_STD)
 
 

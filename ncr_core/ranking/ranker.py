@@ -28,6 +28,7 @@ from ncr_core.ranking.backends.numba_ranker import (
 from ncr_core.ranking.backends.torch_ranker import TorchRanker
 from ncr_core.ranking.backends.triton_ranker import TritonRanker, triton_ranker
 from ncr_core.ranking.margins import PAD, BoundMargins, Margins, lazy_property, product_kernel
+from ncr_core.ranking.table_blocks import margins_of
 
 ITEMS_AT_ONCE = 2**13  # of the catalogue: memory does not grow with it
 MAX_PINNED_BYTES = 2**24  # of a tensor: torch never gives pinned memory back
@@ -111,7 +112,7 @@ class ExactRanker:
                 "lists on a GPU may be inexact: torch.set_float32_matmul_precision is not highest",
                 stacklevel=2,
             )
-        self.margins = Margins(model.tables()) if margins is None else margins
+        self.margins = margins_of(model) if margins is None else margins
         self.on_pairs = on_pairs
         self.n_items = model.n_items
         self.device = model.device

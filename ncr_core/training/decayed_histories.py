@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.data.interactions import FloatArray, IntArray
 from ncr_core.ranking.backends.dense_kernel import compiled
 
@@ -63,7 +64,7 @@ class DecayedHistories:
     def _scan(self, kernel: Any, block: Matrix) -> Matrix:
         """Runs the kernel in torch's number of threads at most, each on columns of its own."""
         block = np.ascontiguousarray(block, dtype=np.float32)
-        result = np.zeros_like(block)
+        result = table_storage().zeros(block.shape, np.float32)
         columns = block.shape[1]
         threads = max(1, min(torch.get_num_threads(), columns // MIN_COLUMNS))
         bounds = [columns * part // threads for part in range(threads + 1)]

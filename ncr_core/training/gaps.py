@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.evaluation.metrics import K
 from ncr_core.models import ModelConfig, PairwiseRanker, build_model
 from ncr_core.models.user_embeddings import GAPS_SECONDS, PooledUsers
+from ncr_core.ranking.table_blocks import BLOCK_ITEMS, model_of_items
 from ncr_core.training.initializers import next_item_start
 
 MIN_RETURNS, MAX_RETURNS = 200, 2_000  # of a class that is fitted
@@ -211,6 +213,18 @@ class _BreakScores:
 
 def item_vectors(model: PairwiseRanker) -> Tensor:
     """(n_items, d) vectors whose product with a user's vector is the score without the bias."""
+    storage = table_storage()
+    if not storage.in_files or model.device.type != "cpu":
+        return _item_vectors(model)
+    size = _item_vectors(model_of_items(model, slice(0, 1))).shape[1]
+    vectors = storage.zeros((model.n_items, size), np.float32)
+    for start in range(0, model.n_items, BLOCK_ITEMS):
+        rows = slice(start, start + BLOCK_ITEMS)
+        vectors[rows] = _item_vectors(model_of_items(model, rows)).numpy()
+    return torch.from_numpy(vectors)
+
+
+def _item_vectors(model: PairwiseRanker) -> Tensor:
     table = model.tables().linear
     assert table is not None  # noqa: S101 - `by_gap` is for nbpr
     return (table.items / 2).float()

@@ -209,7 +209,7 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
         else:
             user_scale = TOWER_STD / float(_pooled(history_items, train, train.n_remembered).std())
             item_scale = TOWER_STD / float(ranked_items.std())
-        items.weight[:, :rank] = ranked_items * item_scale
+        items.weight[:, :rank].copy_(ranked_items).mul_(item_scale)  # in place: it is large
         users.items.weight.mul_(user_scale)
 
 

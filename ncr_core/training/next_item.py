@@ -8,7 +8,7 @@ matrix of weights by products with the matrix. `next_item_factors` never makes t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ import torch
 from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve, qr
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.data.interactions import FloatArray, IntArray, Interactions
 from ncr_core.recipes import MAX_DENSE_ITEMS, SMALL_DATA
 from ncr_core.training.decayed_histories import MIN_COLUMNS, DecayedHistories
@@ -34,6 +35,7 @@ POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of sparse systems
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
 ROUGH_TOLERANCE = 0.5  # for the directions alone
+ROWS_AT_ONCE = 2**18  # of numbers that are not kept
 
 Matrix = npt.NDArray[np.float32]
 _Product = Callable[..., Matrix]
@@ -128,19 +130,17 @@ def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) 
     def both(mostly: _Product, partly: _Product) -> _Product:
         if not backward:
             return mostly
-        return lambda block: mostly(block) + share * partly(block)
+        return lambda block: _plus(mostly(block), share, partly(block))
 
     def gram(block: Matrix) -> Matrix:
-        product = histories.gram(block)
-        product += shift * block
-        return product
+        return _plus(histories.gram(block), shift, block)
 
     def solve(block: Matrix, tolerance: float) -> Matrix:
         """Solves some columns at a time: all at once would need five times the block's memory."""
-        result = np.empty_like(block)
+        result = _zeros(block.shape)
         width = MIN_COLUMNS * max(4, torch.get_num_threads())
         for first in range(0, block.shape[1], width):
-            part = np.ascontiguousarray(block[:, first : first + width])
+            part = table_storage().copy(block[:, first : first + width])
             solved = _conjugate_gradients(gram, diagonal, part, tolerance)
             result[:, first : first + width] = solved
         return result
@@ -163,17 +163,22 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
     power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
 
     def forward(block: Matrix) -> Matrix:
-        return system.solve(system.followers(block / power), ROUGH_TOLERANCE)
+        scaled = np.divide(block, power, out=_zeros(block.shape))
+        return system.solve(system.followers(scaled), ROUGH_TOLERANCE)
 
     def backward(block: Matrix, tolerance: float = ROUGH_TOLERANCE) -> Matrix:
-        product: Matrix = system.transposed(system.solve(block, tolerance)) / power
+        product: Matrix = system.transposed(system.solve(block, tolerance))
+        product /= power
         return product
 
     few = sparse_items if small else n > MAX_DENSE_ITEMS
     iterations = FEW_POWER_ITERATIONS if few else POWER_ITERATIONS
     left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
-    return left * root, right * root * power
+    left *= root
+    right *= root
+    right *= power
+    return left, right
 
 
 def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
@@ -233,24 +238,47 @@ def _conjugate_gradients(
 ) -> Matrix:
     """Solves ``matrix`` Z = target, all columns at once, preconditioned by the diagonal."""
     inverse_diagonal = (1.0 / diagonal)[:, None].astype(np.float32)
-    solution = np.zeros_like(target)
-    residual = target.copy()
-    direction = inverse_diagonal * residual
-    product = (residual * direction).sum(0)
-    goal = (residual * residual).sum(0) * tolerance**2
+    solution, scratch = _zeros(target.shape), _zeros(target.shape)
+    residual, direction = table_storage().copy(target), _zeros(target.shape)
+
+    def products(first: Matrix, second: Matrix) -> Matrix:
+        """(k,) the product of each column of the first with that of the second."""
+        column_sums: Matrix = np.multiply(first, second, out=scratch).sum(0)
+        return column_sums
+
+    np.multiply(inverse_diagonal, residual, out=direction)
+    product = products(residual, direction)
+    goal = products(residual, residual) * tolerance**2
     for _ in range(CG_STEPS):
-        if ((residual * residual).sum(0) <= goal).all():
+        if (products(residual, residual) <= goal).all():
             break
         moved = matrix(direction)
-        curvature = (direction * moved).sum(0)
+        curvature = products(direction, moved)
         step = np.divide(product, curvature, out=np.zeros_like(product), where=curvature > 0)
-        solution += step * direction
-        residual -= step * moved
-        scaled = inverse_diagonal * residual
-        before, product = product, (residual * scaled).sum(0)
+        solution += np.multiply(step, direction, out=scratch)
+        residual -= np.multiply(step, moved, out=scratch)
+        scaled = np.multiply(inverse_diagonal, residual, out=moved)
+        before, product = product, products(residual, scaled)
         direction *= np.divide(product, before, out=np.zeros_like(product), where=before > 0)
         direction += scaled
     return solution
+
+
+def _zeros(shape: tuple[int, ...]) -> Matrix:
+    """A new matrix of the size of tables, in their storage."""
+    return table_storage().zeros(shape, np.float32)
+
+
+def _plus(block: Matrix, factor: np.float32, other: Matrix) -> Matrix:
+    """Adds a multiple of another block to a block, some rows at a time; returns the block."""
+    for rows in _some_rows(len(block)):
+        block[rows] += factor * other[rows]
+    return block
+
+
+def _some_rows(n: int) -> Iterator[slice]:
+    """All of n rows, ``ROWS_AT_ONCE`` at a time."""
+    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, n, ROWS_AT_ONCE))
 
 
 def _leading_factors(
@@ -258,12 +286,14 @@ def _leading_factors(
 ) -> tuple[Matrix, Matrix, Matrix]:
     """The leading singular vectors (n, r) and values (r,) of an (n, n) matrix, by its products."""
     columns = min(rank + OVERSAMPLED, n)
-    block = np.random.default_rng(seed).standard_normal((n, columns)).astype(np.float32)
+    block, rng = _zeros((n, columns)), np.random.default_rng(seed)
+    for rows in _some_rows(n):
+        block[rows] = rng.standard_normal(block[rows].shape)
     basis = _orthonormal(forward(block))
     for _ in range(iterations):
         basis = _orthonormal(forward(_orthonormal(backward(basis))))
     left, values, right = _svd_of_transpose(backward(basis, CG_TOLERANCE))
-    return (basis @ left)[:, :rank], values[:rank], right[:, :rank]
+    return _product(basis, left)[:, :rank], values[:rank], right[:, :rank]
 
 
 def _svd_of_transpose(block: Matrix) -> tuple[Matrix, Matrix, Matrix]:
@@ -273,7 +303,12 @@ def _svd_of_transpose(block: Matrix) -> tuple[Matrix, Matrix, Matrix]:
         return left, values, right.T
     q, triangle = _qr(block)
     left, values, right = np.linalg.svd(triangle.T)
-    return left, values, q @ right.T
+    return left, values, _product(q, right.T)
+
+
+def _product(block: Matrix, matrix: Matrix) -> Matrix:
+    """The product of a large block (n, k) with a small matrix (k, r)."""
+    return np.matmul(block, matrix, out=_zeros((len(block), matrix.shape[1])))
 
 
 def _orthonormal(block: Matrix) -> Matrix:
@@ -283,5 +318,7 @@ def _orthonormal(block: Matrix) -> Matrix:
 
 def _qr(block: Matrix) -> tuple[Matrix, Matrix]:
     """The QR of a large block in float32; numpy would make it in float64 and copy it twice."""
-    q, triangle = qr(block, mode="economic", overwrite_a=True, check_finite=False)
-    return np.ascontiguousarray(q), triangle
+    by_columns = _zeros(block.shape[::-1]).T  # in which LAPACK leaves Q
+    by_columns[...] = block
+    q, triangle = qr(by_columns, mode="economic", overwrite_a=True, check_finite=False)
+    return table_storage().copy(q), triangle

@@ -43,7 +43,8 @@ class RankEngine(ABC):
                 the ranks; made if it is missing.
         """
         self._ranks = ranks
-        self._tables: Tables = tables
+        self.tables: Tables = tables
+        """How the processes keep the embedding tables."""
         self._folder = folder
         self._parts = RankParts(folder, ranks) if tables == "replicated" and ranks > 1 else None
 
@@ -101,7 +102,7 @@ class RankEngine(ABC):
         """Whether the ranks need less time for so many users than this process."""
         if not isinstance(model, VectorRanks) or model.vectors.device.type != "cpu":
             return False
-        if self._tables == "sharded" or users < self._ranks:
+        if self.tables == "sharded" or users < self._ranks:
             return False
         if model.ranks_catalogue:
             is_long = users * model.model.n_items >= MIN_PRODUCTS

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
+from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
 from ncr_core.errors import DataError, NcrError, lacks_memory
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.phase_files import (
@@ -105,17 +106,19 @@ def _train(
         torch.cuda.set_device(config.torch_device())
     # Each rank draws the dropout of its own users, and with sharded tables that of all users.
     torch.manual_seed(config.seed + (dist.get_rank() if tables == "replicated" else 0))
-    ranks = ShardedTables(folder) if tables == "sharded" else DataParallelRanks(order.part)
-    history = train_loop(
-        order.model,
-        order.split,
-        config,
-        order.phase,
-        on_progress,
-        order.later_phases,
-        ranks,
-        EpochCheckpoints(folder),
-    )
+    sharded = tables == "sharded"
+    ranks = ShardedTables(folder) if sharded else DataParallelRanks(order.part)
+    with storing_tables(FileStorage(folder) if sharded else IN_MEMORY):  # those of rank 0, to rank
+        history = train_loop(
+            order.model,
+            order.split,
+            config,
+            order.phase,
+            on_progress,
+            order.later_phases,
+            ranks,
+            EpochCheckpoints(folder),
+        )
     ranks.write(order.model, folder / RESULT)
     if ranks.is_first:
         save_outcome(folder, history)

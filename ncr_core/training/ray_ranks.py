@@ -105,7 +105,7 @@ class RayEngine(RankEngine):
         has_gpus = self._ray.cluster_resources().get("GPU", 0) >= self._ranks
         trainer = TorchTrainer(
             train_rank,
-            train_loop_config={"folder": str(folder), "tables": self._tables},
+            train_loop_config={"folder": str(folder), "tables": self.tables},
             torch_config=TorchConfig(
                 backend="cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout_s=WAIT_SECONDS
             ),

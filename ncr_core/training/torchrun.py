@@ -54,7 +54,7 @@ class TorchrunEngine(RankEngine):
             "-m",
             __name__,
             str(folder),
-            self._tables,
+            self.tables,
             str(self._ranks),
         ]
         problem: str | None = None

@@ -13,7 +13,7 @@ import torch
 from ncr_core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ncr_core.errors import CheckpointError
 from ncr_core.fold_in import Evidence
-from ncr_core.inference import shared_tables
+from ncr_core.ranking import table_blocks
 from ncr_core.inference.engine import InferenceEngine, RankedItem
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from ncr_core.inference.shared_tables import SharedTables
@@ -69,7 +69,7 @@ def test_tables_that_are_computed_in_blocks_give_the_same_lists(
 ) -> None:
     path = checkpoint_in(tmp_path / "checkpoint", config)
     expected = lists_of(InferenceEngine(load_checkpoint(path), 20))
-    monkeypatch.setattr(shared_tables, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(table_blocks, "BLOCK_ITEMS", 7)
     shared = SharedTables(tmp_path / "tables")
     engine = InferenceEngine(load_checkpoint(path), 20, shared=shared, shared_key="0" * 64)
     for found, own in zip(lists_of(engine), expected, strict=True):
