@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -145,7 +145,7 @@ class TrainingReader:
         def check(*sizes: int) -> None:
             of_events, of_users, of_items = sizes
             check_memory(params, (of_events, of_users, of_items), limit, ranks)
-            check_disk(params, folder, (of_events, of_users, of_items))
+            check_disk(params, folder, (of_events, of_users, of_items), ranks.sharded)
 
         def read() -> TrainingSnapshot:
             return training_snapshot.take_snapshot(self.settings, folder, check)
@@ -209,6 +209,7 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
+FILE_MODELS = 15  # of sharded tables, by size: with the epochs of the ranks 14.6 were measured
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")
@@ -231,6 +232,7 @@ class RanksHere:
 
     number: int = 0
     sharded: bool = False
+    """Whether no process has whole tables: those of the job's own process are files."""
     elsewhere: bool = False
     """Whether ranks train, on this machine or on others, and not the job's own process."""
 
@@ -238,9 +240,10 @@ class RanksHere:
     def of(cls, settings: Settings) -> RanksHere:
         """The ranks on this machine; ranks of a cluster are on other machines."""
         engine = settings.train_engine
+        sharded = engine != "local" and settings.train_tables == "sharded"
         if engine == "torchrun" or (engine == "ray" and settings.ray_address is None):
-            return cls(settings.train_ranks, settings.train_tables == "sharded", True)
-        return cls(elsewhere=engine != "local")
+            return cls(settings.train_ranks, sharded, True)
+        return cls(sharded=sharded, elsewhere=engine != "local")
 
     def bytes(self, recipes: Sequence[Recipe], events: int, model_bytes: int) -> int:
         """The maximum memory of all ranks, in bytes.
@@ -274,9 +277,11 @@ def training_bytes(
         ranks: The processes that train on this machine, beside the job's own process.
     """
     recipes = _recipes(params, events, users, items)
-    models, trained = (
-        max(_model_bytes(each, events, users, items) for each in some)
-        for some in (recipes, [each.with_(start_factors=0) for each in recipes])
+    trained = max(_model_bytes(each.with_(start_factors=0), users, items) for each in recipes)
+    of_job = max(
+        _start_bytes(each, events, items, in_files=ranks.sharded)
+        + (0 if ranks.sharded and _is_in_files(each) else _model_bytes(each, users, items))
+        for each in recipes
     )
     # The memory of other starts was not measured with ranks.
     only_starts = ranks.elsewhere and all(
@@ -289,7 +294,7 @@ def training_bytes(
     else:  # with the vectors of the best epoch
         of_data += EVENT_BYTES * events
         of_data += max(_pooled_bytes(each, users, items) for each in recipes)
-    return BASE_BYTES + of_data + models + ranks.bytes(recipes, events, trained)
+    return BASE_BYTES + of_data + of_job + ranks.bytes(recipes, events, trained)
 
 
 def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
@@ -312,16 +317,30 @@ def _pooled_bytes(recipe: Recipe, users: int, items: int) -> int:
     return sum(4 * part.weight.numel() for part in parts if isinstance(part, PooledUsers))
 
 
-def _model_bytes(recipe: Recipe, events: int, users: int, items: int) -> int:
-    model = recipe.model
+def _model_bytes(recipe: Recipe, users: int, items: int) -> int:
+    """The size of all copies of the parameters in a training, in bytes."""
+    every, trained = (
+        _parameters(each, users, items) for each in (recipe, recipe.with_(start_factors=0))
+    )
+    return TABLE_COPIES * 4 * trained + START_COPIES * 4 * (every - trained)
+
+
+def _parameters(recipe: Recipe, users: int, items: int) -> int:
     with torch.device("meta"):  # shapes without memory
-        parameters, trained = (
-            sum(part.numel() for part in build_model(each, users, items).parameters())
-            for each in (model, replace(model, start_factors=0))
-        )
-    size = TABLE_COPIES * 4 * trained + START_COPIES * 4 * (parameters - trained)
-    if recipe.training.start == "next-item":
-        size += SOLVED_ROW_BYTES * min(events, MAX_ROWS)
+        return sum(part.numel() for part in build_model(recipe.model, users, items).parameters())
+
+
+def _is_in_files(recipe: Recipe) -> bool:
+    """Whether sharded tables, from their start on, are files for the job's own process."""
+    return recipe.training.start != "spectral"
+
+
+def _start_bytes(recipe: Recipe, events: int, items: int, *, in_files: bool) -> int:
+    """The memory of the start of a training, in bytes, with its tables in files or not."""
+    if recipe.training.start != "next-item":
+        return 0
+    model, size = recipe.model, SOLVED_ROW_BYTES * min(events, MAX_ROWS)
+    if not in_files:
         size += SOLVED_BLOCKS * 4 * (max(model.factors, model.start_factors) + 32) * items
     return size
 
@@ -388,13 +407,16 @@ def check_memory(
         )
 
 
-def check_disk(params: TrainParams, folder: Path, sizes: tuple[int, int, int]) -> None:
+def check_disk(
+    params: TrainParams, folder: Path, sizes: tuple[int, int, int], sharded: bool = False
+) -> None:
     """Refuses a training whose files do not fit on the disk, which others may need too.
 
     Args:
         params: The job's parameters.
         folder: The parent of the files. It may not exist yet.
         sizes: The numbers of events, users and items.
+        sharded: Whether the tables are sharded, and those of the job's process files.
 
     Raises:
         TrainingError: The disk has too little room; the message has both amounts.
@@ -403,11 +425,13 @@ def check_disk(params: TrainParams, folder: Path, sizes: tuple[int, int, int]) -
     recipes = _recipes(params, events, users, items)
     pooled = max(_pooled_bytes(each, users, items) for each in recipes)
     needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items) + FILE_TABLES * pooled
+    if sharded:
+        needed += FILE_MODELS * 4 * max(_parameters(each, users, items) for each in recipes)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise TrainingError(
             f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} for "
-            f"{events:,} events and {users:,} users, and {free / 2**30:.1f} GiB are free: make "
+            f"{events:,} events, {users:,} users and {items:,} items, and {free / 2**30:.1f} GiB are free: make "
             "room there"
         )

@@ -38,6 +38,6 @@ class DNCR(PairwiseRanker):
         """Tables for ranking in float64, without gradients."""
         columns = slice(0, self.config.tower_embedding)
         bias = self.tower.item_bias(self.items.weight, self.weight)
-        none = self.items.weight.new_zeros((self.n_items, 0)).double()
+        none = self.items.weight.new_zeros((len(self.items.weight), 0)).double()
         linear = None if bias is None else LinearTable(slice(0, 0), none, bias)
         return PairTables(linear, self.tower.table(columns, self.items.weight, self.weight))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.data.interactions import Interactions
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.models import NBPR, NeuPR, PairwiseRanker
@@ -55,15 +56,16 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     rows = torch.from_numpy(train.users).to(device)
     columns = torch.from_numpy(train.items).to(device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    items = torch.randn(train.n_items, d, generator=generator, device=device) * 0.1 / d**0.5
+    items = _new_table(train.n_items, d, device)
+    items.normal_(generator=generator).mul_(0.1).div_(d**0.5)
     weight = unobserved_weight(train)
     by_item = torch.argsort(columns, stable=True)
     for _ in range(_sweeps(train)):
         users = _least_squares(items, rows, columns, train.n_users, weight)
         items = _least_squares(users, columns[by_item], rows[by_item], train.n_items, weight)
     users = _least_squares(items, rows, columns, train.n_users, weight)
-    model.users.weight.copy_(users * SCORE_SCALE**0.5)
-    model.items.weight.copy_(items * SCORE_SCALE**0.5)
+    model.users.weight.copy_(users).mul_(SCORE_SCALE**0.5)
+    model.items.weight.copy_(items).mul_(SCORE_SCALE**0.5)
 
 
 def unobserved_weight(train: Interactions) -> float:
@@ -118,10 +120,12 @@ def _least_squares(
     d = factors.shape[1]
     lengths = torch.bincount(rows, minlength=n)
     starts = lengths.cumsum(0) - lengths
-    gram = unobserved * factors.T @ factors
+    weighted = _new_table(len(factors), d, factors.device)
+    gram = torch.mul(factors, unobserved, out=weighted).T @ factors
     eye = torch.eye(d, device=factors.device)
-    padded = torch.cat([factors, factors.new_zeros(1, d)])
-    solved = factors.new_zeros(n, d)
+    padded = _new_table(len(factors) + 1, d, factors.device)
+    padded[:-1] = factors
+    solved = _new_table(n, d, factors.device)
     order = torch.argsort(lengths)  # rows of like lengths together, so that little is padding
     by_length = lengths[order].tolist()
     most = MAX_CELLS if factors.device.type == "cpu" else MAX_GPU_CELLS
@@ -141,6 +145,13 @@ def _least_squares(
         solved[block] = torch.linalg.solve(left, observed.sum(dim=1))
         start += count
     return solved
+
+
+def _new_table(rows: int, size: int, device: torch.device) -> Tensor:
+    """A table of zeros, on a CPU in the storage of tables."""
+    if device.type != "cpu":
+        return torch.zeros(rows, size, device=device)
+    return torch.from_numpy(table_storage().zeros((rows, size), np.float32))
 
 
 @torch.no_grad()

@@ -13,12 +13,11 @@ import torch
 from ncr_core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ncr_core.errors import CheckpointError
 from ncr_core.fold_in import Evidence
-from ncr_core.ranking import table_blocks
 from ncr_core.inference.engine import InferenceEngine, RankedItem
 from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.models import ModelConfig
-from ncr_core.ranking import candidates
+from ncr_core.ranking import candidates, table_blocks
 from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
 
 N_USERS, N_ITEMS = 6, 40

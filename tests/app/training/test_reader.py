@@ -223,6 +223,31 @@ def test_an_event_counts_where_it_is_held(
     assert many - few == per_event * 10**9
 
 
+def test_sharded_tables_take_the_disk_of_the_job_and_the_memory_of_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, users, items = TrainParams(recipe="next-item-nbpr", factors=64), 1_000, 10**8
+    tables = 2 * 4 * 64 * items
+    sizes = (0, users, items)
+
+    def needs(*processes: Any, **fields: Any) -> int:
+        return reader.training_bytes(params, *sizes, reader.RanksHere(*processes, **fields))
+
+    whole = needs(4, False, True)
+    assert whole > 5 * reader.TABLE_COPIES * tables  # of the job and of each rank
+    here = needs(4, True, True)
+    assert reader.TABLE_COPIES * tables < here < 1.2 * reader.TABLE_COPIES * tables
+    elsewhere = needs(sharded=True, elsewhere=True)  # the ids of the items, above all
+    assert elsewhere < reader.BASE_BYTES + 1.1 * reader.ROW_BYTES * items < tables
+    room = reader.FILE_ROW_BYTES * (users + items) + (reader.FILE_MODELS + 1) * tables
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    reader.check_disk(params, tmp_path, sizes, sharded=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room - 2 * tables))
+    reader.check_disk(params, tmp_path, sizes)
+    with pytest.raises(TrainingError, match="100,000,000 items, and"):
+        reader.check_disk(params, tmp_path, sizes, sharded=True)
+
+
 def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users = 10**6
     room = reader.FILE_ROW_BYTES * users + reader.FILE_TABLES * 4 * 64 * users
@@ -230,5 +255,5 @@ def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     sizes = (0, users, 0)
     reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, sizes)
     reader.check_disk(TrainParams(recipe="default", factors=256), tmp_path, sizes)
-    with pytest.raises(TrainingError, match=r"about 0\.8 GiB of disk in \S+ for 1 events and"):
+    with pytest.raises(TrainingError, match=r"about 0\.8 GiB of disk in \S+ for 1 events, "):
         reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, (1, users, 0))

@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 
 from ncr_core.data import Interactions, array_storage, compact, leave_latest_out
 from ncr_core.data import interactions as matrix
-from ncr_core.data.array_storage import IN_MEMORY, FileStorage
+from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables, table_storage
 from ncr_core.data.snapshot import concatenated, of_users
+from ncr_core.models import ModelConfig, PairwiseRanker
+from ncr_core.models.scoring_tables import LinearTable, TowerTable
 from ncr_core.models.user_embeddings import PooledUsers
+from ncr_core.ranking import table_blocks
+from ncr_core.ranking.ranker import ExactRanker
 from ncr_core.recipes import recipe
-from ncr_core.training import train_model
-from ncr_core.training.pretraining import learn_everything
+from ncr_core.training import next_item, train_model, warm_start
+from ncr_core.training.pretraining import evaluation_snapshot, learn_everything
+from ncr_core.training.warm_start import evaluated_starting_point, train_warm
+from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
 
 N_ITEMS = 7
 LISTS = st.lists(st.lists(st.integers(0, N_ITEMS - 1), unique=True), min_size=1, max_size=12)
@@ -163,3 +169,82 @@ def test_a_training_on_arrays_in_files_gives_the_same_model(
         if sys.platform == "linux":
             assert is_in_file(part.weight.data_ptr(), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def is_mapped(value: torch.Tensor, folder: Path) -> bool:
+    return sys.platform != "linux" or is_in_file(value.data_ptr(), folder)
+
+
+def item_table(model: PairwiseRanker) -> torch.Tensor:
+    tables = [model.get_parameter(name) for name in model.item_tables]
+    return next(table for table in tables if table.ndim == 2)
+
+
+STORED = ["next-item-nbpr", "next-item", "next-item-attention", "als-nbpr", "dncr", "default"]
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_training_with_tables_in_files_gives_the_same_model(
+    name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_blocks, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(next_item, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(next_item, "MAX_DENSE_ITEMS", 3)  # as of many items
+    told = replace(told, times=np.arange(told.nnz) * 3600.0)
+    chosen = recipe(name).with_(factors=4, epochs=int(name != "next-item"), device="cpu")
+    split = leave_latest_out(told)
+    models, figures = [], []
+    for storage in (IN_MEMORY, FileStorage(tmp_path)):
+        next_item._known.clear()  # or the second training would have the factors of the first
+        with storing_tables(storage):
+            assert table_storage() is storage
+            trained = train_model(chosen.model, chosen.training, split)
+            figures.append([vars(phase) | {"seconds": 0} for phase in trained.history])
+            models.append(learn_everything(chosen, trained, split, told))
+        assert table_storage() is IN_MEMORY
+    assert figures[0] == figures[1]
+    in_memory, in_files = (model.state_dict() for model in models)
+    assert in_memory.keys() == in_files.keys()
+    assert all(value.equal(in_files[key]) for key, value in in_memory.items())
+    assert is_mapped(item_table(models[1]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=config_name)
+def test_lists_of_tables_in_files_are_those_of_tables_in_memory(
+    config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_blocks, "BLOCK_ITEMS", 7)
+    model = wild_model(config, 6, 20).requires_grad_(False)
+    users, candidates = model.user_vectors(torch.arange(6)), torch.arange(20).expand(6, 20)
+    expected = ExactRanker(model).rank(users, candidates, 10)
+    with storing_tables(FileStorage(tmp_path)):
+        ranker = ExactRanker(model)
+    assert ranker.rank(users, candidates, 10).equal(expected)
+    table = ranker.margins.double.linear or ranker.margins.double.tower
+    if isinstance(table, LinearTable) and table.items.numel():
+        assert is_mapped(table.items, tmp_path)
+    elif isinstance(table, TowerTable):
+        assert is_mapped(table.first, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["next-item-nbpr", "default"])
+def test_a_warm_start_with_tables_in_files_gives_the_same_model(
+    name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_start, "ROWS_AT_ONCE", 5)
+    chosen = recipe(name).with_(factors=4, epochs=1, device="cpu")
+    split = leave_latest_out(told)
+    trained = train_model(chosen.model, chosen.training, split)
+    rows = np.arange(0, trained.model.n_users, 2)
+    held_out = np.stack([split.test[rows], split.validation[rows]], axis=1)
+    served = learn_everything(chosen, trained, split, told)
+    models = []
+    for storage in (IN_MEMORY, FileStorage(tmp_path)):
+        with storing_tables(storage):
+            evaluated = evaluation_snapshot(trained.model, rows, held_out)
+            base = evaluated_starting_point(served, evaluated, told.user_ids, told.item_ids)
+            models.append(train_warm(base, chosen.training, split).model)
+    in_memory, in_files = (model.state_dict() for model in models)
+    assert all(value.equal(in_files[key]) for key, value in in_memory.items())
+    assert is_mapped(item_table(models[1]), tmp_path)
