@@ -432,6 +432,6 @@ def check_disk(
     if needed > free:
         raise TrainingError(
             f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} for "
-            f"{events:,} events, {users:,} users and {items:,} items, and {free / 2**30:.1f} GiB are free: make "
-            "room there"
+            f"{events:,} events, {users:,} users and {items:,} items, and {free / 2**30:.1f} GiB "
+            "are free: make room there"
         )

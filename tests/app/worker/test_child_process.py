@@ -44,6 +44,8 @@ from app.worker.child_process import (
     run_task,
 )
 from ncr_core import atomic_files
+from ncr_core.data import array_storage
+from ncr_core.data.array_storage import FileStorage
 from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
 from tests.conftest import ON_SQLITE
@@ -370,6 +372,34 @@ async def test_what_killed_trainings_left_makes_room_for_the_next(
     needs = r"^this training needs about 0\.0 GiB of disk in \S+trainings for \d+ events"
     with pytest.raises(TrainingError, match=needs):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
+    assert list(settings.trainings_folder.iterdir()) == []
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", ["replicated", "sharded"])
+@ON_SQLITE
+async def test_sharded_tables_are_files_for_the_process_of_the_job(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch, tables: str
+) -> None:
+    await add_small_data(services)
+    settings = settings.model_copy(update={"train_engine": "torchrun", "train_tables": tables})
+    monkeypatch.setattr(array_storage, "MIN_BYTES", 0)
+    made: list[tuple[int, ...]] = []
+    zeros = FileStorage.zeros
+
+    def counted(self: FileStorage, shape: Any, dtype: Any) -> Any:
+        made.append(tuple(shape) if isinstance(shape, tuple) else (shape,))
+        return zeros(self, shape, dtype)
+
+    monkeypatch.setattr(FileStorage, "zeros", counted)
+    task = task_for(settings)
+    summary = await asyncio.to_thread(run_task, task, lambda progress: None, Retry(0.0))
+    assert summary["metrics"]["full"]["users"] > 0
+    table = (summary["items"], QUICK["factors"])
+    assert made  # the events, at least
+    # The model, what was evaluated, and tables in float64 and float32 for each ranking.
+    assert made.count(table) >= 6 if tables == "sharded" else table not in made
     assert list(settings.trainings_folder.iterdir()) == []
 
 
