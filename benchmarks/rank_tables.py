@@ -1,6 +1,7 @@
 """The memory of ranks whose embedding tables are replicated, or sharded by rows.
 
     python -m benchmarks.rank_tables [SCRATCH [ITEMS [FACTORS]]]
+    python -m benchmarks.rank_tables job [SCRATCH [ITEMS ...]]
 
 The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
 with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
@@ -13,6 +14,15 @@ own MiB     the most memory of the largest rank that no file backs, sampled 20 t
             (Linux); mapped files of the tables are not in it, as the system can reclaim them
 start MiB   the process that starts the ranks, which holds the whole model, or has it in files with
             sharded tables; the ids and the libraries are part of it
+
+``job`` measures the process of a whole training job with two ranks and sharded tables, from the
+events in memory to the checkpoint: start, evaluation, two baselines, gate and what follows. Its
+tables are in files, as in the service, or in memory. The model is that of the recipe
+`next-item-nbpr` with 64 factors and one epoch, and the data are 400,000 interactions at random of
+40,000 users.
+
+own MiB     the most memory of the job's process that no file backs
+tables MiB  the two tables of items of the model
 """
 
 from __future__ import annotations
@@ -20,6 +30,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +40,9 @@ from benchmarks.scale import of_ranks, watched
 from ncr_core.data import Interactions, leave_latest_out
 
 USERS, INTERACTIONS = 2_000, 20_000
+JOB_USERS, JOB_INTERACTIONS, JOB_FACTORS = 40_000, 400_000, 64
+JOB_ITEMS = (500_000, 1_000_000)
+JOB_COLUMNS = ["items", "storage", "own MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
 
@@ -46,6 +60,58 @@ def main(scratch: Path = Path("var"), items: int = 2_000_000, factors: int = 64)
         publish("tables", COLUMNS, rows, items=items, factors=factors, parameters_mib=mib)
 
 
+def job(scratch: Path = Path("var"), items: tuple[int, ...] = JOB_ITEMS) -> None:
+    """Measures the process of jobs with so many items."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for n in items:
+        for storage in ("memory", "files"):
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                command = [sys.executable, "-m", "benchmarks.rank_tables", "run_job"]
+                found, (own,) = watched([*command, folder, storage, str(n)], own_bytes)
+            rows.append([n, storage, own / 2**20, 2 * n * JOB_FACTORS * 4 / 2**20, *found])
+            publish("job", JOB_COLUMNS, rows, factors=JOB_FACTORS)
+
+
+def run_job(folder: Path, storage: str, items: int) -> None:
+    """Trains and evaluates a model; prints its seconds."""
+    from app.jobs.schemas import TrainParams
+    from app.training.pipeline import train_and_evaluate
+    from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
+    from ncr_core.training.torchrun import TorchrunEngine
+
+    params = TrainParams.model_validate(
+        {
+            "recipe": "next-item-nbpr",
+            "factors": JOB_FACTORS,
+            "epochs": 1,
+            "force": True,
+            "min_interactions": 1,
+        }
+    )
+    ranks = TorchrunEngine(2, "sharded", folder)
+    data = random_interactions(items, JOB_USERS, JOB_INTERACTIONS)
+    started = time.perf_counter()
+    with storing_tables(FileStorage(folder) if storage == "files" else IN_MEMORY):
+        train_and_evaluate(
+            data, params, "cpu", folder / "model", lambda progress: None, engine=ranks
+        )
+    print(json.dumps([time.perf_counter() - started]))
+
+
+def random_interactions(items: int, users: int, interactions: int) -> Interactions:
+    """As many interactions of each user, with items at random."""
+    rng = np.random.default_rng(0)
+    of_users = np.repeat(np.arange(users), interactions // users)
+    return Interactions.from_arrays(
+        of_users,
+        rng.integers(items, size=len(of_users)),
+        user_ids=[f"u{n}" for n in range(users)],
+        item_ids=[f"i{n}" for n in range(items)],
+        times=np.arange(len(of_users), dtype=np.float64),
+    )
+
+
 def own_bytes(pid: int) -> int:
     """The memory of a process that no file backs, in bytes; 0 once it has ended."""
     _, found, rest = Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")
@@ -59,15 +125,7 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
     from ncr_core.training import TrainConfig, train_model
     from ncr_core.training.torchrun import TorchrunEngine
 
-    rng = np.random.default_rng(0)
-    users = np.repeat(np.arange(USERS), INTERACTIONS // USERS)
-    data = Interactions.from_arrays(
-        users,
-        rng.integers(items, size=len(users)),
-        user_ids=[f"u{n}" for n in range(USERS)],
-        item_ids=[f"i{n}" for n in range(items)],
-        times=np.arange(len(users), dtype=np.float64),
-    )
+    data = random_interactions(items, USERS, INTERACTIONS)
     config = TrainConfig(
         shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
     )
@@ -81,4 +139,4 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
 
 
 if __name__ == "__main__":
-    run_command(main, train=train)
+    run_command(main, train=train, job=job, run_job=run_job)
