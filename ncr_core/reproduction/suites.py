@@ -98,7 +98,7 @@ class RunSpec:
 
 
 FULL_CHOICE = "full-choice"
-"""The variant of a baseline with the settings of ``CHOSEN_IN_FULL``."""
+"""The variant of a method with the settings of ``CHOSEN_IN_FULL``."""
 PAPER_METHODS = ("ItemPop", "eALS", "BPR", "NeuMF", "NBPR", "DNCR", "NeuPR")
 STRONG = (
     "cornac BPR", "PureSVD", "iALS", "EASE", "EASE by recency", "Markov", "linear next-item"
@@ -305,7 +305,7 @@ def best(selection: Selection) -> list[RunSpec]:
     """Our models and the strongest baselines.
 
     On P1 each method also has a refit with the validation items. The other protocols have the refit
-    alone. Baselines of ``CHOSEN_IN_FULL`` have runs with these settings too.
+    alone. Methods of ``CHOSEN_IN_FULL`` have runs with these settings too.
     """
     names = selection.names(
         ("ItemPop", "eALS", "NeuMF", *STRONG, *STARTS, "NBPR", "DNCR", "NeuPR", *BEYOND)
