@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.errors import DataError
 from ncr_core.fold_in.evidence import Evidence, FoldInConfig, PairSampler, WeightedPairs
 from ncr_core.fold_in.prior import Floats, Prior, basis_of, known_priors, newton, prior_of
@@ -27,6 +28,7 @@ from ncr_core.models.base import PairwiseRanker
 from ncr_core.models.scoring_tables import LinearTable, PairTables, TowerTable
 from ncr_core.optional_imports import numba_kernel
 from ncr_core.ranking.backends.numba_ranker import UNROLLED
+from ncr_core.ranking.table_blocks import margins_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -295,7 +297,11 @@ class FoldIn:
     @cached_property
     def _arrays(self) -> FitArrays | None:
         """The arrays of the compiled fit, made at the first use."""
-        tables = self._tables or self.model.tables().to(torch.float32)
+        tables = self._tables
+        if tables is None and table_storage().in_files:
+            tables = margins_of(self.model).single
+        elif tables is None:
+            tables = self.model.tables().to(torch.float32)
         return fit_arrays(tables, len(self._prior.mean), torch.float32)
 
     @cached_property

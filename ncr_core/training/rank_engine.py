@@ -15,11 +15,13 @@ from ncr_core.data.splits import Split
 from ncr_core.errors import TrainingError
 from ncr_core.evaluation.protocols import Ranks, full_ranks
 from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.phase_files import PHASE_PREFIX, PhaseOrder, RankParts, carry_out
 from ncr_core.training.rank_process import Tables
 from ncr_core.training.ranking_files import RankingOrder, load_positions
+from ncr_core.training.ranks import check_sharded
 from ncr_core.training.trainer import History, OnProgress, TrainingPhase
 
 MAX_RESTARTS = 3
@@ -70,6 +72,11 @@ class RankEngine(ABC):
         return carry_out(
             order, self._folder, lambda folder: self._run(folder, on_progress), self._parts
         )
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ConfigError if the ranks cannot train such a model."""
+        if self.tables == "sharded":
+            check_sharded(config)
 
     def full_ranks(
         self, model: Ranks, split: Split, held_out: IntArray, seed: int

@@ -289,9 +289,7 @@ class ShardedTables(_Group):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard
 
-        if model.config.kind not in SHARDED_KINDS:
-            kinds = " and ".join(SHARDED_KINDS)
-            raise ConfigError(f"tables sharded by rows are for {kinds}, not {model.config.kind}")
+        check_sharded(model.config)
         self._device = device
         mesh = init_device_mesh(device.type, (self.size,))
         for part in model.modules():
@@ -362,6 +360,16 @@ class ShardedTables(_Group):
         together = torch.zeros((), device=self._device)
         dist.all_reduce(together)
         together.item()
+
+
+def check_sharded(config: ModelConfig) -> None:
+    """Raises ConfigError if the tables of such a model cannot be sharded."""
+    if config.kind not in SHARDED_KINDS:
+        kinds = " and ".join(SHARDED_KINDS)
+        raise ConfigError(
+            f"tables sharded by rows are for {kinds}, not {config.kind}: set NCR_TRAIN_TABLES to "
+            "replicated, or request another model"
+        )
 
 
 def _with_vectors(model: PairwiseRanker, n_users: int) -> None:

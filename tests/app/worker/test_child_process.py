@@ -46,7 +46,7 @@ from app.worker.child_process import (
 from ncr_core import atomic_files
 from ncr_core.data import array_storage
 from ncr_core.data.array_storage import FileStorage
-from ncr_core.errors import CheckpointError, CheckpointReadError, TrainingError
+from ncr_core.errors import CheckpointError, CheckpointReadError, ConfigError, TrainingError
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job
 from tests.conftest import ON_SQLITE
 
@@ -401,6 +401,21 @@ async def test_sharded_tables_are_files_for_the_process_of_the_job(
     # The model, what was evaluated, and tables in float64 and float32 for each ranking.
     assert made.count(table) >= 6 if tables == "sharded" else table not in made
     assert list(settings.trainings_folder.iterdir()) == []
+
+
+@pytest.mark.anyio
+@ON_SQLITE
+async def test_a_model_that_cannot_be_sharded_is_refused_before_its_parts_are_trained(
+    services: Services, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_small_data(services)
+    sharded = {"train_engine": "torchrun", "train_tables": "sharded"}
+    task = task_for(settings.model_copy(update=sharded))
+    task = task.model_copy(update={"params": TrainOrder.model_validate({"model": "neupr"})})
+    monkeypatch.setattr("app.training.pipeline.train_model", lambda *_, **__: 1 / 0)
+    refused = "^tables sharded by rows are for nbpr and dncr, not neupr: set NCR_TRAIN_TABLES to "
+    with pytest.raises(ConfigError, match=refused):
+        await asyncio.to_thread(run_task, task, lambda progress: None, Retry(0.0))
 
 
 @pytest.mark.anyio
