@@ -119,8 +119,6 @@ def train_and_evaluate(
     """
     chosen = None if params.recipe == AUTO_RECIPE else params.configured_recipe(device=device)
     wanted = None if chosen is None else chosen.model
-    if wanted is not None and engine is not None:
-        engine.check(wanted)
     if params.min_interactions > 1:
         interactions = min_interactions(interactions, params.min_interactions)
     held_out, snapshot_users = hold_out_users(interactions)

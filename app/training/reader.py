@@ -332,7 +332,8 @@ def _parameters(recipe: Recipe, users: int, items: int) -> int:
 
 def _is_in_files(recipe: Recipe) -> bool:
     """Whether sharded tables, from their start on, are files for the job's own process."""
-    return recipe.training.start != "spectral"
+    training = recipe.training
+    return training.start != "spectral" and training.tower_start != "product"
 
 
 def _start_bytes(recipe: Recipe, events: int, items: int, *, in_files: bool) -> int:

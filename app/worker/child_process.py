@@ -36,8 +36,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import app
 
 if TYPE_CHECKING:  # the child imports nothing that takes time before its watchdog is on guard
+    from app.core.settings import Settings
     from app.jobs.schemas import Task
     from app.training.reader import Retry
+    from ncr_core.data.array_storage import ArrayStorage
 
 EXIT_LEASE_OVER = 75  # EX_TEMPFAIL of sysexits.h: try again
 MAX_LINE_BYTES = 2**20  # of an answer; the summary is the longest
@@ -309,7 +311,7 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
     from app.training.progress import phase_progress
     from app.training.reader import Retry, TrainingReader
     from app.worker.precompute import precompute
-    from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
+    from ncr_core.data.array_storage import storing_tables
     from ncr_core.errors import CheckpointError
 
     # What is not in the task is as the environment says, which the worker's is too.
@@ -322,21 +324,19 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
 
         return export(task.job_id, task.params, reader, open_export_store(settings), report)
     reader.check_store(task.version)
-    engine = None if isinstance(task, PrecomputeTask) else rank_engine(settings)
     if isinstance(task, PrecomputeTask):
-        summary = precompute(task.version, reader, report)
+        with storing_tables(_table_storage(settings)):
+            summary = precompute(task.version, reader, report)
         if store.remote:
             retry(lambda: store.publish_candidates(task.version), CheckpointError)
         return summary
+    engine = rank_engine(settings)
     expected_seconds = task.expected_seconds
     report(
         phase_progress("read events", sum(expected_seconds.values()) if expected_seconds else None)
     )
     interactions, snapshot = reader.read_events(task.params)
-    # Tables that no rank holds whole may be larger than the memory of this process, too.
-    are_large = engine is not None and engine.tables == "sharded"
-    storage = FileStorage(settings.trainings_folder) if are_large else IN_MEMORY
-    with snapshot, storing_tables(storage):
+    with snapshot, storing_tables(_table_storage(settings)):
         wanted = task.params.attributes
         names = settings.attribute_names if wanted is None else None if wanted == "auto" else wanted
         descriptions = None if names == [] else Descriptions.of(reader, names)
@@ -357,6 +357,17 @@ def run_task(task: Task, report: OnProgress, retry: Retry | None = None) -> dict
         report(phase_progress("upload"))
         retry(lambda: store.publish(task.version), CheckpointError)
     return summary
+
+
+def _table_storage(settings: Settings) -> ArrayStorage:
+    """The storage of this process's tables: files, if no rank holds whole ones."""
+    from ncr_core.data.array_storage import IN_MEMORY, FileStorage
+
+    if settings.train_engine == "local" or settings.train_tables == "replicated":
+        return IN_MEMORY
+    folder = settings.trainings_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileStorage(folder)
 
 
 def peak_bytes() -> int:

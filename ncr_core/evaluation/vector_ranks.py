@@ -11,6 +11,7 @@ from torch import Tensor
 from ncr_core.data.interactions import BoolArray, IntArray
 from ncr_core.evaluation.protocols import MAX_BLOCK_CELLS
 from ncr_core.models.base import PairwiseRanker
+from ncr_core.ranking.margins import Margins
 from ncr_core.ranking.ranker import PAD, ExactRanker
 
 
@@ -21,7 +22,12 @@ class VectorRanks:
     """
 
     def __init__(
-        self, model: PairwiseRanker, users: IntArray, vectors: Tensor, item_rows: IntArray
+        self,
+        model: PairwiseRanker,
+        users: IntArray,
+        vectors: Tensor,
+        item_rows: IntArray,
+        margins: Margins | None = None,
     ) -> None:
         """Stores the arguments.
 
@@ -30,9 +36,11 @@ class VectorRanks:
             users: (n,) rows of the users in the split, ascending.
             vectors: (n, E) their vectors.
             item_rows: (n_items,) the model's row of each item of the split.
+            margins: the margins of the model, if the caller has them.
         """
         self.model, self.users, self.vectors = model, users, vectors
         self.item_rows = item_rows
+        self._margins = margins
         self._is_same = np.array_equal(item_rows, np.arange(model.n_items))
         if not self._is_same:
             self._rows = np.append(item_rows, PAD)  # an index of −1 takes the last
@@ -42,7 +50,7 @@ class VectorRanks:
     @cached_property
     def _ranker(self) -> ExactRanker:
         """Made at the first use, as its tables take three times the memory of the items'."""
-        return ExactRanker(self.model)
+        return ExactRanker(self.model, margins=self._margins)
 
     @classmethod
     @torch.inference_mode()

@@ -30,6 +30,7 @@ from ncr_core.training.newcomers import has_few_newcomers, shrink_newcomers
 from ncr_core.training.next_item import next_item_factors
 from ncr_core.training.product_tower import start_as_product
 from ncr_core.training.proposal import Proposal
+from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.trainer import (
     Adam,
     History,
@@ -94,6 +95,8 @@ def train_model(
         return run_phase(*arguments) if elsewhere and run_phase else train_loop(*arguments)
 
     check_tower_start(model_config, config)
+    if isinstance(run_phase, RankEngine):  # before the parts are trained
+        run_phase.check(model_config)
     if split.train.n_users < 2:
         raise DataError(
             f"{split.train.n_users} user is too few: a model learns from what users have in common"

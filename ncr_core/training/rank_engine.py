@@ -19,9 +19,8 @@ from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.phase_files import PHASE_PREFIX, PhaseOrder, RankParts, carry_out
-from ncr_core.training.rank_process import Tables
 from ncr_core.training.ranking_files import RankingOrder, load_positions
-from ncr_core.training.ranks import check_sharded
+from ncr_core.training.ranks import Tables, check_sharded
 from ncr_core.training.trainer import History, OnProgress, TrainingPhase
 
 MAX_RESTARTS = 3
@@ -84,7 +83,7 @@ class RankEngine(ABC):
         """As `protocols.full_ranks`, by the ranks if they have more threads than this process.
 
         This process ranks for few users or items, for other models than `VectorRanks`, and for a
-        model on a GPU. It ranks with sharded tables too, because each rank would have whole ones.
+        model on a GPU. With sharded tables, the ranks of a machine share a file of tables.
         If the ranks are lost, a warning names the reason, and this process ranks.
 
         Raises OSError if the folder cannot be written.
@@ -109,7 +108,7 @@ class RankEngine(ABC):
         """Whether the ranks need less time for so many users than this process."""
         if not isinstance(model, VectorRanks) or model.vectors.device.type != "cpu":
             return False
-        if self.tables == "sharded" or users < self._ranks:
+        if users < self._ranks:
             return False
         if model.ranks_catalogue:
             is_long = users * model.model.n_items >= MIN_PRODUCTS

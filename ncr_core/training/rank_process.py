@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
@@ -34,15 +34,11 @@ from ncr_core.training.phase_files import (
     sum_of,
 )
 from ncr_core.training.ranking_files import RANKING, RankingOrder, save_positions
-from ncr_core.training.ranks import DataParallelRanks, ShardedTables, check_ranks
+from ncr_core.training.ranks import DataParallelRanks, ShardedTables, Tables, check_ranks
 from ncr_core.training.trainer import OnProgress, Progress, train_loop
 
-Tables = Literal["replicated", "sharded"]
-"""Whether each rank has whole tables and a share of the users, or some rows of every table."""
-
-
 WAIT_SECONDS = 10_800
-"""How long a rank waits for another: for the slowest, and for rank 0 if it alone measures."""
+"""How long a rank waits for the slowest of the others."""
 
 
 def backend() -> str:
@@ -67,13 +63,21 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     rank = dist.get_rank()
     if rank == 0:
         remove_outcome(folder)
+    in_files = tables == "sharded"  # also those of a rank that measures the whole model
+    with storing_tables(FileStorage(folder) if in_files else IN_MEMORY):
+        _carry_out(folder, tables, local_rank, on_progress)
+
+
+def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress) -> None:
+    rank = dist.get_rank()
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
         order: PhaseOrder | RankingOrder | None = None
         problem, checksum = None, ""
         try:
             if (folder / RANKING).exists():
-                checksum, order = sum_of(folder / RANKING), RankingOrder.load(folder)
+                checksum = sum_of(folder / RANKING)
+                order = RankingOrder.load(folder, shared=tables == "sharded")
             else:
                 checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
@@ -106,19 +110,17 @@ def _train(
         torch.cuda.set_device(config.torch_device())
     # Each rank draws the dropout of its own users, and with sharded tables that of all users.
     torch.manual_seed(config.seed + (dist.get_rank() if tables == "replicated" else 0))
-    sharded = tables == "sharded"
-    ranks = ShardedTables(folder) if sharded else DataParallelRanks(order.part)
-    with storing_tables(FileStorage(folder) if sharded else IN_MEMORY):  # those of rank 0, to rank
-        history = train_loop(
-            order.model,
-            order.split,
-            config,
-            order.phase,
-            on_progress,
-            order.later_phases,
-            ranks,
-            EpochCheckpoints(folder),
-        )
+    ranks = ShardedTables(folder) if tables == "sharded" else DataParallelRanks(order.part)
+    history = train_loop(
+        order.model,
+        order.split,
+        config,
+        order.phase,
+        on_progress,
+        order.later_phases,
+        ranks,
+        EpochCheckpoints(folder),
+    )
     ranks.write(order.model, folder / RESULT)
     if ranks.is_first:
         save_outcome(folder, history)

@@ -19,6 +19,7 @@ from ncr_core.data.interactions import IntArray, Interactions
 from ncr_core.data.splits import Split
 from ncr_core.evaluation.protocols import full_ranks
 from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.model_config import ModelConfig
 from ncr_core.models.user_embeddings import user_state
 from ncr_core.tensor_files import map_tensors, write_tensors
@@ -33,7 +34,7 @@ from ncr_core.training.phase_files import (
 )
 from ncr_core.training.ranks import Ranks, mapped_model
 
-RANKING = "ranking.json"
+RANKING, TABLES = "ranking.json", "tables"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,13 @@ class RankingOrder:
         atomic_write(folder / RANKING, json.dumps(order).encode())
 
     @classmethod
-    def load(cls, folder: Path) -> RankingOrder:
+    def load(cls, folder: Path, *, shared: bool = False) -> RankingOrder:
         """Reads the order.
+
+        Args:
+            folder: the folder of the order.
+            shared: whether the ranks of a machine share the tables to rank with, in a file of this
+                folder. Otherwise each rank has such tables in its memory.
 
         Raises:
             OSError: A file is missing or damaged.
@@ -98,7 +104,10 @@ class RankingOrder:
         test, item_rows = arrays["test"], arrays["item_rows"]
         ids = [""] * len(test), [""] * len(item_rows)
         train = Interactions(arrays["indptr"], arrays["items"], *ids)
-        ranks = VectorRanks(model.eval(), np.arange(len(test)), vectors, item_rows)
+        margins = None
+        if shared:
+            margins = SharedTables(folder / TABLES).margins(model, order["sums"][MODEL])
+        ranks = VectorRanks(model.eval(), np.arange(len(test)), vectors, item_rows, margins)
         return cls(ranks, Split(train, np.full_like(test, -1), test), order["seed"])
 
     def positions(self, ranks: Ranks) -> tuple[IntArray, int]:

@@ -23,7 +23,8 @@ import torch
 from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.optional_imports import require
 from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine
-from ncr_core.training.rank_process import WAIT_SECONDS, Tables, resource_problem, run_rank
+from ncr_core.training.rank_process import WAIT_SECONDS, resource_problem, run_rank
+from ncr_core.training.ranks import Tables
 from ncr_core.training.trainer import OnProgress, Progress
 
 PROGRESS = "progress.jsonl"

@@ -390,14 +390,11 @@ class _ValidationFigures:
         if self._positions is None and self._ranks.size > 1:
             return None  # of several ranks, nobody reads these vectors
         whole = self._ranks.whole(model, self._train.n_remembered)
-        if whole is not None:
-            remember(whole, self._train)
+        remember(whole, self._train)
         if self._positions is None:
             return None
-        positions = np.zeros(self._positions.n_users, np.int64)
-        if whole is not None:
-            positions = self._positions(whole)
-        ndcg, hr = self._ranks.agreed([*figures_of(self._ranks.summed(positions))])
+        positions = self._ranks.summed(self._positions(whole))
+        ndcg, hr = self._ranks.agreed([*figures_of(positions)])
         return ndcg, hr
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ncr_core.data.array_storage import table_storage
 from ncr_core.models.scoring_tables import LinearTable, TowerTable
 from ncr_core.optional_imports import numba_kernel
 from ncr_core.ranking.margins import CLOSE, TIES, USUAL_INPUTS, BoundMargins, Margins
@@ -283,7 +284,7 @@ def _is_small(x: Tensor) -> bool:
 
 def _exponentials(x: Tensor) -> Tensor:
     """e^2x of (n, h) float64 in float32, some rows at a time."""
-    out = torch.empty(x.shape, dtype=torch.float32)
+    out = torch.from_numpy(table_storage().zeros(tuple(x.shape), np.float32))
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         out[rows] = torch.exp(2 * x[rows])

@@ -412,7 +412,7 @@ async def test_a_model_that_cannot_be_sharded_is_refused_before_its_parts_are_tr
     sharded = {"train_engine": "torchrun", "train_tables": "sharded"}
     task = task_for(settings.model_copy(update=sharded))
     task = task.model_copy(update={"params": TrainOrder.model_validate({"model": "neupr"})})
-    monkeypatch.setattr("app.training.pipeline.train_model", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ncr_core.training.pretraining.start_model", lambda *_: 1 / 0)
     refused = "^tables sharded by rows are for nbpr and dncr, not neupr: set NCR_TRAIN_TABLES to "
     with pytest.raises(ConfigError, match=refused):
         await asyncio.to_thread(run_task, task, lambda progress: None, Retry(0.0))

@@ -24,9 +24,9 @@ from ncr_core.models import ModelConfig
 from ncr_core.training import rank_engine
 from ncr_core.training.phase_files import MODEL, SPLIT, save_failure
 from ncr_core.training.rank_engine import RankEngine
-from ncr_core.training.rank_process import Tables, run_rank
-from ncr_core.training.ranking_files import RankingOrder, save_positions
-from ncr_core.training.ranks import ONE_RANK, Ranks
+from ncr_core.training.rank_process import run_rank
+from ncr_core.training.ranking_files import TABLES, RankingOrder, save_positions
+from ncr_core.training.ranks import ONE_RANK, Ranks, Tables
 from ncr_core.training.torchrun import TorchrunEngine
 from ncr_core.training.trainer import OnProgress
 from tests.cluster.process import children_of, wait_until
@@ -106,6 +106,10 @@ def test_an_order_that_was_written_finds_the_same_positions(
     assert sum(part[0] for part in parts).tolist() == expected[0].tolist()  # type: ignore[union-attr]
     assert max(part[1] for part in parts) == expected[1]
     assert sum((part[0] != 0).any() for part in parts) == 3
+    for _ in range(2):  # ranks that make the file of tables, and that find it
+        shared = RankingOrder.load(tmp_path, shared=True)
+        assert shared.positions(ONE_RANK)[0].tolist() == expected[0].tolist()
+        assert len([*(tmp_path / TABLES).iterdir()]) == 1
 
 
 @pytest.mark.parametrize("file", [MODEL, SPLIT])
@@ -149,7 +153,8 @@ class EngineOfThisProcess(RankEngine):
         self.runs += 1
         if self.end is not None:
             return self.end(folder)
-        save_positions(folder, *RankingOrder.load(folder).positions(ONE_RANK))
+        order = RankingOrder.load(folder, shared=self.tables == "sharded")
+        save_positions(folder, *order.positions(ONE_RANK))
         return None
 
 
@@ -161,7 +166,7 @@ class EngineOfThisProcess(RankEngine):
         ("nbpr", "MIN_PRODUCTS", 1.0, "replicated", 2, True),
         ("nbpr", "MIN_PRODUCTS", 1.08, "replicated", 2, False),
         ("neupr", "MIN_COMPARISONS", 1.0, "replicated", 1, False),  # as many as this process
-        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", 2, False),  # a rank has no whole tables
+        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", 2, True),
     ],
 )
 def test_ranks_start_only_for_long_work_and_with_more_threads(

@@ -46,8 +46,8 @@ from ncr_core.training.batches import (
 )
 from ncr_core.training.phase_files import SPLIT, USERS, PhaseOrder, RankParts, load_result
 from ncr_core.training.pretraining import start_model
-from ncr_core.training.rank_process import Tables, end_rank, resource_problem, run_rank
-from ncr_core.training.ranks import DataParallelRanks, Ranks, RankVersion, check_ranks
+from ncr_core.training.rank_process import end_rank, resource_problem, run_rank
+from ncr_core.training.ranks import DataParallelRanks, Ranks, RankVersion, Tables, check_ranks
 from ncr_core.training.ray_ranks import check_address
 from ncr_core.training.torchrun import MAX_RESTARTS, TorchrunEngine
 from ncr_core.training.trainer import TrainingPhase, learn_held_out, remember, train_loop
