@@ -22,6 +22,8 @@ tables are in files, as in the service, or in memory. The model is that of the r
 40,000 users.
 
 own MiB     the most memory of the job's process that no file backs
+disk MiB    the most room on the disk of SCRATCH: the files of the ranks, and the files without a
+            name of the job's process
 tables MiB  the two tables of items of the model
 """
 
@@ -31,6 +33,8 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +45,8 @@ from ncr_core.data import Interactions, leave_latest_out
 
 USERS, INTERACTIONS = 2_000, 20_000
 JOB_USERS, JOB_INTERACTIONS, JOB_FACTORS = 40_000, 400_000, 64
-JOB_ITEMS = (500_000, 1_000_000)
-JOB_COLUMNS = ["items", "storage", "own MiB", "tables MiB", "s"]
+JOB_ITEMS = (200_000,)
+JOB_COLUMNS = ["items", "storage", "own MiB", "disk MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
 
@@ -68,8 +72,13 @@ def job(scratch: Path = Path("var"), items: tuple[int, ...] = JOB_ITEMS) -> None
         for storage in ("memory", "files"):
             with tempfile.TemporaryDirectory(dir=scratch) as folder:
                 command = [sys.executable, "-m", "benchmarks.rank_tables", "run_job"]
-                found, (own,) = watched([*command, folder, storage, str(n)], own_bytes)
-            rows.append([n, storage, own / 2**20, 2 * n * JOB_FACTORS * 4 / 2**20, *found])
+                found, taken = watched(
+                    [*command, folder, storage, str(n)],
+                    own_bytes,
+                    partial(disk_bytes, folder=Path(folder)),
+                )
+            tables = 2 * n * JOB_FACTORS * 4
+            rows.append([n, storage, *(each / 2**20 for each in (*taken, tables)), *found])
             publish("job", JOB_COLUMNS, rows, factors=JOB_FACTORS)
 
 
@@ -116,6 +125,21 @@ def own_bytes(pid: int) -> int:
     """The memory of a process that no file backs, in bytes; 0 once it has ended."""
     _, found, rest = Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")
     return 1024 * int(rest.split()[0]) if found else 0
+
+
+def disk_bytes(pid: int, folder: Path) -> int:
+    """The size of the files in a folder, and of those without a name that a process maps."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_blocks * 512 * path.is_file()
+    mapped = {}
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        bounds, _, offset, _, inode, *name = line.split()
+        if name and name[0].startswith(str(folder)) and name[-1] == "(deleted)":
+            first, end = (int(each, 16) for each in bounds.split("-"))
+            mapped[inode, offset] = end - first
+    return total + sum(mapped.values())
 
 
 def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> None:
