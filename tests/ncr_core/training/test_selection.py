@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import torch
 
 from ncr_core.data import Interactions, Split
 from ncr_core.data.splits import leave_latest_out
-from ncr_core.errors import DataError
+from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import ndcg
 from ncr_core.evaluation.protocols import ModelRanks
 from ncr_core.model_config import ModelConfig
 from ncr_core.models import PairwiseRanker
-from ncr_core.recipes import WINDOWS, Recipe, auto_recipes
+from ncr_core.recipes import RECIPES, WINDOWS, Recipe, auto_recipes
 from ncr_core.train_config import TrainConfig
 from ncr_core.training import selection
 from ncr_core.training.initializers import STARTS, als_start
@@ -29,6 +30,7 @@ from ncr_core.training.pretraining import (
     train_model,
 )
 from ncr_core.training.selection import default_budget, select_recipe
+from ncr_core.training.torchrun import TorchrunEngine
 from ncr_core.training.validation import validation_ranks
 
 HISTORY = ModelConfig(kind="nbpr", factors=8, users="history", windows=WINDOWS)
@@ -453,3 +455,12 @@ def test_what_was_held_out_is_learned(much: bool, monkeypatch: pytest.MonkeyPatc
     )
     assert before.equal(model.get_parameter("items.weight")) != much
     assert not vectors.equal(model.user_vectors(torch.arange(120)))
+
+
+def test_a_model_that_cannot_be_sharded_is_not_tried(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ncr_core.training.pretraining.start_model", lambda *_: 1 / 0)
+    engine = TorchrunEngine(2, "sharded", tmp_path)
+    with pytest.raises(ConfigError, match=r"^tables sharded by rows are for nbpr and dncr, not "):
+        select_recipe(split, recipes=[RECIPES["spectral-neupr"]], device="cpu", run_phase=engine)
