@@ -248,6 +248,7 @@ CHOSEN_IN_FULL: dict[tuple[str, str], Settings] = {
     ("NeuMF", "ml-1m"): {"pretrain": False},
     ("eALS", "ml-1m"): {"c0": 2048},
     ("NBPR", "ml-1m"): {"training": {"l2": 2e-2}},
+    ("DNCR", "ml-1m"): {"training": {"l2": 1e-3}},
     ("EASE", "amusic-deepcf"): {"l2": 100.0},
     ("eALS", "amusic-deepcf"): {"c0": 512},
     ("iALS", "amusic-deepcf"): {"alpha0": 0.03},
