@@ -8,7 +8,7 @@ with users from their histories, which has two tables of items, and 64 factors. 
 of one epoch with dense Adam and the validation by the whole catalogue, by the engine `torchrun`
 with ranks of a thread each. Replicated ranks share the validation out, and with sharded tables
 rank 0 validates. Who validates has the table of items in float64 and float32 for it, with sharded
-tables in a file. SCRATCH is a folder with room for 15 times the tables.
+tables in files. SCRATCH is a folder with room for 15 times the tables.
 
 own MiB     the most memory of the largest rank that no file backs, sampled 20 times a second
             (Linux); mapped files of the tables are not in it, as the system can reclaim them

@@ -113,7 +113,7 @@ def train(
     Protocol p1 tests on the latest item of each user and validates on the item before. The model
     learns from the other items.
     """
-    from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
+    from ncr_core.data.array_storage import IN_MEMORY, ArrayStorage, FileStorage, storing_tables
     from ncr_core.data.readers import Columns
     from ncr_core.errors import CheckpointError, ConfigError
     from ncr_core.recipes import AUTO_RECIPE, recipe
@@ -137,8 +137,10 @@ def train(
     columns = Columns(user_column, item_column, rating_column, timestamp_column)
     split, description = read_split(data, protocol, format_, columns, min_interactions, quantile)
     # Sharded tables may be larger than the memory of this process.
-    out.parent.mkdir(parents=True, exist_ok=True)
-    storage = FileStorage(out.parent) if tables == "sharded" else IN_MEMORY
+    storage: ArrayStorage = IN_MEMORY
+    if tables == "sharded":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        storage = FileStorage(out.parent)
     with EpochLines() as lines, storing_tables(storage):
         training = train_checkpoint(
             chosen,

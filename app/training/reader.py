@@ -40,13 +40,14 @@ from ncr_core.models import build_model
 from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.recipes import (
     AUTO_RECIPE,
+    CLOSED_FORM_FACTORS,
     SMALL_DATA,
     Recipe,
     affordable_start_factors,
     auto_recipes,
 )
 from ncr_core.training.batches import may_be_parted
-from ncr_core.training.next_item import MAX_ROWS
+from ncr_core.training.next_item import MAX_ROWS, OVERSAMPLED
 
 T = TypeVar("T")
 
@@ -209,7 +210,7 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_MODELS = 20  # of sharded tables, by size: 18.2 were measured, in the evaluation
+FILE_MODELS = 17  # times sharded tables: 15 of the ranks' epochs, and 6 of the job at another time
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")
@@ -232,7 +233,7 @@ class RanksHere:
 
     number: int = 0
     sharded: bool = False
-    """Whether no process has whole tables: those of the job's own process are files."""
+    """Whether the tables are sharded: those of the job's own process are files then."""
     elsewhere: bool = False
     """Whether ranks train, on this machine or on others, and not the job's own process."""
 
@@ -342,7 +343,8 @@ def _start_bytes(recipe: Recipe, events: int, items: int, *, in_files: bool) -> 
         return 0
     model, size = recipe.model, SOLVED_ROW_BYTES * min(events, MAX_ROWS)
     if not in_files:
-        size += SOLVED_BLOCKS * 4 * (max(model.factors, model.start_factors) + 32) * items
+        widest = max(model.factors, model.start_factors) + OVERSAMPLED
+        size += SOLVED_BLOCKS * 4 * widest * items
     return size
 
 
@@ -417,7 +419,7 @@ def check_disk(
         params: The job's parameters.
         folder: The parent of the files. It may not exist yet.
         sizes: The numbers of events, users and items.
-        sharded: Whether the tables are sharded, and those of the job's process files.
+        sharded: Whether the tables are sharded; those of the job's process are files then.
 
     Raises:
         TrainingError: The disk has too little room; the message has both amounts.
@@ -428,6 +430,11 @@ def check_disk(
     needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items) + FILE_TABLES * pooled
     if sharded:
         needed += FILE_MODELS * 4 * max(_parameters(each, users, items) for each in recipes)
+        # The closed form of a start, or of a baseline of the evaluation.
+        baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
+        widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
+        widest = max(widest, min(baseline.model.factors, CLOSED_FORM_FACTORS)) + OVERSAMPLED
+        needed += SOLVED_BLOCKS * 4 * widest * items
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

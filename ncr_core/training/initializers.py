@@ -120,11 +120,10 @@ def _least_squares(
     d = factors.shape[1]
     lengths = torch.bincount(rows, minlength=n)
     starts = lengths.cumsum(0) - lengths
-    weighted = _new_table(len(factors), d, factors.device)
-    gram = torch.mul(factors, unobserved, out=weighted).T @ factors
-    eye = torch.eye(d, device=factors.device)
     padded = _new_table(len(factors) + 1, d, factors.device)
+    gram = torch.mul(factors, unobserved, out=padded[:-1]).T @ factors
     padded[:-1] = factors
+    eye = torch.eye(d, device=factors.device)
     solved = _new_table(n, d, factors.device)
     order = torch.argsort(lengths)  # rows of like lengths together, so that little is padding
     by_length = lengths[order].tolist()
@@ -205,7 +204,7 @@ def next_item_start(model: PairwiseRanker, train: Interactions, seed: int) -> No
         torch.from_numpy(factors).to(model.device)
         for factors in next_item_factors(train, widest, seed)
     )
-    if not bool(ranked_factors.any()):
+    if not any(ranked_factors.aminmax()):  # without a copy of the table
         raise DataError("no user has two interactions: the start needs two interactions of a user")
     for part, (users, items) in enumerate(embeddings):
         assert isinstance(users, PooledUsers)  # noqa: S101 - `ordered` says so

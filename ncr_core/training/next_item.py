@@ -35,7 +35,7 @@ POWER_ITERATIONS, FEW_POWER_ITERATIONS = 3, 1  # few of sparse systems
 CG_STEPS = 30
 CG_TOLERANCE = 1e-4
 ROUGH_TOLERANCE = 0.5  # for the directions alone
-ROWS_AT_ONCE = 2**18  # of numbers that are not kept
+CELLS_AT_ONCE = 2**22  # temporary numbers
 
 Matrix = npt.NDArray[np.float32]
 _Product = Callable[..., Matrix]
@@ -140,9 +140,8 @@ def _scanned_system(histories: DecayedHistories, ridge: float, backward: float) 
         result = _zeros(block.shape)
         width = MIN_COLUMNS * max(4, torch.get_num_threads())
         for first in range(0, block.shape[1], width):
-            part = table_storage().copy(block[:, first : first + width])
-            solved = _conjugate_gradients(gram, diagonal, part, tolerance)
-            result[:, first : first + width] = solved
+            part = slice(first, first + width)
+            result[:, part] = _conjugate_gradients(gram, diagonal, block[:, part], tolerance)
         return result
 
     return _System(
@@ -163,8 +162,8 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
     power = np.maximum(counts, 1.0)[:, None] ** np.float32(exponent)
 
     def forward(block: Matrix) -> Matrix:
-        scaled = np.divide(block, power, out=_zeros(block.shape))
-        return system.solve(system.followers(scaled), ROUGH_TOLERANCE)
+        following = system.followers(np.divide(block, power, out=_zeros(block.shape)))
+        return system.solve(following, ROUGH_TOLERANCE)
 
     def backward(block: Matrix, tolerance: float = ROUGH_TOLERANCE) -> Matrix:
         product: Matrix = system.transposed(system.solve(block, tolerance))
@@ -175,10 +174,11 @@ def _factors(train: Interactions, rank: int, seed: int) -> tuple[Matrix, Matrix]
     iterations = FEW_POWER_ITERATIONS if few else POWER_ITERATIONS
     left, values, right = _leading_factors(forward, backward, n, rank, iterations, seed)
     root = np.sqrt(values)
-    left *= root
-    right *= root
-    right *= power
-    return left, right
+    # Not in place: the oversampled columns would be kept beside these.
+    history = np.multiply(left, root, out=_zeros(left.shape))
+    ranked = np.multiply(right, root, out=_zeros(right.shape))
+    ranked *= power
+    return history, ranked
 
 
 def _sample(train: Interactions, seed: int) -> tuple[IntArray, IntArray]:
@@ -271,14 +271,15 @@ def _zeros(shape: tuple[int, ...]) -> Matrix:
 
 def _plus(block: Matrix, factor: np.float32, other: Matrix) -> Matrix:
     """Adds a multiple of another block to a block, some rows at a time; returns the block."""
-    for rows in _some_rows(len(block)):
+    for rows in _some_rows(block):
         block[rows] += factor * other[rows]
     return block
 
 
-def _some_rows(n: int) -> Iterator[slice]:
-    """All of n rows, ``ROWS_AT_ONCE`` at a time."""
-    return (slice(first, first + ROWS_AT_ONCE) for first in range(0, n, ROWS_AT_ONCE))
+def _some_rows(block: Matrix) -> Iterator[slice]:
+    """All rows of a block, as many at a time as have ``CELLS_AT_ONCE`` numbers."""
+    step = max(1, CELLS_AT_ONCE // max(1, block.shape[1]))
+    return (slice(first, first + step) for first in range(0, len(block), step))
 
 
 def _leading_factors(
@@ -287,7 +288,7 @@ def _leading_factors(
     """The leading singular vectors (n, r) and values (r,) of an (n, n) matrix, by its products."""
     columns = min(rank + OVERSAMPLED, n)
     block, rng = _zeros((n, columns)), np.random.default_rng(seed)
-    for rows in _some_rows(n):
+    for rows in _some_rows(block):
         block[rows] = rng.standard_normal(block[rows].shape)
     basis = _orthonormal(forward(block))
     for _ in range(iterations):
@@ -318,7 +319,7 @@ def _orthonormal(block: Matrix) -> Matrix:
 
 def _qr(block: Matrix) -> tuple[Matrix, Matrix]:
     """The QR of a large block in float32; numpy would make it in float64 and copy it twice."""
-    by_columns = _zeros(block.shape[::-1]).T  # in which LAPACK leaves Q
+    by_columns = _zeros(block.shape[::-1]).T  # LAPACK leaves Q in its place
     by_columns[...] = block
     q, triangle = qr(by_columns, mode="economic", overwrite_a=True, check_finite=False)
     return table_storage().copy(q), triangle

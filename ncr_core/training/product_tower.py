@@ -53,7 +53,7 @@ def start_as_product(dncr: DNCR, nbpr: NBPR) -> None:
         )
     of_users, of_items = nbpr.users.weight, nbpr.items.weight
     user_scale, item_scale = _scale(of_users), _scale(of_items)
-    dncr.items.weight[:, :d] = of_items * item_scale
+    dncr.items.weight[:, :d].copy_(of_items).mul_(item_scale)
     if isinstance(dncr.users, FreeUsers):
         dncr.users.weight[:, :d] = of_users * user_scale
     else:

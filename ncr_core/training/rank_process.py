@@ -63,12 +63,13 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     rank = dist.get_rank()
     if rank == 0:
         remove_outcome(folder)
-    in_files = tables == "sharded"  # also those of a rank that measures the whole model
+    in_files = tables == "sharded"  # the tables that a rank measures with are files, too
     with storing_tables(FileStorage(folder) if in_files else IN_MEMORY):
         _carry_out(folder, tables, local_rank, on_progress)
 
 
 def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress) -> None:
+    """As `run_rank`, with the storage of tables as it is."""
     rank = dist.get_rank()
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
@@ -77,7 +78,9 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
         try:
             if (folder / RANKING).exists():
                 checksum = sum_of(folder / RANKING)
-                order = RankingOrder.load(folder, shared=tables == "sharded")
+                order = RankingOrder.load(folder)
+                if tables == "sharded" and rank == 0:  # the others wait for the file that it writes
+                    order = order.sharing_tables(folder)
             else:
                 checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
@@ -87,6 +90,8 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
             problem = f"cannot read its users: {error}"
         check_ranks(problem, order=checksum)
         if isinstance(order, RankingOrder):
+            if tables == "sharded" and rank > 0:
+                order = order.sharing_tables(folder)
             found = order.positions(DataParallelRanks())
             if rank == 0:
                 save_positions(folder, *found)

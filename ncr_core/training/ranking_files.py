@@ -6,7 +6,7 @@ Each rank ranks the held-out items of its share of the users among the whole cat
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,8 @@ class RankingOrder:
         atomic_write(folder / RANKING, json.dumps(order).encode())
 
     @classmethod
-    def load(cls, folder: Path, *, shared: bool = False) -> RankingOrder:
+    def load(cls, folder: Path) -> RankingOrder:
         """Reads the order.
-
-        Args:
-            folder: the folder of the order.
-            shared: whether the ranks of a machine share the tables to rank with, in a file of this
-                folder. Otherwise each rank has such tables in its memory.
 
         Raises:
             OSError: A file is missing or damaged.
@@ -104,11 +99,18 @@ class RankingOrder:
         test, item_rows = arrays["test"], arrays["item_rows"]
         ids = [""] * len(test), [""] * len(item_rows)
         train = Interactions(arrays["indptr"], arrays["items"], *ids)
-        margins = None
-        if shared:
-            margins = SharedTables(folder / TABLES).margins(model, order["sums"][MODEL])
-        ranks = VectorRanks(model.eval(), np.arange(len(test)), vectors, item_rows, margins)
+        ranks = VectorRanks(model.eval(), np.arange(len(test)), vectors, item_rows)
         return cls(ranks, Split(train, np.full_like(test, -1), test), order["seed"])
+
+    def sharing_tables(self, folder: Path) -> RankingOrder:
+        """The order with tables to rank with that are a file of the folder, for all ranks.
+
+        The first call writes the file, and has to end before another rank's call. Raises OSError.
+        """
+        model = self.model
+        margins = SharedTables(folder / TABLES).margins(model.model, TABLES)
+        shared = VectorRanks(model.model, model.users, model.vectors, model.item_rows, margins)
+        return replace(self, model=shared)
 
     def positions(self, ranks: Ranks) -> tuple[IntArray, int]:
         """As `full_ranks`, by all ranks: each has to call this method, and gets the result."""

@@ -90,8 +90,8 @@ class Ranks:
         """The places, among so many users, of those that this rank measures."""
         return np.arange(n_users)
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker:
-        """The model with whole tables, to measure it.
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
+        """The model with whole tables, to measure it; None on a rank that has none.
 
         Every rank has to call this method. If users' vectors are pooled, the model of several ranks
         has those of ``n_users`` users, which are zeros.
@@ -137,10 +137,6 @@ class _Group(Ranks):
         dist.all_reduce(shared)
         summed: IntArray = shared.cpu().numpy()
         return summed
-
-    def measured(self, n_users: int) -> IntArray:
-        """An equal share for each rank."""
-        return np.arange(self.rank, n_users, self.size)
 
     def all_finite(self, model: PairwiseRanker) -> bool:
         """Whether all parameters of all ranks are finite; the same on every rank."""
@@ -218,7 +214,11 @@ class DataParallelRanks(_Group):
         for work in waiting:
             work.wait()
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker:
+    def measured(self, n_users: int) -> IntArray:
+        """An equal share for each rank."""
+        return np.arange(self.rank, n_users, self.size)
+
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
         """The model itself."""
         _with_vectors(model, n_users)
         return model
@@ -271,7 +271,8 @@ class ShardedTables(_Group):
 
     The tables are DTensors with the rows that torch's ``RowwiseParallel`` gives each rank. Every
     rank has all other parameters and the whole batch, so the gradients need no sum. The ranks write
-    one file of whole tables together, and map it into memory to measure the model on the CPU.
+    one file of whole tables together. Rank 0 maps the file into memory, and measures the model on
+    the CPU.
     """
 
     sparse_gradients = False
@@ -316,16 +317,23 @@ class ShardedTables(_Group):
                 if not is_sharded(parameter):
                     parameter.data = parameter.data.clone()
 
-    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker:
-        """A model on the CPU whose tables are a file mapped into memory. Raises OSError."""
+    def measured(self, n_users: int) -> IntArray:
+        """All users for rank 0: each rank that measures writes tables to rank with into files."""
+        return np.arange(n_users if self.is_first else 0)
+
+    def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
+        """A model on the CPU whose tables are a file mapped into memory, on rank 0.
+
+        Raises OSError.
+        """
         path = self._folder / f"whole-{self._whole_files}.safetensors"
         self._whole_files += 1
         self.write(model, path)
+        if not self.is_first:
+            return None
         n_users = n_users if pooled_tables(model) else model.n_users
         whole = mapped_model(path, model.config, n_users, model.n_items)
-        self._wait()
-        if self.is_first:
-            path.unlink()  # its content stays mapped
+        path.unlink()  # its content stays mapped
         _with_vectors(whole, n_users)
         return whole.requires_grad_(False)
 
@@ -362,7 +370,7 @@ def check_sharded(config: ModelConfig) -> None:
         kinds = " and ".join(SHARDED_KINDS)
         raise ConfigError(
             f"tables sharded by rows are for {kinds}, not {config.kind}: set NCR_TRAIN_TABLES to "
-            "replicated, or request another model"
+            "replicated, or --tables, or request another model"
         )
 
 

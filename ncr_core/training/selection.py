@@ -26,6 +26,7 @@ from ncr_core.training.pretraining import (
     start_model,
     train_model,
 )
+from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.trainer import OnProgress, PhaseRunner
 from ncr_core.training.validation import validation_ranks
 
@@ -167,6 +168,8 @@ def select_recipe(
         started = clock()
         try:
             reason = start = None
+            if isinstance(run_phase, RankEngine):  # before a probe of its time
+                run_phase.check(recipe.model)
             if trained:
                 best = max(each.ndcg for each in trained)
                 recipe, reason, start = _within(recipe, split, best, timer, starts)

@@ -390,11 +390,14 @@ class _ValidationFigures:
         if self._positions is None and self._ranks.size > 1:
             return None  # of several ranks, nobody reads these vectors
         whole = self._ranks.whole(model, self._train.n_remembered)
-        remember(whole, self._train)
+        if whole is not None:
+            remember(whole, self._train)
         if self._positions is None:
             return None
-        positions = self._ranks.summed(self._positions(whole))
-        ndcg, hr = self._ranks.agreed([*figures_of(positions)])
+        positions = np.zeros(self._positions.n_users, np.int64)
+        if whole is not None:
+            positions = self._positions(whole)
+        ndcg, hr = self._ranks.agreed([*figures_of(self._ranks.summed(positions))])
         return ndcg, hr
 
 

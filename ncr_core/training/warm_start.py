@@ -26,6 +26,7 @@ from ncr_core.recipes import MANY_FACTORS, affordable_start_factors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.kept_start import without_start
 from ncr_core.training.pretraining import TrainingResult, joined
+from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.trainer import (
     OnProgress,
     PhaseRunner,
@@ -36,7 +37,7 @@ from ncr_core.training.trainer import (
 )
 
 EPOCHS = 8
-ROWS_AT_ONCE = 2**18  # copied
+ROWS_AT_ONCE = 2**18  # rows that are copied at once
 RATE = 3e-3  # a third of what training from scratch takes; measured by benchmarks/gate.py
 
 
@@ -87,6 +88,8 @@ def train_warm(
     lower both. ``run_phase`` is as in `train_model`.
     """
     architecture = base.model.config
+    if isinstance(run_phase, RankEngine):
+        run_phase.check(architecture)
     if architecture.start_factors:
         base = replace(base, model=without_start(cast(NBPR, base.model)))
     model = grown_model(base, split, config.seed).to(config.torch_device())

@@ -19,12 +19,11 @@ from ncr_core.data import interactions as matrix
 from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables, table_storage
 from ncr_core.data.snapshot import concatenated, of_users
 from ncr_core.models import ModelConfig, PairwiseRanker
-from ncr_core.models.scoring_tables import LinearTable, TowerTable
 from ncr_core.models.user_embeddings import PooledUsers
 from ncr_core.ranking import table_blocks
 from ncr_core.ranking.ranker import ExactRanker
 from ncr_core.recipes import recipe
-from ncr_core.training import next_item, train_model, warm_start
+from ncr_core.training import gaps, next_item, train_model, warm_start
 from ncr_core.training.pretraining import evaluation_snapshot, learn_everything
 from ncr_core.training.warm_start import evaluated_starting_point, train_warm
 from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
@@ -180,22 +179,28 @@ def item_table(model: PairwiseRanker) -> torch.Tensor:
     return next(table for table in tables if table.ndim == 2)
 
 
-STORED = ["next-item-nbpr", "next-item", "next-item-attention", "als-nbpr", "dncr", "default"]
+STORED = [
+    "next-item-nbpr", "next-item", "next-item-attention", "next-item-dncr", "als-nbpr", "dncr",
+    "default",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_a_training_with_tables_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_blocks, "BLOCK_ITEMS", 7)
-    monkeypatch.setattr(next_item, "ROWS_AT_ONCE", 5)
     monkeypatch.setattr(next_item, "MAX_DENSE_ITEMS", 3)  # as of many items
-    told = replace(told, times=np.arange(told.nnz) * 3600.0)
+    hours = np.where(np.arange(told.nnz) % 3 == 0, 30.0, 2.0)  # breaks of both classes
+    told = replace(told, times=3600.0 * hours.cumsum())
     chosen = recipe(name).with_(factors=4, epochs=int(name != "next-item"), device="cpu")
     split = leave_latest_out(told)
     models, figures = [], []
     for storage in (IN_MEMORY, FileStorage(tmp_path)):
         next_item._known.clear()  # or the second training would have the factors of the first
+        if storage is not IN_MEMORY:
+            monkeypatch.setattr(gaps, "BLOCK_ITEMS", 7)
+            monkeypatch.setattr(table_blocks, "BLOCK_ITEMS", 7)
+            monkeypatch.setattr(next_item, "CELLS_AT_ONCE", 99)
         with storing_tables(storage):
             assert table_storage() is storage
             trained = train_model(chosen.model, chosen.training, split)
@@ -221,18 +226,24 @@ def test_lists_of_tables_in_files_are_those_of_tables_in_memory(
     with storing_tables(FileStorage(tmp_path)):
         ranker = ExactRanker(model)
     assert ranker.rank(users, candidates, 10).equal(expected)
-    table = ranker.margins.double.linear or ranker.margins.double.tower
-    if isinstance(table, LinearTable) and table.items.numel():
-        assert is_mapped(table.items, tmp_path)
-    elif isinstance(table, TowerTable):
-        assert is_mapped(table.first, tmp_path)
+    whole = ExactRanker(model).margins
+    for mine, theirs in (
+        (ranker.margins.double, whole.double),
+        (ranker.margins.single, whole.single),
+    ):
+        for name in ("linear.items", "linear.bias", "tower.first", "tower.second", "tower.items"):
+            part, _, leaf = name.partition(".")
+            one, other = (getattr(getattr(x, part), leaf, None) for x in (mine, theirs))
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert one.allclose(other, rtol=1e-12 if one.dtype == torch.float64 else 1e-6)
+                assert not one.numel() or is_mapped(one, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["next-item-nbpr", "default"])
 def test_a_warm_start_with_tables_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm_start, "ROWS_AT_ONCE", 5)
     chosen = recipe(name).with_(factors=4, epochs=1, device="cpu")
     split = leave_latest_out(told)
     trained = train_model(chosen.model, chosen.training, split)
@@ -241,6 +252,8 @@ def test_a_warm_start_with_tables_in_files_gives_the_same_model(
     served = learn_everything(chosen, trained, split, told)
     models = []
     for storage in (IN_MEMORY, FileStorage(tmp_path)):
+        if storage is not IN_MEMORY:
+            monkeypatch.setattr(warm_start, "ROWS_AT_ONCE", 5)
         with storing_tables(storage):
             evaluated = evaluation_snapshot(trained.model, rows, held_out)
             base = evaluated_starting_point(served, evaluated, told.user_ids, told.item_ids)

@@ -107,7 +107,7 @@ def test_an_order_that_was_written_finds_the_same_positions(
     assert max(part[1] for part in parts) == expected[1]
     assert sum((part[0] != 0).any() for part in parts) == 3
     for _ in range(2):  # ranks that make the file of tables, and that find it
-        shared = RankingOrder.load(tmp_path, shared=True)
+        shared = RankingOrder.load(tmp_path).sharing_tables(tmp_path)
         assert shared.positions(ONE_RANK)[0].tolist() == expected[0].tolist()
         assert len([*(tmp_path / TABLES).iterdir()]) == 1
 
@@ -153,7 +153,9 @@ class EngineOfThisProcess(RankEngine):
         self.runs += 1
         if self.end is not None:
             return self.end(folder)
-        order = RankingOrder.load(folder, shared=self.tables == "sharded")
+        order = RankingOrder.load(folder)
+        if self.tables == "sharded":
+            order = order.sharing_tables(folder)
         save_positions(folder, *order.positions(ONE_RANK))
         return None
 
