@@ -131,10 +131,11 @@ Settings:
   [one section](#validation-against-test) has the pairs.
 - On MovieLens 1M the grid of BPR has 8 factors, and those of NBPR, DNCR and NeuPR have 8 and 64.
   With other numbers of factors than those of a grid most methods have settings from trials on
-  validation items that the repository does not store. The settings of NBPR with 64 factors were
-  chosen by such trials too, and its grid has better ones: those of the row *(full choice)*.
-- Of settings within 0.002 of each other any was taken. NBPR and DNCR do not have the best λ of
-  their grids.
+  validation items that the repository does not store. The settings of NBPR and DNCR with 64
+  factors were chosen by such trials too. Their grids have better ones, by sampled and by full
+  NDCG@10: those of the rows *(full choice)*.
+- Of settings within 0.002 of each other any was taken. With 8 factors, NBPR and DNCR do not have
+  the best λ of their grids.
 - On Amazon Music the repository stores no grid of DNCR, NeuPR and NeuPR from ALS.
 - On MovieLens 1M the repository stores no grid of these methods: DNCR from ALS,
   NeuPR from ALS, the forms of equations 7–9 and 24, NBPR next-item, DNCR from NBPR, NBPR

@@ -56,7 +56,7 @@ def als_start(model: PairwiseRanker, train: Interactions, seed: int) -> None:
     rows = torch.from_numpy(train.users).to(device)
     columns = torch.from_numpy(train.items).to(device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    items = _new_table(train.n_items, d, device)
+    items = _new_table(train.n_items, torch.empty(0, d, device=device))
     items.normal_(generator=generator).mul_(0.1).div_(d**0.5)
     weight = unobserved_weight(train)
     by_item = torch.argsort(columns, stable=True)
@@ -120,11 +120,11 @@ def _least_squares(
     d = factors.shape[1]
     lengths = torch.bincount(rows, minlength=n)
     starts = lengths.cumsum(0) - lengths
-    padded = _new_table(len(factors) + 1, d, factors.device)
+    padded = _new_table(len(factors) + 1, factors)
     gram = torch.mul(factors, unobserved, out=padded[:-1]).T @ factors
     padded[:-1] = factors
     eye = torch.eye(d, device=factors.device)
-    solved = _new_table(n, d, factors.device)
+    solved = _new_table(n, factors)
     order = torch.argsort(lengths)  # rows of like lengths together, so that little is padding
     by_length = lengths[order].tolist()
     most = MAX_CELLS if factors.device.type == "cpu" else MAX_GPU_CELLS
@@ -146,11 +146,12 @@ def _least_squares(
     return solved
 
 
-def _new_table(rows: int, size: int, device: torch.device) -> Tensor:
-    """A table of zeros, on a CPU in the storage of tables."""
-    if device.type != "cpu":
-        return torch.zeros(rows, size, device=device)
-    return torch.from_numpy(table_storage().zeros((rows, size), np.float32))
+def _new_table(rows: int, like: Tensor) -> Tensor:
+    """A table of zeros of so many rows, on a CPU in the storage of tables."""
+    if like.device.type != "cpu":
+        return like.new_zeros(rows, like.shape[1])
+    kind = np.float64 if like.dtype == torch.float64 else np.float32
+    return torch.from_numpy(table_storage().zeros((rows, like.shape[1]), kind))
 
 
 @torch.no_grad()

@@ -37,14 +37,14 @@ def test_a_method_also_has_the_best_settings_of_its_grid_in_full(
 ) -> None:
     grid = results_of(STORED, tuning(Selection(data, (size,), (method,))))
     assert len(grid) == len(GRIDS[data][method][size])
-    by_full = {r.full_validation: r.payload["resolved"] for r in grid if r.full_validation}
+    by_full = [(r.full_validation, r.payload["resolved"]) for r in grid if r.full_validation]
     assert len(by_full) == len(grid)
-    highest = max(by_full)
+    highest = max(full for full, _ in by_full)
     used = settings_of(method, size, data)
     chosen = merge_sections(used, CHOSEN_IN_FULL.get((method, data), {}))
     resolved = [with_defaults(each, method, size) for each in (used, chosen)]
     of_used, of_chosen = (
-        next(full for full, settings in by_full.items() if settings == each) for each in resolved
+        next(full for full, settings in by_full if settings == each) for each in resolved
     )
     if used == chosen:
         assert highest <= MORE * of_used
