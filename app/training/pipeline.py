@@ -129,7 +129,7 @@ def train_and_evaluate(
     split = leave_latest_out(untimed, held_out)
     start = TrainingStart(split, None, {"from": "scratch"})
     if params.start == "warm":
-        start = warm_start(wanted, untimed, split, comparison)
+        start = warm_start(wanted, untimed, split, comparison, engine)
         split = start.split
 
     choice_seconds = 0.0
@@ -304,6 +304,7 @@ def warm_start(
     interactions: Interactions,
     split: Split,
     comparison: IncumbentComparison | None,
+    engine: RankEngine | None = None,
 ) -> TrainingStart:
     """Starts from the served model if possible.
 
@@ -315,6 +316,7 @@ def warm_start(
         interactions: All interactions.
         split: All interactions, with items held out.
         comparison: Loads the served model.
+        engine: The ranks that train, if there are several.
     """
     try:
         loaded = None if comparison is None else comparison.load(interactions, split.test >= 0)
@@ -326,6 +328,11 @@ def warm_start(
     version, evaluated, checkpoint = serving.version, serving.evaluated, serving.checkpoint
     if config and (differences := _differences(checkpoint.model.config, config)):
         return _from_scratch(split, f"the served model {version} has {differences}")
+    if engine is not None:
+        try:
+            engine.check(checkpoint.model.config)
+        except ConfigError as error:
+            return _from_scratch(split, f"the ranks cannot train the served model: {error}")
     if unknown := _unknown(serving, interactions):
         return _from_scratch(split, f"{version} knows none of these {unknown}")
     if evaluated is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncr_core.evaluation.protocols import NEGATIVES
+from ncr_core.recipes import merge_sections
 from ncr_core.reproduction import suites
 from ncr_core.reproduction.datasets import DATASETS
-from ncr_core.reproduction.hyperparameters import GRIDS, settings_of
+from ncr_core.reproduction.hyperparameters import CHOSEN_IN_FULL, GRIDS, settings_of, size_of
 from ncr_core.reproduction.methods import with_defaults
 from ncr_core.reproduction.results_store import ResultsStore, RunResult
 from ncr_core.reproduction.suites import Selection
@@ -74,8 +75,9 @@ def grids(store: ResultsStore) -> str:
         "items that the user did not interact with. The best of each column is bold. A method has "
         "at most eight configurations with the same number of factors. The column *rounds* has the "
         "epoch or iteration that the same items chose, by sampled NDCG@10. The tables of this page "
-        "have the settings that are marked as *used*; without a mark, they have settings from "
-        "other trials. Empty cells were not measured.\n\n"
+        "have the settings that are marked as *used*, and rows of their own those marked as *full "
+        "choice*. Without a mark, they have settings from other trials. Empty cells were not "
+        "measured.\n\n"
     )
     return "## The grids\n\n" + note + "\n".join(sections)
 
@@ -87,7 +89,7 @@ def _grid(results: Sequence[RunResult]) -> str:
     rows = [
         [
             _changes(r),
-            "used" if _is_used(r) else "",
+            _use(r),
             bold_figure(r.validation, r.validation == best),
             bold_figure(r.full_validation, r.full_validation == best_full),
             str(r.payload["rounds"] or ""),
@@ -99,11 +101,16 @@ def _grid(results: Sequence[RunResult]) -> str:
     return make_table(head, rows)
 
 
-def _is_used(result: RunResult) -> bool:
-    """Whether the other tables of the page have these settings."""
-    data = str(result.payload["configuration"]["data"])
-    used = settings_of(result.method, result.factors, data)
-    return bool(with_defaults(used, result.method, result.factors) == result.payload["resolved"])
+def _use(result: RunResult) -> str:
+    """The mark of the settings that other tables of the page have."""
+    configuration = result.payload["configuration"]
+    data, method, factors = (configuration[name] for name in ("data", "method", "factors"))
+    used = settings_of(method, factors, data)
+    marks = {"used": used}
+    if (method, data) in CHOSEN_IN_FULL and factors in (0, size_of(method, data)):
+        marks["full choice"] = merge_sections(used, CHOSEN_IN_FULL[method, data])
+    resolved = {mark: with_defaults(each, method, factors) for mark, each in marks.items()}
+    return next((m for m, each in resolved.items() if each == result.payload["resolved"]), "")
 
 
 def _changes(result: RunResult) -> str:

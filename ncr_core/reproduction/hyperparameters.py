@@ -255,8 +255,8 @@ CHOSEN_IN_FULL: dict[tuple[str, str], Settings] = {
     ("NeuMF", "amusic-deepcf"): {"l2": 1.2e-2},
     ("NBPR", "amusic-deepcf"): {"training": {"learning_rate": 1e-2}},
 }
-"""By method and data set, the settings with the highest full NDCG@10 of their grids, if
-that is more than 1 % above the full NDCG@10 of the settings that sampled NDCG@10 chose."""
+"""By method and data set, the settings with the highest full NDCG@10 of their grids, if that is
+more than 1 % above the full NDCG@10 of the settings of ``settings_of``."""
 
 
 def settings_of(method: str, factors: int, data: str = "ml-1m") -> Settings:

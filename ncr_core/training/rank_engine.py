@@ -83,8 +83,8 @@ class RankEngine(ABC):
         """As `protocols.full_ranks`, by the ranks if they have more threads than this process.
 
         This process ranks for few users or items, for other models than `VectorRanks`, and for a
-        model on a GPU. With sharded tables, the ranks share a file of tables.
-        If the ranks are lost, a warning names the reason, and this process ranks.
+        model on a GPU. With sharded tables, rank 0 writes the ranking tables into a file, and all
+        ranks map it. If the ranks are lost, a warning names the reason, and this process ranks.
 
         Raises OSError if the folder cannot be written.
         """

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
-from ncr_core.errors import DataError, NcrError, lacks_memory
+from ncr_core.errors import CheckpointError, DataError, NcrError, lacks_memory
 from ncr_core.training.epoch_checkpoints import EpochCheckpoints
 from ncr_core.training.phase_files import (
     ORDER,
@@ -39,6 +39,12 @@ from ncr_core.training.trainer import OnProgress, Progress, train_loop
 
 WAIT_SECONDS = 10_800
 """How long a rank waits for the slowest of the others."""
+
+
+_FOLDER = (
+    "all machines of a training must reach the folder NCR_TRAIN_FOLDER under the same path, and "
+    "nothing may change its files"
+)
 
 
 def backend() -> str:
@@ -63,13 +69,13 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
     rank = dist.get_rank()
     if rank == 0:
         remove_outcome(folder)
-    in_files = tables == "sharded"  # the tables that a rank measures with are files, too
+    in_files = tables == "sharded"  # the ranking tables of a rank are files
     with storing_tables(FileStorage(folder) if in_files else IN_MEMORY):
         _carry_out(folder, tables, local_rank, on_progress)
 
 
 def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgress) -> None:
-    """As `run_rank`, with the storage of tables as it is."""
+    """As `run_rank`, in the current storage of tables."""
     rank = dist.get_rank()
     try:
         check_ranks()  # of other versions, ranks may not know what the order says
@@ -77,21 +83,18 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
         problem, checksum = None, ""
         try:
             if (folder / RANKING).exists():
-                checksum = sum_of(folder / RANKING)
-                order = RankingOrder.load(folder)
-                if tables == "sharded" and rank == 0:  # the others wait for the file that it writes
-                    order = order.sharing_tables(folder)
+                checksum, order = sum_of(folder / RANKING), RankingOrder.load(folder)
             else:
                 checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
         except OSError as error:
-            problem = f"cannot read {error.filename or folder}: {error.strerror}"
+            problem = f"cannot read {error.filename or folder}: {error.strerror}; {_FOLDER}"
         except DataError as error:
-            problem = f"cannot read its users: {error}"
+            problem = f"cannot read its users: {error}; {_FOLDER}"
         check_ranks(problem, order=checksum)
         if isinstance(order, RankingOrder):
-            if tables == "sharded" and rank > 0:
-                order = order.sharing_tables(folder)
+            if tables == "sharded":
+                order = _sharing_tables(order, folder)
             found = order.positions(DataParallelRanks())
             if rank == 0:
                 save_positions(folder, *found)
@@ -101,6 +104,21 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
     except NcrError as error:
         save_failure(folder, str(error))  # by any rank: the others may not know of it
         raise
+
+
+def _sharing_tables(order: RankingOrder, folder: Path) -> RankingOrder:
+    """The order with ranking tables in a file that rank 0 writes, and that all ranks map.
+
+    Raises TrainingError on every rank if rank 0 cannot write the file.
+    """
+    problem, rank = None, dist.get_rank()
+    if rank == 0:
+        try:
+            order = order.sharing_tables(folder)
+        except (OSError, CheckpointError) as error:
+            problem = resource_problem(error) or f"cannot write its tables: {error}"
+    check_ranks(problem)
+    return order if rank == 0 else order.sharing_tables(folder)
 
 
 def _train(

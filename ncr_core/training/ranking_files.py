@@ -103,9 +103,13 @@ class RankingOrder:
         return cls(ranks, Split(train, np.full_like(test, -1), test), order["seed"])
 
     def sharing_tables(self, folder: Path) -> RankingOrder:
-        """The order with tables to rank with that are a file of the folder, for all ranks.
+        """The order, whose ranking tables are a file of the folder that all ranks map.
 
-        The first call writes the file, and has to end before another rank's call. Raises OSError.
+        The first call writes the file, and has to end before another rank's call.
+
+        Raises:
+            OSError: The file cannot be written.
+            CheckpointError: The file cannot be mapped.
         """
         model = self.model
         margins = SharedTables(folder / TABLES).margins(model.model, TABLES)

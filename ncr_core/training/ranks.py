@@ -318,7 +318,7 @@ class ShardedTables(_Group):
                     parameter.data = parameter.data.clone()
 
     def measured(self, n_users: int) -> IntArray:
-        """All users for rank 0: each rank that measures writes tables to rank with into files."""
+        """All users on rank 0: each rank that measures would write ranking tables of its own."""
         return np.arange(n_users if self.is_first else 0)
 
     def whole(self, model: PairwiseRanker, n_users: int) -> PairwiseRanker | None:
@@ -369,8 +369,8 @@ def check_sharded(config: ModelConfig) -> None:
     if config.kind not in SHARDED_KINDS:
         kinds = " and ".join(SHARDED_KINDS)
         raise ConfigError(
-            f"tables sharded by rows are for {kinds}, not {config.kind}: set NCR_TRAIN_TABLES to "
-            "replicated, or --tables, or request another model"
+            f"tables sharded by rows are for {kinds}, not {config.kind}: set NCR_TRAIN_TABLES "
+            "(--tables of ncr train) to replicated, or request another model"
         )
 
 
@@ -458,10 +458,7 @@ def check_ranks(
     first = every[0][1]
     for rank, (host, theirs, their_problem) in enumerate(every):
         if their_problem is not None:
-            raise TrainingError(
-                f"rank {rank} on {host} {their_problem}; all machines of a training must reach "
-                "the folder NCR_TRAIN_FOLDER under the same path, and nothing may change its files"
-            )
+            raise TrainingError(f"rank {rank} on {host} {their_problem}")
         if theirs.get("order") != first.get("order"):
             raise TrainingError(
                 f"rank {rank} on {host} has another recipe or other data than rank 0: all machines "

@@ -151,6 +151,7 @@ def select_recipe(
         run_phase: as in `train_model`.
 
     Raises:
+        ConfigError: the ranks of ``run_phase`` can train none of the recipes.
         DataError: there are too few users or items for any recipe.
         TrainingError: every recipe diverged.
     """
@@ -164,12 +165,12 @@ def select_recipe(
         train = split.train
         recipes = auto_recipes(train.n_users, train.n_items, train.nnz, on_gpu, train.remembered)
     recipes = [each.with_(device=device, seed=seed) for each in recipes]
+    if isinstance(run_phase, RankEngine):
+        recipes = _trainable(recipes, run_phase, tried)
     for recipe in recipes:
         started = clock()
         try:
             reason = start = None
-            if isinstance(run_phase, RankEngine):  # before a probe of its time
-                run_phase.check(recipe.model)
             if trained:
                 best = max(each.ndcg for each in trained)
                 recipe, reason, start = _within(recipe, split, best, timer, starts)
@@ -199,6 +200,26 @@ def select_recipe(
     name = chosen.recipe.name
     tried[name] = replace(tried[name], chosen=True)
     return Selection(chosen.recipe, chosen.result, list(tried.values()))
+
+
+def _trainable(
+    recipes: Sequence[Recipe], ranks: RankEngine, tried: dict[str, TriedRecipe]
+) -> list[Recipe]:
+    """The recipes that the ranks can train; the reasons of the others go to ``tried``.
+
+    Raises ConfigError if there is none.
+    """
+    trainable, refused = [], None
+    for recipe in recipes:
+        try:
+            ranks.check(recipe.model)
+            trainable.append(recipe)
+        except ConfigError as error:
+            refused = error
+            tried[recipe.name] = TriedRecipe(recipe.name, None, None, None, 0.0, reason=str(error))
+    if refused is not None and not trainable:
+        raise refused
+    return trainable
 
 
 def _named(recipe: str, on_progress: OnProgress | None) -> OnProgress | None:

@@ -39,6 +39,7 @@ from ncr_core.recipes import recipe
 from ncr_core.reproduction.baselines.scoring import Popularity
 from ncr_core.training import History, Progress
 from ncr_core.training.rank_engine import RankEngine
+from ncr_core.training.torchrun import TorchrunEngine
 from ncr_core.training.trainer import OnProgress, train_loop
 from ncr_core.training.warm_start import StartingPoint
 from tests.app.conftest import QUICK, add_small_data, publish_model, run_job_here, thread_worker
@@ -272,7 +273,9 @@ NO_SERVED_MODEL = cast(TrainingReader, SimpleNamespace(read=lambda *_: None))
 
 
 def start_after(
-    serving_model: Callable[[], ServingModel | None], config: ModelConfig
+    serving_model: Callable[[], ServingModel | None],
+    config: ModelConfig,
+    engine: RankEngine | None = None,
 ) -> TrainingStart:
     """The start of a training of this configuration that is to be warm."""
     reader = cast(TrainingReader, SimpleNamespace(read=lambda *_: serving_model()))
@@ -281,19 +284,22 @@ def start_after(
     snapshot = SimpleNamespace(named_items=lambda *_: nothing, close=lambda: None)
     comparison = IncumbentComparison(reader, cast(TrainingSnapshot, snapshot), 0.05)
     comparison.read_users(INTERACTIONS, everyone)
-    start = warm_start(config, INTERACTIONS, leave_latest_out(INTERACTIONS, everyone), comparison)
+    split = leave_latest_out(INTERACTIONS, everyone)
+    start = warm_start(config, INTERACTIONS, split, comparison, engine)
     assert (start.base is None) == (start.report["from"] == "scratch")
     return start
 
 
-def start_report(config: ModelConfig, users: list[str], items: list[str]) -> dict[str, object]:
+def start_report(
+    config: ModelConfig, users: list[str], items: list[str], engine: RankEngine | None = None
+) -> dict[str, object]:
     """The report on a start after a served model of this configuration, these users and items."""
     model = wild_model(config, len(users), len(items))
     rows = np.arange(len(users))
     evaluated = EvaluationSnapshot(model, rows, np.full((len(users), 2), -1))
     checkpoint = Checkpoint(model, users, items, np.ones(len(items), dtype=np.int64), [0], {})
     serving = ServingModel("v1", 0, checkpoint, evaluated)
-    return start_after(lambda: serving, config).report
+    return start_after(lambda: serving, config, engine).report
 
 
 @pytest.mark.parametrize("users", ["free", "history"])
@@ -311,6 +317,15 @@ def test_warm_start_falls_back_to_scratch_when_the_served_model_shares_no_users_
         assert report == {"from": "scratch", "because": "v1 knows none of these users"}
     else:  # whose vectors are made of their items
         assert report["from"] == "warm"
+
+
+def test_a_served_model_that_cannot_be_sharded_is_no_start_of_sharded_ranks(tmp_path: Path) -> None:
+    users, items = list(INTERACTIONS.user_ids)[:15], list(INTERACTIONS.item_ids)
+    for kind, starts in (("nbpr", True), ("neupr", False)):
+        config = ModelConfig.from_dict({"kind": kind, "factors": 4})
+        report = start_report(config, users, items, TorchrunEngine(2, "sharded", tmp_path))
+        assert report["from"] == ("warm" if starts else "scratch")
+    assert str(report["because"]).startswith("the ranks cannot train the served model: tables ")
 
 
 @pytest.mark.parametrize(

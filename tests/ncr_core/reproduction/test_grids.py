@@ -61,8 +61,9 @@ def test_a_grid_names_the_used_and_the_best_settings(tmp_path: Path) -> None:
         for line in (tmp_path / "page.md").read_text().split("### EASE, ml-1m")[1].splitlines()
         if line.startswith("| l2")
     ][: len(results)]
-    used = {row[0] for row in rows if row[1]}
-    assert used == {f"l2 {settings_of('EASE', 0)['l2']}"}
+    marks = {row[1]: row[0] for row in rows if row[1]}
+    in_full = CHOSEN_IN_FULL["EASE", "ml-1m"]["l2"]
+    assert marks == {"used": f"l2 {settings_of('EASE', 0)['l2']}", "full choice": f"l2 {in_full}"}
     for column, figures in (
         (2, [result.validation for result in results]),
         (3, [result.full_validation for result in results]),

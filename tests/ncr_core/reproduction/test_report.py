@@ -90,6 +90,18 @@ def test_models_below_their_start_are_named_by_size(store: ResultsStore, tmp_pat
     assert "DNCR at d = 8 is below" not in table
 
 
+def test_each_row_of_a_method_is_held_against_its_start(
+    store: ResultsStore, tmp_path: Path
+) -> None:
+    runs = best(Selection(methods=("NBPR", "spectral start")))
+    for run in (run for run in runs if not run.refit):
+        write(store, run, {"NBPR": 70, "spectral start": 90}[run.method] + 5 * bool(run.variant))
+    write_page(store.folder, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    for label, ndcg in (("NBPR", "0.3500"), ("NBPR (full choice)", "0.3750")):
+        assert f"- {label} is below `spectral start` (sampled NDCG@10 {ndcg} against" in text
+
+
 def test_the_page_says_where_the_first_seed_is_the_best(
     store: ResultsStore, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from ncr_core.data import Interactions, Split
 from ncr_core.data.interactions import IntArray
 from ncr_core.data.splits import NextItemSplit
-from ncr_core.errors import TrainingError
+from ncr_core.errors import CheckpointError, TrainingError
 from ncr_core.evaluation.protocols import ModelRanks, full_ranks, of_random_users
 from ncr_core.evaluation.vector_ranks import VectorRanks
+from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.models import ModelConfig
 from ncr_core.training import rank_engine
 from ncr_core.training.phase_files import MODEL, SPLIT, save_failure
@@ -33,7 +35,7 @@ from tests.cluster.process import children_of, wait_until
 from tests.ncr_core.conftest import wild_model
 
 USERS, SEED = 90, 3
-NEUPR = ModelConfig(kind="neupr", factors=3)
+NEUPR, DNCR = (ModelConfig(kind=kind, factors=3) for kind in ("neupr", "dncr"))
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +135,33 @@ def test_a_damaged_file_is_named(file: str, gone: bool, split: Split, tmp_path: 
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "has too little disk"),
+        (CheckpointError("tables.safetensors is damaged"), "cannot write its tables: tables"),
+    ],
+)
+def test_a_rank_that_cannot_write_its_tables_says_why(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    held_out = of_random_users(split.test, USERS)
+    model = ranks_of_some_items(DNCR, split, np.flatnonzero(held_out >= 0))
+    RankingOrder.of(model, split, held_out, SEED).save(tmp_path)
+    monkeypatch.setattr(SharedTables, "margins", fail)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1
+    )
+    try:
+        with pytest.raises(TrainingError, match=f"^rank 0 on .* {words}"):
+            run_rank(tmp_path, "sharded", 0, print)
+    finally:
+        dist.destroy_process_group()
+
+
 class EngineOfThisProcess(RankEngine):
     """An engine whose rank is this process; ``end`` replaces its work."""
 
@@ -168,7 +197,7 @@ class EngineOfThisProcess(RankEngine):
         ("nbpr", "MIN_PRODUCTS", 1.0, "replicated", 2, True),
         ("nbpr", "MIN_PRODUCTS", 1.08, "replicated", 2, False),
         ("neupr", "MIN_COMPARISONS", 1.0, "replicated", 1, False),  # as many as this process
-        ("neupr", "MIN_COMPARISONS", 1.0, "sharded", 2, True),
+        ("dncr", "MIN_COMPARISONS", 1.0, "sharded", 2, True),
     ],
 )
 def test_ranks_start_only_for_long_work_and_with_more_threads(
@@ -235,12 +264,17 @@ def test_this_process_ranks_if_the_ranks_are_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tables, config", [("replicated", NEUPR), ("sharded", DNCR)])
 def test_torchrun_finds_the_positions_after_a_rank_was_killed(
-    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: Split,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tables: Tables,
+    config: ModelConfig,
 ) -> None:
     monkeypatch.setattr(rank_engine, "MIN_COMPARISONS", 1)
-    model = ranks_of_some_items(NEUPR, split, np.flatnonzero(split.test >= 0))
-    engine = TorchrunEngine(2, "replicated", tmp_path)
+    model = ranks_of_some_items(config, split, np.flatnonzero(split.test >= 0))
+    engine = TorchrunEngine(2, tables, tmp_path)
     lost: list[int] = []
 
     def kill() -> None:

@@ -464,3 +464,13 @@ def test_a_model_that_cannot_be_sharded_is_not_tried(
     engine = TorchrunEngine(2, "sharded", tmp_path)
     with pytest.raises(ConfigError, match=r"^tables sharded by rows are for nbpr and dncr, not "):
         select_recipe(split, recipes=[RECIPES["spectral-neupr"]], device="cpu", run_phase=engine)
+    with pytest.raises(ZeroDivisionError):  # of the first recipe
+        select_recipe(split, device="cpu", run_phase=engine)
+
+
+def test_a_refused_model_does_not_hide_why_the_others_failed(split: Split, tmp_path: Path) -> None:
+    one = np.zeros(1, np.int64)
+    alone = Split(split.train.of_rows(one), split.validation[one], split.test[one])
+    engine = TorchrunEngine(2, "sharded", tmp_path)
+    with pytest.raises(DataError, match="1 user is too few"):
+        select_recipe(alone, device="cpu", run_phase=engine)
