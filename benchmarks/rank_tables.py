@@ -22,8 +22,8 @@ tables are in files, as in the service, or in memory. The model is that of the r
 40,000 users.
 
 own MiB     the most memory of the job's process that no file backs
-disk MiB    the most room on the disk of SCRATCH: the files of the ranks, and the files without a
-            name of the job's process
+disk MiB    the most room on the disk of SCRATCH: the files of the ranks that have a name, and the
+            files without a name of the job's process
 tables MiB  the two tables of items of the model
 """
 

@@ -433,7 +433,8 @@ def check_disk(
         # The closed form of a start, or of a baseline of the evaluation.
         baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
         widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
-        widest = max(widest, min(baseline.model.factors, CLOSED_FORM_FACTORS)) + OVERSAMPLED
+        most = CLOSED_FORM_FACTORS if events > SMALL_DATA else baseline.model.factors
+        widest = max(widest, min(baseline.model.factors, most)) + OVERSAMPLED
         needed += SOLVED_BLOCKS * 4 * widest * items
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
