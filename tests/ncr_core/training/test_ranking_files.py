@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,17 @@ def test_an_order_that_was_written_finds_the_same_positions(
         assert len([*(tmp_path / TABLES).iterdir()]) == 1
 
 
+@contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    """A process group with this process alone."""
+    store = dist.FileStore(str(folder / "meeting"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("file", [MODEL, SPLIT])
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_damaged_file_is_named(file: str, gone: bool, split: Split, tmp_path: Path) -> None:
@@ -125,14 +137,9 @@ def test_a_damaged_file_is_named(file: str, gone: bool, split: Split, tmp_path: 
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1
-    )
-    try:
-        with pytest.raises(TrainingError, match=f"cannot read {re.escape(str(path))}"):
-            run_rank(tmp_path, "replicated", 0, print)
-    finally:
-        dist.destroy_process_group()
+    message = f"cannot read {re.escape(str(path))}"
+    with group_of_one(tmp_path), pytest.raises(TrainingError, match=message):
+        run_rank(tmp_path, "replicated", 0, print)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +159,8 @@ def test_a_rank_that_cannot_write_its_tables_says_why(
     model = ranks_of_some_items(DNCR, split, np.flatnonzero(held_out >= 0))
     RankingOrder.of(model, split, held_out, SEED).save(tmp_path)
     monkeypatch.setattr(SharedTables, "margins", fail)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(tmp_path / "meeting"), 1), rank=0, world_size=1
-    )
-    try:
-        with pytest.raises(TrainingError, match=f"^rank 0 on .* {words}"):
-            run_rank(tmp_path, "sharded", 0, print)
-    finally:
-        dist.destroy_process_group()
+    with group_of_one(tmp_path), pytest.raises(TrainingError, match=f"^rank 0 on .* {words}"):
+        run_rank(tmp_path, "sharded", 0, print)
 
 
 class EngineOfThisProcess(RankEngine):
