@@ -223,6 +223,7 @@ class EngineOfThisProcess(RankEngine):
     """An engine that counts what it is asked for, and does all of it here."""
 
     def __init__(self) -> None:
+        super().__init__(1, "replicated", Path("unused"))
         self.phases = 0
         self.ranked: list[type] = []
 
