@@ -413,7 +413,7 @@ async def test_a_model_that_cannot_be_sharded_is_refused_before_its_parts_are_tr
     task = task_for(settings.model_copy(update=sharded))
     task = task.model_copy(update={"params": TrainOrder.model_validate({"model": "neupr"})})
     monkeypatch.setattr("ncr_core.training.pretraining.start_model", lambda *_: 1 / 0)
-    refused = "^tables sharded by rows are for nbpr and dncr, not neupr: set NCR_TRAIN_TABLES to "
+    refused = "^tables sharded by rows are for nbpr and dncr, not neupr: set NCR_TRAIN_TABLES "
     with pytest.raises(ConfigError, match=refused):
         await asyncio.to_thread(run_task, task, lambda progress: None, Retry(0.0))
 
