@@ -210,7 +210,7 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_MODELS = 17  # times sharded tables: 15 of the ranks' epochs, and 6 of the job at another time
+FILE_MODELS = 17  # sizes of sharded tables: 15 of the ranks' epochs, and 2 of the job meanwhile
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")

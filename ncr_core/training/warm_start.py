@@ -26,7 +26,6 @@ from ncr_core.recipes import MANY_FACTORS, affordable_start_factors
 from ncr_core.train_config import TrainConfig
 from ncr_core.training.kept_start import without_start
 from ncr_core.training.pretraining import TrainingResult, joined
-from ncr_core.training.rank_engine import RankEngine
 from ncr_core.training.trainer import (
     OnProgress,
     PhaseRunner,
@@ -88,8 +87,6 @@ def train_warm(
     lower both. ``run_phase`` is as in `train_model`.
     """
     architecture = base.model.config
-    if isinstance(run_phase, RankEngine):
-        run_phase.check(architecture)
     if architecture.start_factors:
         base = replace(base, model=without_start(cast(NBPR, base.model)))
     model = grown_model(base, split, config.seed).to(config.torch_device())
