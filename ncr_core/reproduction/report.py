@@ -124,7 +124,7 @@ Settings:
 - Where full NDCG@10 of a grid is more than 1 % higher with other settings, and the grid has as many
   factors as the comparison of models, a second row of the method, *(full choice)*, has these
   settings. It was measured after the other row. NeuPR starts from the NBPR and the DNCR of the
-  other rows. P2 has no such row, and its NeuMF was not measured in full.
+  other rows. P2 has no such row: its own grids, of iALS and of NeuMF, have no such settings.
 - The linear next-item model, SASRec and the recipes of `auto` were chosen by full NDCG@10, as the
   [experiments](experiments.md) say. Sampled and full figures do not always agree: DNCR history is
   above EASE by recency in the first, and below it in the second.
