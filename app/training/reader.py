@@ -48,6 +48,7 @@ from ncr_core.recipes import (
 )
 from ncr_core.training.batches import may_be_parted
 from ncr_core.training.next_item import MAX_ROWS, OVERSAMPLED
+from ncr_core.training.ranks import SHARDED_KINDS
 
 T = TypeVar("T")
 
@@ -146,7 +147,8 @@ class TrainingReader:
         def check(*sizes: int) -> None:
             of_events, of_users, of_items = sizes
             check_memory(params, (of_events, of_users, of_items), limit, ranks)
-            check_disk(params, folder, (of_events, of_users, of_items), ranks.sharded)
+            of_ranks = self.settings.effective_train_folder if ranks.sharded else None
+            check_disk(params, folder, (of_events, of_users, of_items), of_ranks)
 
         def read() -> TrainingSnapshot:
             return training_snapshot.take_snapshot(self.settings, folder, check)
@@ -210,7 +212,7 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_MODELS = 17  # sizes of sharded tables: 15 of the ranks' epochs, and 2 of the job meanwhile
+FILE_MODELS, RANK_FILE_MODELS = 2, 15  # sizes of sharded tables, of the job and of ranks' epochs
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")
@@ -277,7 +279,7 @@ def training_bytes(
         items: The number of items.
         ranks: The processes that train on this machine, beside the job's own process.
     """
-    recipes = _recipes(params, events, users, items)
+    recipes = _recipes(params, events, users, items, sharded=ranks.sharded)
     trained = max(_model_bytes(each.with_(start_factors=0), users, items) for each in recipes)
     of_job = max(
         _start_bytes(each, events, items, in_files=ranks.sharded)
@@ -298,10 +300,15 @@ def training_bytes(
     return BASE_BYTES + of_data + of_job + ranks.bytes(recipes, events, trained)
 
 
-def _recipes(params: TrainParams, events: int, users: int, items: int) -> Sequence[Recipe]:
-    """The recipes that a training may try."""
+def _recipes(
+    params: TrainParams, events: int, users: int, items: int, *, sharded: bool
+) -> Sequence[Recipe]:
+    """The recipes that a training may try, with sharded tables or not."""
+    recipes: Sequence[Recipe]
     if params.recipe == AUTO_RECIPE:
         recipes = auto_recipes(users, items, events, False, MAX_REMEMBERED)
+        if sharded:
+            recipes = [each for each in recipes if each.model.kind in SHARDED_KINDS]
     else:
         recipes = (params.configured_recipe(),)
     # Of repeated events one counts, and less data may keep more factors of the start.
@@ -411,33 +418,55 @@ def check_memory(
 
 
 def check_disk(
-    params: TrainParams, folder: Path, sizes: tuple[int, int, int], sharded: bool = False
+    params: TrainParams,
+    folder: Path,
+    sizes: tuple[int, int, int],
+    ranks_folder: Path | None = None,
 ) -> None:
     """Refuses a training whose files do not fit on the disk, which others may need too.
 
     Args:
         params: The job's parameters.
-        folder: The parent of the files. It may not exist yet.
+        folder: The parent of the job's files. It may not exist yet.
         sizes: The numbers of events, users and items.
-        sharded: Whether the tables are sharded; those of the job's process are files then.
+        ranks_folder: The parent of the files of sharded tables, with which tables of the job's
+            process are files too; None: the tables are not sharded. It may not exist yet.
 
     Raises:
-        TrainingError: The disk has too little room; the message has both amounts.
+        TrainingError: A disk has too little room; the message has both amounts.
     """
     events, users, items = sizes
-    recipes = _recipes(params, events, users, items)
+    sharded = ranks_folder is not None
+    recipes = _recipes(params, events, users, items, sharded=sharded)
     pooled = max(_pooled_bytes(each, users, items) for each in recipes)
     needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items) + FILE_TABLES * pooled
-    if sharded:
-        needed += FILE_MODELS * 4 * max(_parameters(each, users, items) for each in recipes)
-        # The closed form of a start, or of a baseline of the evaluation.
-        baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
-        widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
-        most = CLOSED_FORM_FACTORS if events > SMALL_DATA else baseline.model.factors
-        widest = max(widest, min(baseline.model.factors, most)) + OVERSAMPLED
-        needed += SOLVED_BLOCKS * 4 * widest * items
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    if ranks_folder is None:
+        _check_room(folder, needed, sizes)
+        return
+    tables = 4 * max(_parameters(each, users, items) for each in recipes)
+    # The closed form of a start, or of a baseline of the evaluation.
+    baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
+    widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
+    most = CLOSED_FORM_FACTORS if events > SMALL_DATA else baseline.model.factors
+    widest = max(widest, min(baseline.model.factors, most)) + OVERSAMPLED
+    needed += FILE_MODELS * tables + SOLVED_BLOCKS * 4 * widest * items
+    of_ranks = RANK_FILE_MODELS * tables
+    if _existing(folder).stat().st_dev == _existing(ranks_folder).stat().st_dev:
+        _check_room(folder, needed + of_ranks, sizes)
+    else:
+        _check_room(folder, needed, sizes)
+        _check_room(ranks_folder, of_ranks, sizes)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or its first parent that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _check_room(folder: Path, needed: int, sizes: tuple[int, int, int]) -> None:
+    """Raises TrainingError if the disk of a folder has less room, in bytes, than is needed."""
+    events, users, items = sizes
+    free = shutil.disk_usage(_existing(folder)).free
     if needed > free:
         raise TrainingError(
             f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} for "

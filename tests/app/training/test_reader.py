@@ -240,14 +240,46 @@ def test_sharded_tables_take_the_disk_of_the_job_and_the_memory_of_its_ranks(
     elsewhere = needs(sharded=True, elsewhere=True)  # the ids of the items, above all
     assert elsewhere < reader.BASE_BYTES + 1.1 * reader.ROW_BYTES * items < tables
     # The model, and blocks of one table with 32 more columns.
-    copies = reader.FILE_MODELS + reader.SOLVED_BLOCKS / 2 * (64 + 32) / 64
+    files = reader.FILE_MODELS + reader.RANK_FILE_MODELS
+    copies = files + reader.SOLVED_BLOCKS / 2 * (64 + 32) / 64
     room = reader.FILE_ROW_BYTES * (users + items) + int((copies + 1) * tables)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
-    reader.check_disk(params, tmp_path, sizes, sharded=True)
+    reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room - 2 * tables))
     reader.check_disk(params, tmp_path, sizes)
     with pytest.raises(TrainingError, match="100,000,000 items, and"):
-        reader.check_disk(params, tmp_path, sizes, sharded=True)
+        reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
+
+
+def test_the_ranks_have_a_disk_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = (Path("/dev/shm"), Path(__file__).parent)  # nothing is written there
+    other = next((p for p in others if p.exists() and _device(p) != _device(tmp_path)), None)
+    if other is None:
+        pytest.skip("this machine has one file system")
+    params, sizes = TrainParams(recipe="next-item-nbpr", factors=64), (0, 1_000, 10**8)
+    of_ranks = reader.RANK_FILE_MODELS * 2 * 4 * 64 * 10**8
+    free = {tmp_path: of_ranks, other: of_ranks + 2**33}  # and biases
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks")
+    free[other] = of_ranks
+    with pytest.raises(TrainingError, match=f"GiB of disk in {other}/ranks for "):
+        reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks")
+    with pytest.raises(TrainingError, match="make room there"):
+        reader.check_disk(params, tmp_path / "a", sizes, tmp_path / "b")
+
+
+def _device(path: Path) -> int:
+    return path.stat().st_dev
+
+
+def test_sharded_tables_leave_recipes_of_auto_out() -> None:
+    """The estimate has no NeuPR, which the job refuses."""
+    sizes = (10**6, 10**4, 10**5)
+    recipes = reader._recipes(TrainParams(recipe="auto"), *sizes, sharded=True)
+    assert {each.model.kind for each in recipes} <= {"nbpr", "dncr"}
+    assert len(recipes) < len(reader._recipes(TrainParams(recipe="auto"), *sizes, sharded=False))
 
 
 def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
