@@ -348,8 +348,8 @@ def _beyond_accuracy(by_section: Sequence[tuple[str, Sequence[RunResult]]]) -> s
         "- *Popularity lift* is how much more popular the lists are than the users' own items. "
         "With 0, both are equally popular.\n\n"
         "`ncr_core/evaluation/beyond_accuracy.py` has the definitions. Rows without stored lists "
-        "are left out. Except for NeuMF they are towers: their lists over all items take 10 to 30 "
-        "minutes, because they compare pairs of items.\n"
+        "are left out. They are towers: their lists over all items take 10 to 30 minutes, because "
+        "they compare pairs of items.\n"
     )
     if differences:
         note += (
