@@ -41,6 +41,13 @@ from ncr_core.ranking.candidates import REFERENCES, spread_over_popularity
 from ncr_core.tensor_files import map_tensors, write_tensors
 
 WEIGHTS, IDS = "model.safetensors", "ids.json"
+ALIGNMENT = 64
+"""The bytes to a multiple of which PyTorch aligns a new tensor on a CPU."""
+MAX_COPIED_BYTES = 4 << 20
+"""The largest tensor that is copied to an aligned address: a layer of 1,024 by 1,024 values.
+
+Larger ones are tables of users or items, which are read by rows.
+"""
 EVALUATED = "evaluated.safetensors"
 """The file of an `EvaluationSnapshot`; not every checkpoint has one."""
 ROWS, HELD_OUT = "evaluated.users", "evaluated.held_out"
@@ -222,8 +229,8 @@ def _state_of(model: PairwiseRanker) -> dict[str, Tensor]:
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Reads a checkpoint and verifies every sum, shape and value.
 
-    The model is frozen and in evaluation mode. On a CPU, its parameters are the file mapped into
-    memory, which several processes share.
+    The model is frozen and in evaluation mode. On a CPU, its large parameters are the file mapped
+    into memory, which several processes share.
 
     Raises:
         CheckpointError: a file is missing, damaged, of another size than the manifest says, or
@@ -289,13 +296,26 @@ def is_finite(tensor: Tensor) -> bool:
 def model_of(
     config: ModelConfig, n_users: int, n_items: int, tensors: dict[str, Tensor]
 ) -> PairwiseRanker:
-    """A model that uses the tensors without a copy. Raises RuntimeError if they do not fit."""
+    """A model that uses the large tensors without a copy.
+
+    Raises RuntimeError if they do not fit.
+    """
     with torch.device("meta"):
         model = build_model(config, n_users, n_items)
     types = {name: value.dtype for name, value in model.state_dict().items()}
     cast = {name: value.to(types.get(name, value.dtype)) for name, value in tensors.items()}
-    model.load_state_dict(cast, assign=True)
+    model.load_state_dict({name: _aligned(value) for name, value in cast.items()}, assign=True)
     return model
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor at an address as PyTorch chooses it, if it is small enough to copy.
+
+    On some processors, MKL rounds a product with a vector by the vector's address. Tensors in a
+    file begin anywhere, so that a loaded model would differ in last bits from the saved one.
+    """
+    moves = tensor.data_ptr() % ALIGNMENT != 0 and tensor.nbytes <= MAX_COPIED_BYTES
+    return tensor.clone() if moves else tensor
 
 
 def _temperature(manifest: dict[str, Any]) -> float:
@@ -323,7 +343,7 @@ def load_evaluation_snapshot(
 ) -> EvaluationSnapshot | None:
     """Read and verify the snapshot of a checkpoint; None for a checkpoint without snapshot.
 
-    On a CPU, the parameters of its model are the file mapped into memory.
+    On a CPU, the large parameters of its model are the file mapped into memory.
 
     Raises CheckpointError if the snapshot is damaged or does not fit its checkpoint.
     """

@@ -11,6 +11,7 @@ import torch
 
 from ncr_core import checkpoint
 from ncr_core.checkpoint import (
+    ALIGNMENT,
     load_checkpoint,
     load_evaluation_snapshot,
     save_checkpoint,
@@ -221,6 +222,15 @@ def test_the_copy_of_every_model_has_its_users_alone(tmp_path: Path, config: Mod
     i, j = torch.tensor([0, 3]), torch.tensor([2, 1])
     assert found.model.logits(theirs, i, j).equal(before.logits(theirs, i, j))
     assert not found.model.logits(theirs, i, j).equal(served.logits(theirs, i, j))
+
+
+def test_the_weights_of_a_loaded_model_are_aligned(tmp_path: Path, config: ModelConfig) -> None:
+    """A product with a vector may round by its address, so that scores would change by a save."""
+    path = saved_with_snapshot(tmp_path, config)
+    copy = load_evaluation_snapshot(path)
+    assert copy is not None
+    for model in (load_checkpoint(path).model, copy.model):
+        assert {value.data_ptr() % ALIGNMENT for value in model.state_dict().values()} == {0}
 
 
 def test_the_base_for_a_model_that_is_measured(tmp_path: Path, config: ModelConfig) -> None:
