@@ -2,6 +2,7 @@
 
     python -m benchmarks.rank_tables [SCRATCH [ITEMS [FACTORS]]]
     python -m benchmarks.rank_tables job [SCRATCH [ITEMS ...]]
+    python -m benchmarks.rank_tables limit [SCRATCH [LIMIT_MIB]]
 
 The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
 with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
@@ -25,11 +26,22 @@ own MiB     the most memory of the job's process that no file backs
 disk MiB    the most room on the disk of SCRATCH: the files of the ranks that have a name, and the
             files without a name of the job's process
 tables MiB  the two tables of items of the model
+
+``limit`` repeats the first measurement with every process in a control group (Linux, root) that
+limits its memory, mapped files included. The limit is below the size of the tables, so that no
+process can hold them. The kernel kills a process that exceeds it. SCRATCH has to be on a disk:
+files in memory count, and cannot be reclaimed.
+
+limit MiB   the limit of each process
+ended       trained, or killed with the first process
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,6 +61,10 @@ JOB_ITEMS = (200_000,)
 JOB_COLUMNS = ["items", "storage", "own MiB", "disk MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
+LIMIT_COLUMNS = ["tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended"]
+LIMITED_MODES = (("replicated", 2), ("sharded", 16))
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+LIMITED_ITEMS, LIMITED_FACTORS = 2_000_000, 64
 
 
 def main(scratch: Path = Path("var"), items: int = 2_000_000, factors: int = 64) -> None:
@@ -80,6 +96,77 @@ def job(scratch: Path = Path("var"), items: tuple[int, ...] = JOB_ITEMS) -> None
             tables = 2 * n * JOB_FACTORS * 4
             rows.append([n, storage, *(each / 2**20 for each in (*taken, tables)), *found])
             publish("job", JOB_COLUMNS, rows, factors=JOB_FACTORS)
+
+
+def limit(scratch: Path = Path("var"), limit_mib: int = 900) -> None:
+    """Trains with every process under a limit of memory below the size of the tables."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for tables, ranks in LIMITED_MODES:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            of_model = [str(LIMITED_ITEMS), str(LIMITED_FACTORS)]
+            arguments = ["train", folder, tables, str(ranks), *of_model]
+            command = [sys.executable, "-m", "benchmarks.rank_tables", *arguments]
+            code, *largest = limited(command, limit_mib << 20)
+        ended = "trained" if code == 0 else "killed"
+        rows.append([tables, ranks, limit_mib, *(each / 2**20 for each in largest), ended])
+        mib = 2 * LIMITED_ITEMS * LIMITED_FACTORS * 4 / 2**20
+        publish("limit", LIMIT_COLUMNS, rows, items=LIMITED_ITEMS, parameters_mib=mib)
+
+
+def limited(command: list[str], limit: int) -> tuple[int, int, int]:
+    """Runs a command whose processes may each have so many bytes.
+
+    Returns its exit status and the most own bytes of a rank and of the process itself.
+    """
+    first = CONTROL_GROUPS / "memory"
+    parent, name = (
+        (first, "memory.limit_in_bytes") if first.is_dir() else (CONTROL_GROUPS, "memory.max")
+    )
+    groups: dict[int, Path] = {}
+    largest = [0, 0]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        while process.poll() is None:
+            for pid in family(process.pid):
+                with suppress(OSError, IndexError):  # it has just ended
+                    if pid not in groups:
+                        group = groups[pid] = parent / f"ncr-{pid}"
+                        group.mkdir()
+                        (group / name).write_text(str(limit))
+                        (group / "cgroup.procs").write_text(str(pid))
+                    is_rank = b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                    if is_rank or pid == process.pid:
+                        place = int(not is_rank)
+                        largest[place] = max(largest[place], own_bytes(pid))
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+        for group in groups.values():
+            remove_group(group)
+    return process.returncode, largest[0], largest[1]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all processes below it."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [pid, *(each for child in children for each in family(int(child)))]
+
+
+def remove_group(group: Path) -> None:
+    """Ends what is left in a control group, and removes the group."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    for _ in range(100):
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.1)
 
 
 def run_job(folder: Path, storage: str, items: int) -> None:
@@ -163,4 +250,4 @@ def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> No
 
 
 if __name__ == "__main__":
-    run_command(main, train=train, job=job, run_job=run_job)
+    run_command(main, train=train, job=job, run_job=run_job, limit=limit)

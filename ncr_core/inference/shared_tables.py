@@ -36,7 +36,8 @@ class SharedTables:
     def margins(self, model: PairwiseRanker, key: str) -> Margins:
         """The margins of a model on a CPU, from tables that are mapped into memory.
 
-        Two servers that start at once may both compute the tables; one file is kept.
+        Two servers that start at once may both compute the tables; one file is kept. A damaged file
+        is replaced and never removed: another server may have replaced it by a whole one meanwhile.
 
         Args:
             model: The model.
@@ -50,8 +51,7 @@ class SharedTables:
         try:
             mapped = self._mapped(path, tables)
         except CheckpointError:  # there is none, or it is cut off
-            path.unlink(missing_ok=True)
-            self._write(path, tables)
+            self._write(path, tables, replace=path.exists())
             mapped = self._mapped(path, tables)
         with contextlib.suppress(OSError):  # a folder that others write
             os.utime(path)
@@ -68,9 +68,9 @@ class SharedTables:
             raise CheckpointError(f"{path.name} holds other tables")
         return tensors
 
-    def _write(self, path: Path, tables: TableBlocks) -> None:
+    def _write(self, path: Path, tables: TableBlocks, *, replace: bool) -> None:
         layout = TensorLayout(tables.shapes)
-        with contextlib.suppress(FileExistsError), atomic_file(path) as file:
+        with contextlib.suppress(FileExistsError), atomic_file(path, replace=replace) as file:
             layout.begin(file)
             for rows, tensors in tables:
                 for name, values in tensors.items():

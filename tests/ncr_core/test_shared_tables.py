@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
 from ncr_core.inference.shared_tables import SharedTables
 from ncr_core.models import ModelConfig
 from ncr_core.ranking import candidates, table_blocks
+from ncr_core.tensor_files import TensorLayout
 from tests.ncr_core.conftest import CONFIGS, config_name, wild_model
 
 N_USERS, N_ITEMS = 6, 40
@@ -91,6 +93,27 @@ def test_a_file_of_tables_that_is_cut_off_is_made_again(tmp_path: Path) -> None:
         assert file.stat().st_size == size
         del engine  # what is mapped must not be cut off
         gc.collect()
+
+
+def test_a_damaged_file_of_tables_keeps_its_name_until_a_whole_one_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server may have written a whole file since, and is about to map it."""
+    model = load_checkpoint(checkpoint_in(tmp_path / "c", CONFIGS[0])).model
+    shared = SharedTables(tmp_path / "tables")
+    file = shared.path("k", "tables.safetensors")
+    shared.margins(model, "k")
+    os.truncate(file, 100)
+    begin, there = TensorLayout.begin, []
+
+    def watched(self: TensorLayout, written: IO[bytes]) -> None:
+        there.append(file.exists())
+        begin(self, written)
+
+    monkeypatch.setattr(TensorLayout, "begin", watched)
+    shared.margins(model, "k")
+    assert there == [True]
+    assert file.stat().st_size > 100
 
 
 def test_tables_that_nobody_uses_are_removed_after_a_day(tmp_path: Path) -> None:
