@@ -151,7 +151,7 @@ def train(root: Path, data: str, folder: Path, epochs: int, factors: int) -> Non
             lengths = torch.ones(values.numel(), dtype=torch.int64, device=device)
             features = KeyedJaggedTensor(keys=names, values=values.flatten(), lengths=lengths)
             optimizer.zero_grad()
-            bce_loss(*parallel(features)).backward()
+            bce_loss(*parallel(features)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     speed = epochs * split.train.nnz / (time.perf_counter() - started)
     tables = dict.fromkeys(TABLES, torch.empty(0))
