@@ -146,9 +146,10 @@ class TrainingReader:
 
         def check(*sizes: int) -> None:
             of_events, of_users, of_items = sizes
-            check_memory(params, (of_events, of_users, of_items), limit, ranks)
-            of_ranks = self.settings.effective_train_folder if ranks.sharded else None
-            check_disk(params, folder, (of_events, of_users, of_items), of_ranks)
+            numbers = (of_events, of_users, of_items)
+            check_memory(params, numbers, limit, ranks)
+            of_ranks = self.settings.effective_train_folder if ranks.elsewhere else None
+            check_disk(params, folder, numbers, of_ranks, sharded=ranks.sharded)
 
         def read() -> TrainingSnapshot:
             return training_snapshot.take_snapshot(self.settings, folder, check)
@@ -212,7 +213,11 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_MODELS, RANK_FILE_MODELS = 2, 15  # sizes of sharded tables, of the job and of ranks' epochs
+FILE_MODELS = 2  # sizes of the parameters, of a job with sharded tables
+# Of ranks: three epochs with two moments and the best parameters each, and the model. By the files
+# of `python -m benchmarks.rank_tables` with three epochs, 13 with replicated tables, 14 with
+# sharded ones.
+RANK_FILE_MODELS = 15
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
 
 _MEMINFO = Path("/proc/meminfo")
@@ -422,6 +427,8 @@ def check_disk(
     folder: Path,
     sizes: tuple[int, int, int],
     ranks_folder: Path | None = None,
+    *,
+    sharded: bool = False,
 ) -> None:
     """Refuses a training whose files do not fit on the disk, which others may need too.
 
@@ -429,14 +436,13 @@ def check_disk(
         params: The job's parameters.
         folder: The parent of the job's files. It may not exist yet.
         sizes: The numbers of events, users and items.
-        ranks_folder: The parent of the files of sharded tables, with which tables of the job's
-            process are files too; None: the tables are not sharded. It may not exist yet.
+        ranks_folder: The parent of the files of ranks; None: no ranks train. It may not exist yet.
+        sharded: Whether the tables are sharded, with which those of the job are files too.
 
     Raises:
         TrainingError: A disk has too little room; the message has both amounts.
     """
     events, users, items = sizes
-    sharded = ranks_folder is not None
     recipes = _recipes(params, events, users, items, sharded=sharded)
     pooled = max(_pooled_bytes(each, users, items) for each in recipes)
     needed = FILE_EVENT_BYTES * events + FILE_ROW_BYTES * (users + items) + FILE_TABLES * pooled
@@ -444,18 +450,23 @@ def check_disk(
         _check_room(folder, needed, sizes)
         return
     tables = 4 * max(_parameters(each, users, items) for each in recipes)
-    # The closed form of a start, or of a baseline of the evaluation.
-    baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
-    widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
-    most = CLOSED_FORM_FACTORS if events > SMALL_DATA else baseline.model.factors
-    widest = max(widest, min(baseline.model.factors, most)) + OVERSAMPLED
-    needed += FILE_MODELS * tables + SOLVED_BLOCKS * 4 * widest * items
+    if sharded:
+        needed += FILE_MODELS * tables + _solved_file_bytes(recipes, events, users, items)
     of_ranks = RANK_FILE_MODELS * tables
     if _existing(folder).stat().st_dev == _existing(ranks_folder).stat().st_dev:
         _check_room(folder, needed + of_ranks, sizes)
     else:
         _check_room(folder, needed, sizes)
-        _check_room(ranks_folder, of_ranks, sizes)
+        _check_room(ranks_folder, of_ranks + FILE_EVENT_BYTES * events, sizes)
+
+
+def _solved_file_bytes(recipes: Sequence[Recipe], events: int, users: int, items: int) -> int:
+    """The files of a closed form, of a start or of a baseline of the evaluation, in bytes."""
+    baseline = auto_recipes(users, items, events, False, MAX_REMEMBERED)[0]
+    widest = max(max(each.model.factors, each.model.start_factors) for each in recipes)
+    most = CLOSED_FORM_FACTORS if events > SMALL_DATA else baseline.model.factors
+    widest = max(widest, min(baseline.model.factors, most)) + OVERSAMPLED
+    return SOLVED_BLOCKS * 4 * widest * items
 
 
 def _existing(folder: Path) -> Path:

@@ -244,8 +244,15 @@ def test_sharded_tables_take_the_disk_of_the_job_and_the_memory_of_its_ranks(
     copies = files + reader.SOLVED_BLOCKS / 2 * (64 + 32) / 64
     room = reader.FILE_ROW_BYTES * (users + items) + int((copies + 1) * tables)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
-    reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
+    reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks", sharded=True)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room - 2 * tables))
+    reader.check_disk(params, tmp_path, sizes)
+    reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
+    with pytest.raises(TrainingError, match="100,000,000 items, and"):
+        reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks", sharded=True)
+    # Replicated tables are in the epochs of the ranks too.
+    room = reader.FILE_ROW_BYTES * (users + items) + int((reader.RANK_FILE_MODELS - 0.1) * tables)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
     reader.check_disk(params, tmp_path, sizes)
     with pytest.raises(TrainingError, match="100,000,000 items, and"):
         reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
@@ -262,12 +269,47 @@ def test_the_ranks_have_a_disk_of_their_own(
     of_ranks = reader.RANK_FILE_MODELS * 2 * 4 * 64 * 10**8
     free = {tmp_path: of_ranks, other: of_ranks + 2**33}  # and biases
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
-    reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks")
+    for sharded in (False, True):
+        reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks", sharded=sharded)
+    with pytest.raises(TrainingError, match=f"GiB of disk in {other}/ranks for "):  # the parts
+        reader.check_disk(params, tmp_path / "trainings", (10**9, *sizes[1:]), other / "ranks")
     free[other] = of_ranks
-    with pytest.raises(TrainingError, match=f"GiB of disk in {other}/ranks for "):
-        reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks")
+    for sharded in (False, True):
+        with pytest.raises(TrainingError, match=f"GiB of disk in {other}/ranks for "):
+            reader.check_disk(
+                params, tmp_path / "trainings", sizes, other / "ranks", sharded=sharded
+            )
     with pytest.raises(TrainingError, match="make room there"):
-        reader.check_disk(params, tmp_path / "a", sizes, tmp_path / "b")
+        reader.check_disk(params, tmp_path / "a", sizes, tmp_path / "b", sharded=True)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tables", ["replicated", "sharded"])
+async def test_a_training_in_ranks_checks_the_disk_of_their_folder(
+    services: Services,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tables: str,
+) -> None:
+    await add_small_data(services)
+    with_ranks = settings.model_copy(
+        update={
+            "train_engine": "torchrun",
+            "train_ranks": 2,
+            "train_tables": tables,
+            "train_folder": tmp_path / "ranks",
+        }
+    )
+    checked: list[Any] = []
+    monkeypatch.setattr(reader, "check_disk", lambda *args, **named: checked.append((args, named)))
+    for each in (settings, with_ranks):
+        reads = TrainingReader(each, open_checkpoint_store(each), "cpu", Retry(0.0))
+        _, snapshot = await asyncio.to_thread(reads.read_events, TrainParams())
+        snapshot.close()
+    (alone, none), (ranks, named) = checked[0], checked[-1]
+    assert (alone[-1], none) == (None, {"sharded": False})
+    assert (ranks[-1], named) == (tmp_path / "ranks", {"sharded": tables == "sharded"})
 
 
 def _device(path: Path) -> int:
