@@ -27,13 +27,14 @@ disk MiB    the most room on the disk of SCRATCH: the files of the ranks that ha
             files without a name of the job's process
 tables MiB  the two tables of items of the model
 
-``limit`` repeats the first measurement with every process in a control group (Linux, root) that
-limits its memory, mapped files included. The limit is below the size of the tables, so that no
-process can hold them. The kernel kills a process that exceeds it. SCRATCH has to be on a disk:
-files in memory count, and cannot be reclaimed.
+``limit`` trains with every process in a control group (Linux, root) that limits its memory, mapped
+files included. The limit is below the size of the tables, so that no process can hold them. The
+kernel kills a process that exceeds it. The data are 20,000 interactions of 200 users with 3,000,000
+items. SCRATCH has to be on a disk: files in memory count, and cannot be reclaimed.
 
 limit MiB   the limit of each process
 ended       trained, or killed with the first process
+s           of the whole command
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ JOB_ITEMS = (200_000,)
 JOB_COLUMNS = ["items", "storage", "own MiB", "disk MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
-LIMIT_COLUMNS = ["tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended"]
+LIMIT_COLUMNS = ["tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended", "s"]
 LIMITED_MODES = (("replicated", 2), ("sharded", 16))
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-LIMITED_ITEMS, LIMITED_FACTORS = 2_000_000, 64
+LIMITED_USERS, LIMITED_ITEMS, LIMITED_FACTORS = 200, 3_000_000, 64
 
 
 def main(scratch: Path = Path("var"), items: int = 2_000_000, factors: int = 64) -> None:
@@ -98,18 +99,21 @@ def job(scratch: Path = Path("var"), items: tuple[int, ...] = JOB_ITEMS) -> None
             publish("job", JOB_COLUMNS, rows, factors=JOB_FACTORS)
 
 
-def limit(scratch: Path = Path("var"), limit_mib: int = 900) -> None:
+def limit(scratch: Path = Path("var"), limit_mib: int = 1200) -> None:
     """Trains with every process under a limit of memory below the size of the tables."""
     scratch.mkdir(parents=True, exist_ok=True)
     rows = []
     for tables, ranks in LIMITED_MODES:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            of_model = [str(LIMITED_ITEMS), str(LIMITED_FACTORS)]
+            of_model = [str(LIMITED_ITEMS), str(LIMITED_FACTORS), str(LIMITED_USERS)]
             arguments = ["train", folder, tables, str(ranks), *of_model]
             command = [sys.executable, "-m", "benchmarks.rank_tables", *arguments]
+            started = time.perf_counter()
             code, *largest = limited(command, limit_mib << 20)
+            seconds = time.perf_counter() - started
         ended = "trained" if code == 0 else "killed"
-        rows.append([tables, ranks, limit_mib, *(each / 2**20 for each in largest), ended])
+        row = [tables, ranks, limit_mib, *(each / 2**20 for each in largest), ended, seconds]
+        rows.append(row)
         mib = 2 * LIMITED_ITEMS * LIMITED_FACTORS * 4 / 2**20
         publish("limit", LIMIT_COLUMNS, rows, items=LIMITED_ITEMS, parameters_mib=mib)
 
@@ -229,14 +233,16 @@ def disk_bytes(pid: int, folder: Path) -> int:
     return total + sum(mapped.values())
 
 
-def train(folder: Path, tables: str, ranks: int, items: int, factors: int) -> None:
+def train(
+    folder: Path, tables: str, ranks: int, items: int, factors: int, users: int = USERS
+) -> None:
     """Trains with so many ranks; prints figures."""
     from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
     from ncr_core.models import ModelConfig
     from ncr_core.training import TrainConfig, train_model
     from ncr_core.training.torchrun import TorchrunEngine
 
-    data = random_interactions(items, USERS, INTERACTIONS)
+    data = random_interactions(items, users, INTERACTIONS)
     config = TrainConfig(
         shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
     )
