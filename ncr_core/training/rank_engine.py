@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,18 @@ MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 5e7
 """The least users times items for ranks: of a model that is a product of vectors, and of any other
 model. Two threads take about a minute for either. The start of ranks, and their reading of the
 model, take some 10 s."""
+
+PRIVATE_VARIABLES = ("NCR_", "AWS_", "AZURE_", "GOOGLE_", "PG", "REDIS_")
+"""Beginnings of the names of variables that may hold passwords, of which ranks need none."""
+
+
+def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for ranks: without the settings and passwords of the caller."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.upper().startswith(PRIVATE_VARIABLES)
+    }
 
 
 class RankEngine(ABC):

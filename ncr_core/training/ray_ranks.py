@@ -13,7 +13,11 @@ import os
 import re
 import secrets
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ import torch
 
 from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.optional_imports import require
-from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine
+from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine, rank_environment
 from ncr_core.training.rank_process import WAIT_SECONDS, resource_problem, run_rank
 from ncr_core.training.ranks import Tables
 from ncr_core.training.trainer import OnProgress, Progress
@@ -67,10 +71,16 @@ class RayEngine(RankEngine):
     def _connect(self) -> None:
         """Joins the cluster, or starts one.
 
-        Raises TrainingError if that fails, or if there are too few CPUs.
+        Raises TrainingError if that fails, if there are too few CPUs, or if a cluster beyond
+        loopback accepts clients without a token.
         """
         if self._ray.is_initialized():
             return
+        if self._address and not _is_loopback(self._address) and is_open(self._address):
+            raise TrainingError(
+                f"the Ray cluster at {self._address} is beyond loopback and runs code from any "
+                "client, also without a token: set RAY_AUTH_MODE=token on its machines"
+            )
         own: dict[str, Any] = {"address": self._address}
         if self._address is None:
             own = {"address": "local", "num_cpus": self._ranks, "_node_ip_address": "127.0.0.1"}
@@ -78,7 +88,8 @@ class RayEngine(RankEngine):
         stops = (signal.SIGTERM, signal.SIGINT)
         handlers = [signal.getsignal(number) for number in stops]
         try:
-            self._ray.init(**own, configure_logging=False)
+            with _private_variables_removed():  # a Ray of our own would hand them to the ranks
+                self._ray.init(**own, configure_logging=False)
         except (
             *(ConnectionError, RuntimeError, ValueError, TimeoutError),
             self._ray.exceptions.RayError,
@@ -135,6 +146,19 @@ class RayEngine(RankEngine):
         return None
 
 
+@contextmanager
+def _private_variables_removed() -> Iterator[None]:
+    """Leaves this process the `rank_environment` alone, until the end of the block."""
+    kept = rank_environment(os.environ)
+    removed = {name: value for name, value in os.environ.items() if name not in kept}
+    for name in removed:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(removed)
+
+
 def loss_of(error: Exception) -> str:
     """The words for the loss of ranks: the rank with the first known reason, or the last error.
 
@@ -176,17 +200,39 @@ def check_address(address: str | None) -> None:
     """Raises ConfigError if a cluster is beyond loopback and has no token authentication."""
     if address is None or os.environ.get("RAY_AUTH_MODE") == "token":
         return
-    host = address.rpartition(":")[0].strip("[]") or address
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
+    if not _is_loopback(address):
         raise ConfigError(
             f"the Ray cluster at {address} is beyond loopback, and a cluster without a token "
             "runs code from any client: set RAY_AUTH_MODE=token on its machines and for the "
             "worker"
         )
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_open(address: str) -> bool:
+    """Whether a cluster answers a client that has no token.
+
+    The client is a process of its own, because Ray reads its token when it is imported.
+    """
+    code = (
+        "import sys; from ray._raylet import GcsClient\n"
+        "GcsClient(address=sys.argv[1]).internal_kv_get(b'key', b'ncr', timeout=5)"
+    )
+    environment = rank_environment(os.environ) | {"RAY_AUTH_MODE": "disabled"}
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", code, address],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    return asked.returncode == 0
 
 
 def train_rank(order: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine
+from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine, rank_environment
 from ncr_core.training.rank_process import end_with_pipe
 from ncr_core.training.trainer import OnProgress, Progress
 
@@ -43,7 +43,7 @@ class TorchrunEngine(RankEngine):
         """Runs the agent to its end, and returns the problem that the agent or a rank reported."""
         environment = {
             "OMP_NUM_THREADS": str(self._threads_of_a_rank()),
-            **os.environ,
+            **rank_environment(os.environ),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         if sys.platform == "linux":

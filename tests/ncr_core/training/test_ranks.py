@@ -633,11 +633,24 @@ def _ranks_of_this_process() -> list[int]:
 
 
 @pytest.mark.slow
-def test_torchrun_learns_what_one_process_learns(split: Split, tmp_path: Path) -> None:
+def test_torchrun_learns_what_one_process_learns(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NCR_ADMIN_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    environments: list[bytes] = []
+
+    def look(progress: Progress) -> None:
+        pids = (*children_of(os.getpid()), *_ranks_of_this_process())
+        environments.extend(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids)
+
     each, odd = CASES["next-item, odd"].recipe, _odd(split)
     model = start_model(each.model, each.training, odd)
     alone = copy.deepcopy(model)
-    history = TorchrunEngine(3, "replicated", tmp_path)(model, odd, each.training, _phase(each))
+    engine = TorchrunEngine(3, "replicated", tmp_path)
+    history = engine(model, odd, each.training, _phase(each), look)
+    assert any(b"RANK=2" in environment for environment in environments)
+    assert not any(b"=secret" in environment for environment in environments)
     expected = train_loop(alone, odd, each.training, _phase(each))
     assert _difference(model, alone) < TOLERANCE
     assert history.ndcg == pytest.approx(expected.ndcg, abs=1e-3)

@@ -8,6 +8,7 @@ import platform
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from ncr_core.training import Progress, rank_engine, ray_ranks
 from ncr_core.training.pretraining import start_model
 from ncr_core.training.ray_ranks import RayEngine
 from ncr_core.training.trainer import TrainingPhase, train_loop
-from tests.cluster.process import children_of
+from tests.cluster.process import children_of, free_port, wait_until
 from tests.ncr_core.conftest import wild_model
 
 # Not imported here: Ray reads its token when it is imported, and the token is ours to set.
@@ -40,9 +41,11 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def phases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayEngine]:
-    ranks = RayEngine(2, "replicated", tmp_path_factory.mktemp("ray"), None)
-    yield ranks
-    ranks.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NCR_ADMIN_KEY", "secret")
+        ranks = RayEngine(2, "replicated", tmp_path_factory.mktemp("ray"), None)
+        yield ranks
+        ranks.close()
 
 
 def _ray_ranks() -> list[int]:
@@ -140,6 +143,70 @@ def test_a_worker_without_a_token_is_told_so() -> None:
         "the Ray cluster at 10.0.0.1:6379 needs a token, and the worker has none: set "
         "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH for the worker\n"
     ), found.stderr
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_a_cluster_that_asks_for_no_token_is_found_out(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = Path(sys.executable).with_name("ray")
+    own = os.environ | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "7" * 64}
+    own |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    address = f"127.0.0.1:{free_port()}"
+    head = [str(ray), "start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false"]
+    head += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}"]
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "7" * 64)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets have short names
+        process = subprocess.Popen(
+            [*head, f"--temp-dir={folder}"],
+            env=own,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            wait_until(lambda: answers(address), 60, "the head answers")
+            assert ray_ranks.is_open(address) is (mode == "disabled")
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def answers(address: str) -> bool:
+    """Whether a cluster's head answers a client with the token of the environment."""
+    code = (
+        "import sys; from ray._raylet import GcsClient\n"
+        "GcsClient(address=sys.argv[1]).internal_kv_get(b'key', b'ncr', timeout=2)"
+    )
+    command = [sys.executable, "-c", code, address]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_an_open_cluster_beyond_loopback_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr(ray_ranks, "is_open", lambda address: True)
+    engine = RayEngine(2, "replicated", tmp_path, "10.0.0.1:6379")
+    monkeypatch.setattr(engine._ray, "is_initialized", lambda: False)
+    with pytest.raises(TrainingError, match="runs code from any client, also without a token"):
+        engine._connect()
+
+
+def test_ranks_get_no_setting_and_no_password(phases: RayEngine, split: Split) -> None:
+    found: list[set[str]] = []
+    recipe = tuned("NBPR history").with_(epochs=1, device="cpu")
+    model = start_model(recipe.model, recipe.training, split)
+
+    def look(progress: Progress) -> None:
+        for pid in _ray_ranks():
+            names = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found.append({name.decode().partition("=")[0] for name in names})
+
+    phases(model, split, recipe.training, TrainingPhase("train", 1, 1e-3), look)
+    assert found
+    assert all("PATH" in names and "NCR_ADMIN_KEY" not in names for names in found)
+    assert os.environ["NCR_ADMIN_KEY"] == "secret"
 
 
 def test_a_lost_rank_is_named_with_the_reason() -> None:
