@@ -256,7 +256,14 @@ CHOSEN_IN_FULL: dict[tuple[str, str], Settings] = {
     ("NBPR", "amusic-deepcf"): {"training": {"learning_rate": 1e-2}},
 }
 """By method and data set, the settings with the highest full NDCG@10 of their grids, if that is
-more than 1 % above the full NDCG@10 of the settings of ``settings_of``."""
+more than 1 % above the full NDCG@10 of the settings of ``settings_of``.
+
+P2 takes those of P1, as it takes the other settings of these methods."""
+
+CHOSEN_IN_FULL |= {
+    (method, "ncf-ml-1m"): CHOSEN_IN_FULL[method, "ml-1m"]
+    for method in ("EASE", "EASE by recency", "eALS", "NBPR", "DNCR")
+}
 
 
 def settings_of(method: str, factors: int, data: str = "ml-1m") -> Settings:
